@@ -1,0 +1,340 @@
+"""Differentiate what a function closes over: make captured tracers operands of its rule.
+
+`hoist(call)` runs when a decorated function may close over something that JAX is
+tracing. It traces `f`, then the rule that `f` returned; the tracers among the constants of
+that jaxpr are the captured values. The result is a `Program` for
+`_derivatives.differentiable`: its operands are the captured values followed by the inputs,
+and it refers to no tracer itself (it ends up inside jaxprs, which outlive these). Which gradient a captured value has is decided here: that
+of `variables=`, that of `f`'s own operations (`variables="autodiff"`), or none, and then
+`Program._check` refuses to differentiate it.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.extend.core import Literal
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from . import _errors
+from ._call import Call, Contract, Variables, accepts_variables, inside_rule
+from ._derivatives import attach
+from ._rules import Rebuild, Rule, Static, lift, lifted_rule, traced_rule
+from ._structure import Outputs, Spec, spec
+
+# The calls that are being hoisted: a rule may call its own function, which then is among them.
+_hoisting: ContextVar[tuple["_Hoisting", ...]] = ContextVar("hoisting", default=())
+
+
+def hoist(call: Call) -> tuple["Program", list[Any]]:
+    """Trace a call; return it as a program, and the captured values it takes first."""
+    this = _Hoisting(call)
+    for outer in _hoisting.get():
+        if outer.same_as(this):
+            # The rule of `outer` calls its own function. JAX needs the rule of the inner call
+            # only once that is differentiated, and by then the rule of `outer` is known.
+            if outer.result.value is None:
+                raise _RecursionSignal(outer)
+            return Program(outer.result), outer.captured
+    token = _hoisting.set((*_hoisting.get(), this))
+    try:
+        this.trace()
+    except _RecursionSignal as signal:
+        if signal.args[0] is not this:
+            raise
+        this.trace_recursive()
+    finally:
+        _hoisting.reset(token)
+    return Program(this.result), this.captured
+
+
+class _RecursionSignal(Exception):  # noqa: N818 - no error: it unwinds to the call in its args
+    """The rule of a call made the same call again, before its value was known."""
+
+
+class _Traced:
+    """A jaxpr of a function of the operands; the tracers it captured become operands too."""
+
+    def __init__(self, f: Callable[..., Any], operands: Sequence[Any]) -> None:
+        closed = jax.make_jaxpr(lambda *operands: f(*operands))(*operands)  # no trace of it cached
+        self._jaxpr = closed.jaxpr
+        self._consts = list(closed.consts)
+        self._captured: dict[int, int] = {}  # position among the constants -> among the captured
+
+    def captured(self) -> dict[int, Any]:
+        """Return the captured tracers by their id."""
+        return {id(c): c for c in self._consts if isinstance(c, Tracer)}
+
+    def release(self, order: Mapping[int, Any]) -> None:
+        """Take the tracers from the captured values, in this order, from now on."""
+        index = {key: position for position, key in enumerate(order)}
+        for i, c in enumerate(self._consts):
+            if isinstance(c, Tracer):
+                self._captured[i] = index[id(c)]
+                self._consts[i] = None  # it must not outlive its trace
+
+    def evaluate(self, captured: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+        consts = list(self._consts)
+        for i, position in self._captured.items():
+            consts[i] = captured[position]
+        return jax.core.eval_jaxpr(self._jaxpr, consts, *operands)
+
+    def used(self, count: int) -> dict[int, Any]:
+        """Return the ids of the captured tracers on which the first `count` results depend.
+
+        In the order of first use, each with the equation that first uses it.
+        """
+        results = [v for v in self._jaxpr.outvars[:count] if not isinstance(v, Literal)]
+        needed = set(results)
+        equations = []  # those that the results depend on, last one first
+        for eqn in reversed(self._jaxpr.eqns):
+            if not needed.isdisjoint(eqn.outvars):
+                needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+                equations.append(eqn)
+        captured = {
+            var: id(c)
+            for var, c in zip(self._jaxpr.constvars, self._consts, strict=True)
+            if isinstance(c, Tracer)
+        }
+        first: dict[int, Any] = {}
+        for eqn in reversed(equations):
+            for var in eqn.invars:
+                if not isinstance(var, Literal) and var in captured:
+                    first.setdefault(captured[var], eqn)
+        for var in results:
+            if var in captured:
+                first.setdefault(captured[var], None)  # returned as it is
+        return first
+
+
+class _Result:
+    """What hoisting found out about a call. Refers to no tracer."""
+
+    contract: Contract
+    outputs: Outputs
+    inputs: Sequence[Spec]
+    captured: list[Spec]
+    traced: _Traced  # `f`, then what its rule takes from it
+    rule: Static  # gradients of the inputs, then of the variables
+    extra: list[int]  # the captured values that the rule takes as further residuals
+    positions: list[int | None]  # of the variables among the captured values
+    used: dict[int, Any]  # captured values that `y` depends on, each with its first equation
+    autodiff: bool
+    value: _Traced | None = None  # `f` alone, where the rule calls its own function
+
+
+class _Hoisting:
+    """A call on its way to a `_Result`."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.captured: list[Any] = []
+        self.result = _Result()
+        self.result.contract = call.contract
+        self.result.inputs = [spec(o) for o in call.operands]
+        self.result.autodiff = call.autodiff
+
+    def same_as(self, other: "_Hoisting") -> bool:
+        """Tell whether the other call would trace the very same thing."""
+        return self.result.inputs == other.result.inputs and self._call.same_as(other._call)
+
+    def trace(self) -> None:
+        """Trace `f` and then its rule; find what they capture and where its gradients are."""
+        call, result = self._call, self.result
+        variables, listed = None, []
+        if call.variables is not None and not call.autodiff:
+            variables, listed = Variables.of(call.variables)
+        answered = call.variables is not None
+        asks = False  # the rule wants the variables, which are known once `f` has been traced
+        lifted: tuple[Rebuild, list[Any]] | None = None
+
+        def f_then_residuals(*operands: Any) -> Any:
+            nonlocal asks, lifted
+            leaves, result.outputs, grad_fn = call.apply(operands)
+            lifted = lift(grad_fn)
+            asks = not answered and accepts_variables(grad_fn)
+            if lifted is not None:
+                return leaves, lifted[1]
+            if asks:
+                return leaves, []
+            rule = traced_rule(
+                call.contract, grad_fn, leaves, result.outputs, result.inputs, variables
+            )
+            result.rule = rule.static
+            return leaves, rule.residuals
+
+        traced = _Traced(f_then_residuals, call.operands)
+        if asks:
+            captured = traced.captured()
+            found = [captured[key] for key in traced.used(result.outputs.count)]
+            found = [c for c in found if spec(c).differentiable]
+            if found:
+                variables, listed = Variables.of(found)
+            if lifted is None:
+                answered = True
+                traced = _Traced(f_then_residuals, call.operands)
+
+        order = {id(c): c for c in self.captured} | traced.captured()
+        order |= {id(v): v for v in listed if isinstance(v, Tracer)}
+        index = {key: position for position, key in enumerate(order)}
+        used = traced.used(result.outputs.count)
+        self.captured = list(order.values())
+        result.captured = [spec(c) for c in self.captured]
+        result.positions = [index.get(id(v)) for v in listed]
+        result.used = {index[key]: eqn for key, eqn in used.items()}
+        result.extra = []
+        if lifted is not None:
+            result.rule = self._lifted_rule(*lifted, variables, listed, index)
+        traced.release(order)
+        result.traced = traced
+
+    def _lifted_rule(
+        self,
+        rebuild: Rebuild,
+        residuals: Sequence[Any],
+        variables: Variables | None,
+        listed: Sequence[Any],
+        index: Mapping[int, int],
+    ) -> Static:
+        """Return the rule that is given its variables as residuals.
+
+        A variable that the rule also closes over is the same residual: `v is w` holds in it.
+        """
+        result = self.result
+        places = {id(r): place for place, r in enumerate(residuals)}
+        filled: list[Any] = []  # the place of each variable among the residuals, or its value
+        for v in listed:
+            if isinstance(v, Tracer) and id(v) not in places:
+                places[id(v)] = len(residuals) + len(result.extra)
+                result.extra.append(index[id(v)])
+            filled.append((places.get(id(v)), None if isinstance(v, Tracer) else v))
+
+        def given(residuals: Sequence[Any]) -> Variables | None:
+            if variables_layout is None:
+                return None
+            values = [v if place is None else residuals[place] for place, v in filled]
+            return Variables(variables_layout.join(values)[0], variables_layout, specs)
+
+        variables_layout = None if variables is None else variables.layout
+        specs = [] if variables is None else variables.specs
+        rule = lifted_rule(
+            result.contract, rebuild, (), result.outputs, result.inputs, given
+        )
+        return rule.static
+
+    def trace_recursive(self) -> None:
+        """Trace a call whose rule calls its own function."""
+        result = self.result
+
+        def f(*operands: Any) -> Any:
+            leaves, result.outputs, _ = self._call.apply(operands)
+            return leaves
+
+        value = _Traced(f, self._call.operands)
+        captured = value.captured()
+        self.captured = list(captured.values())
+        value.release(captured)
+        result.value = value
+        known = -1
+        while known != len(self.captured):  # the inner calls must be given all captured values
+            known = len(self.captured)
+            self.trace()
+
+
+@jax.tree_util.register_static
+class Program:
+    """A hoisted call as a function of its captured values and its inputs."""
+
+    def __init__(self, result: _Result) -> None:
+        self._result = result
+        self._constant = inside_rule.get()
+
+    @property
+    def source(self) -> _errors.Source:
+        return self._result.contract.source
+
+    @property
+    def treedef(self) -> Any:
+        return self._result.outputs.treedef
+
+    def _split(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        count = len(operands) - len(self._result.inputs)
+        return operands[:count], operands[count:]
+
+    def primal(self, operands: Sequence[Any]) -> list[Any]:
+        traced = self._result.value or self._result.traced
+        return traced.evaluate(*self._split(operands))[: self._result.outputs.count]
+
+    def forward(
+        self, operands: Sequence[Any], perturbed: Sequence[bool] | None
+    ) -> tuple[list[Any], Rule]:
+        result = self._result
+        if perturbed is not None:
+            self._check(perturbed)
+        captured, inputs = self._split(operands)
+        pull_back: list[Any] = []
+        if result.autodiff and not self._constant:
+            results, pull_back, treedef = self._ordinary(captured, inputs)
+        else:
+            results, treedef = result.traced.evaluate(captured, inputs), None
+        leaves, residuals = results[: result.outputs.count], results[result.outputs.count :]
+        residuals += [captured[i] for i in result.extra]
+        run = functools.partial(self._run, treedef, len(pull_back))
+        rule = Rule(
+            Static(run, [*result.captured, *result.inputs], result.outputs, self._check),
+            [*pull_back, *residuals],
+        )
+        return attach(leaves, operands, rule), rule
+
+    def _run(
+        self, treedef: Any, split: int, residuals: Sequence[Any], cotangents: Sequence[Any]
+    ) -> list[Any]:
+        """Return the gradients of the captured values, then of the inputs."""
+        result = self._result
+        gradients = result.rule.run(residuals[split:], cotangents)
+        count = len(result.inputs)
+        captured: list[Any] = [None] * len(result.captured)
+        for position, g in zip(result.positions, gradients[count:], strict=True):
+            if position is not None and g is not None:
+                known = captured[position]
+                captured[position] = g if known is None else known + g
+        if treedef is not None:
+            ordinary = tree_unflatten(treedef, residuals[:split])(list(cotangents))[0]
+            for position, g in ordinary.items():
+                captured[position] = g
+        return [*captured, *gradients[:count]]
+
+    def _ordinary(
+        self, captured: Sequence[Any], inputs: Sequence[Any]
+    ) -> tuple[list[Any], list[Any], Any]:
+        """Evaluate, and differentiate `f` itself with respect to the captured values."""
+        result = self._result
+        moving = {
+            i: v for i, v in enumerate(captured) if i in result.used and spec(v).differentiable
+        }
+
+        def value(moving: Mapping[int, Any]) -> tuple[list[Any], list[Any]]:
+            mixed = [moving.get(i, v) for i, v in enumerate(captured)]
+            results = result.traced.evaluate(mixed, inputs)
+            return [results[i] for i in result.outputs.differentiable], results
+
+        _, pull_back, results = jax.vjp(value, moving, has_aux=True)
+        leaves, treedef = tree_flatten(pull_back)
+        return results, leaves, treedef
+
+    def _check(self, perturbed: Sequence[bool]) -> None:
+        """Refuse to differentiate a captured value that has no gradient."""
+        result = self._result
+        if self._constant or result.autodiff:
+            return
+        missing = [
+            (i, result.captured[i])
+            for i in result.used
+            if perturbed[i] and i not in result.positions and result.captured[i].differentiable
+        ]
+        if missing:
+            uses = [(s, _errors.first_use(result.used[i], self.source)) for i, s in missing]
+            raise _errors.no_gradient_for_captured(self.source, uses, bool(result.positions))

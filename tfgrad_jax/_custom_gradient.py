@@ -1,0 +1,203 @@
+"""The decorator `custom_gradient`: `f(*x)` returns `(y, grad_fn)`, the result returns `y`.
+
+`CustomGradient.__call__` runs at every call and takes one of three ways:
+
+    plain     no input is traced, so no derivative can flow: call `f` and return `y`
+    direct    `f` closes over nothing that is traced: its rule runs on the inputs
+    hoisted   it does, or may: captured values become operands first (`_closure.py`)
+"""
+
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+import jax
+from jax.core import Tracer
+from jax.errors import UnexpectedTracerError
+from jax.tree_util import all_leaves, tree_leaves, tree_unflatten
+
+from . import _errors
+from ._call import Call, Variables, check_outputs, checked_pair
+from ._closure import hoist
+from ._derivatives import CapturedTracerError, Direct, differentiable
+from ._rules import Transparent, captures
+from ._signature import Bound, Signature
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
+_CONVENTIONS = ("tf", "jax")
+_checked_types: set[type] = {bool, int, float, complex}  # of outputs that need no second look
+
+
+class CustomGradient(Transparent, Generic[_P, _R]):
+    """A function whose derivative is the one that it declares. Made by `custom_gradient`."""
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[..., Any]
+
+    def __init__(
+        self, f: Callable[..., Any], variables: Any, forward_mode: bool, convention: str
+    ) -> None:
+        functools.update_wrapper(self, f)
+        self._f = f
+        self._variables = variables
+        self._forward_mode = forward_mode
+        self._mirrored = convention == "tf"
+        self._signature = Signature(f)
+        self._method_signature = Signature(f, bound=1)
+        # A function without cells and defaults can close over nothing, now or later.
+        self._closed = not getattr(f, "__closure__", ()) and captures([f]) is False
+        scope = getattr(f, "__qualname__", "").rpartition(".")[0]
+        self._in_class = bool(scope) and not scope.endswith("<locals>")
+
+        def method(obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+            signature = self._method_signature
+            return self._call((obj,), signature.bind(f, args, kwargs), signature)
+
+        self._method = functools.update_wrapper(method, f)
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Return `y`, whose derivative is the declared one."""
+        if self._in_class and args and self._binds(args[0]):
+            return self._method(*args, **kwargs)
+        signature = self._signature
+        if kwargs or not signature.fits(len(args)):
+            return self._call((), signature.bind(self._f, args, kwargs), signature)
+        if self._closed:
+            for leaf in tree_leaves(args):
+                if isinstance(leaf, Tracer):
+                    break
+            else:
+                return self._checked(self._f(*args))[0]
+        return self._call((), Bound(args, (), _NO_KEYWORDS), signature)
+
+    def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        """Bind a method: `self` is no input, but part of what the function closes over."""
+        return self if obj is None else types.MethodType(self._method, obj)
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # like any function: by name
+
+    def __repr__(self) -> str:
+        return f"<custom_gradient of {_errors.describe(self._f)}>"
+
+    def held(self) -> tuple[Any, ...]:
+        return self._f, self._variables
+
+    def _binds(self, first: Any) -> bool:
+        """Tell whether `first` is the `self` of `Model.f(model, x)`, or a classmethod's `cls`."""
+        is_class = isinstance(first, type)
+        for cls in (first if is_class else type(first)).__mro__:
+            found = vars(cls).get(self.__name__)
+            if found is self:
+                return not is_class
+            if isinstance(found, classmethod) and found.__func__ is self:
+                return is_class
+        return False
+
+    def _checked(self, result: Any) -> tuple[Any, list[Any]]:
+        """Return `y` and its leaves."""
+        y, _ = checked_pair(self._f, result)
+        leaves = tree_leaves(y)
+        for leaf in leaves:
+            if type(leaf) not in _checked_types:
+                check_outputs(self._f, y, leaves)
+                if isinstance(leaf, jax.Array):
+                    _checked_types.add(type(leaf))
+        return y, leaves
+
+    def _call(self, self_: tuple[Any, ...], bound: Bound, signature: Signature) -> Any:
+        variables = self._variables
+        if callable(variables) and all_leaves([variables]):
+            variables = variables(*self_)
+        names = signature.input_names(bound)
+        call = Call(self._f, self_, bound, names, self._mirrored, variables)
+        captured = self._captures(call)
+        if captured is not True and not any(isinstance(x, Tracer) for x in call.operands):
+            y, leaves = self._checked(call.run_plain())
+            if captured is False or not any(isinstance(leaf, Tracer) for leaf in leaves):
+                return y
+            captured = True
+        if captured is not True:
+            try:
+                return self._direct(call, captured is None)
+            except (CapturedTracerError, UnexpectedTracerError):
+                if captured is False:
+                    raise
+        return self._hoisted(call)
+
+    def _captures(self, call: Call) -> bool | None:
+        """Tell whether `f` closes over a tracer; None if that cannot be seen."""
+        if call.variables is not None and any(
+            isinstance(v, Tracer) for v in tree_leaves(call.variables)
+        ):
+            return True
+        return captures(call.untraced)
+
+    def _direct(self, call: Call, may_capture: bool) -> Any:
+        declared = call.variables is not None and not call.autodiff
+        variables = Variables.of(call.variables)[0] if declared else None
+        program = Direct(call, self._forward_mode, may_capture, variables)
+        leaves = differentiable(program, call.operands, self._forward_mode, closed_over=False)
+        return tree_unflatten(program.treedef, leaves)
+
+    def _hoisted(self, call: Call) -> Any:
+        program, captured = hoist(call)
+        operands = [*captured, *call.operands]
+        leaves = differentiable(program, operands, self._forward_mode, closed_over=bool(captured))
+        return tree_unflatten(program.treedef, leaves)
+
+
+@overload
+def custom_gradient(
+    f: Callable[_P, Any],
+    *,
+    variables: Any = None,
+    forward_mode: bool = False,
+    convention: Literal["tf", "jax"] = "tf",
+) -> CustomGradient[_P, Any]: ...
+@overload
+def custom_gradient(
+    f: None = None,
+    *,
+    variables: Any = None,
+    forward_mode: bool = False,
+    convention: Literal["tf", "jax"] = "tf",
+) -> Callable[[Callable[_P, Any]], CustomGradient[_P, Any]]: ...
+def custom_gradient(
+    f: Any = None,
+    *,
+    variables: Any = None,
+    forward_mode: bool = False,
+    convention: Literal["tf", "jax"] = "tf",
+) -> Any:
+    """Declare the gradient of a function.
+
+    f : a -> (b, CT b -> CT a)
+    h = custom_gradient(f) : a -> b
+
+    `f` returns a pair: its value `y`, and the function `grad_fn` that computes the gradient of
+    a loss with respect to the inputs of `f` from the gradient with respect to `y`. The
+    decorated function returns `y` alone, and JAX differentiates it by `grad_fn`, at every
+    order. Eagerly, both see concrete values.
+    """
+    if convention not in _CONVENTIONS:
+        raise _errors.bad_option("convention", convention, "'tf' or 'jax'")
+    if not isinstance(forward_mode, bool):
+        raise _errors.bad_option("forward_mode", forward_mode, "True or False")
+    if isinstance(variables, str) and variables != "autodiff":
+        raise _errors.bad_option("variables", variables, "None, a pytree, a function or 'autodiff'")
+    if f is None:
+        return functools.partial(
+            custom_gradient, variables=variables, forward_mode=forward_mode, convention=convention
+        )
+    if isinstance(f, staticmethod | classmethod):
+        inner = CustomGradient(f.__func__, variables, forward_mode, convention)
+        return type(f)(inner)
+    if not callable(f):
+        raise _errors.not_callable(f)
+    return CustomGradient(f, variables, forward_mode, convention)

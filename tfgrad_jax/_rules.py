@@ -1,0 +1,257 @@
+"""The derivative of one call, as a pytree: what the forward pass hands to the backward pass.
+
+`grad_fn` is a closure over values of the forward pass, and JAX must carry these from one to
+the other itself. `lift` finds them in the cells of the closure, so that the backward pass can
+call `grad_fn` as it is; where they cannot be seen there, `traced_rule` traces `grad_fn` to a
+jaxpr and finds them among its constants. `captures` asks the same question of a function `f`
+before it is called.
+"""
+
+import enum
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.errors import ConcretizationTypeError, TracerArrayConversionError
+from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
+
+from ._call import Contract, Variables
+from ._structure import Outputs, Spec
+
+# A rule that branches on values cannot be traced; it still runs on concrete ones.
+NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
+
+_LEAF = tree_structure(0)
+
+
+class Rule:
+    """The derivative of a program at a point: cotangents of the outputs -> of the operands.
+
+    A pytree, so that JAX can carry it from the forward to the backward pass: its leaves are
+    the residuals, and all else is static.
+    """
+
+    __slots__ = ("residuals", "static")
+
+    def __init__(self, static: "Static", residuals: Sequence[Any]) -> None:
+        self.static = static
+        self.residuals = residuals
+
+    def __call__(self, cotangents: Sequence[Any]) -> list[Any]:
+        """Return the cotangent of each operand, or None where it is zero."""
+        return self.static.run(self.residuals, cotangents)
+
+
+class Static:
+    """What a `Rule` is beside its residuals."""
+
+    __slots__ = ("check", "outputs", "run", "specs")
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
+        specs: Sequence[Spec],
+        outputs: Outputs,
+        check: Callable[[Sequence[bool]], None] | None = None,
+    ) -> None:
+        self.run = run
+        self.specs = specs  # of the operands
+        self.outputs = outputs
+        self.check = check  # raises if an operand that has no gradient is perturbed
+
+
+jax.tree_util.register_pytree_node(
+    Rule, lambda rule: (rule.residuals, rule.static), lambda static, leaves: Rule(static, leaves)
+)
+
+
+# --- lifting: residuals from the cells of a closure ---------------------------------------------
+
+Rebuild = Callable[[Sequence[Any]], Callable[..., Any]]
+_TRACER = object()  # stands for a tracer among the leaves of a `_Skeleton`
+_CONTAINERS = (list, tuple, dict)
+_SIMPLE = (
+    jax.Array, np.ndarray, np.generic, bool, int, float, complex, str, bytes, type(None),
+    type(Ellipsis), slice, np.dtype, type, np.ufunc, enum.Enum, types.ModuleType,
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+)  # fmt: skip
+# Objects that hold nothing but the function they wrap.
+_WRAPPERS = (type(jax.jit(len)), jax.custom_vjp, jax.custom_jvp)
+
+
+def lift(grad_fn: Callable[..., Any]) -> tuple[Rebuild, list[Any]] | None:
+    """Return `(rebuild, residuals)`: the tracers in a closure, and how to replace them.
+
+    `rebuild(residuals)` is `grad_fn` with other values for its tracers; cells and defaults
+    that hold none stay the very same. None if the closure cannot be seen through.
+    """
+    if type(grad_fn) is not types.FunctionType:
+        return None
+    slots = _slots(grad_fn)
+    residuals: list[Any] = []
+    changes = []  # (index of the slot, leaves, treedef) of those that hold tracers
+    for index, content in enumerate(slots):
+        if isinstance(content, Tracer):
+            leaves, treedef = [content], _LEAF
+        else:
+            leaves, treedef = tree_flatten(content)
+        traced = [isinstance(leaf, Tracer) for leaf in leaves]
+        if not all(
+            t or _find(leaf, [grad_fn]) is False for t, leaf in zip(traced, leaves, strict=True)
+        ):
+            return None
+        if any(traced):
+            residuals += [leaf for t, leaf in zip(traced, leaves, strict=True) if t]
+            leaves = [_TRACER if t else leaf for t, leaf in zip(traced, leaves, strict=True)]
+            changes.append((index, leaves, treedef))
+            slots[index] = None
+    if not changes:
+        return lambda _: grad_fn, []
+    return functools.partial(_rebuild, _Skeleton(grad_fn, slots, changes)), residuals
+
+
+class _Skeleton:
+    """A closure without its tracers, which must not outlive their trace."""
+
+    def __init__(self, f: types.FunctionType, slots: list[Any], changes: list[Any]) -> None:
+        self.code, self.globals, self.name = f.__code__, f.__globals__, f.__name__
+        self.qualname = f.__qualname__
+        changed = {index for index, *_ in changes}
+        self.cells = [None if i in changed else c for i, c in enumerate(f.__closure__ or ())]
+        self.slots, self.changes = slots, changes
+
+
+def _rebuild(skeleton: _Skeleton, residuals: Sequence[Any]) -> Callable[..., Any]:
+    slots = list(skeleton.slots)
+    rest = iter(residuals)
+    for index, leaves, treedef in skeleton.changes:
+        filled = [next(rest) if leaf is _TRACER else leaf for leaf in leaves]
+        slots[index] = tree_unflatten(treedef, filled)
+    closure = tuple(
+        types.CellType(slots[i]) if cell is None else cell for i, cell in enumerate(skeleton.cells)
+    )
+    f = types.FunctionType(skeleton.code, skeleton.globals, skeleton.name, slots[-2], closure)
+    f.__kwdefaults__ = slots[-1]
+    f.__qualname__ = skeleton.qualname
+    return f
+
+
+def _slots(f: types.FunctionType) -> list[Any]:
+    """Return all that a function holds: the contents of its cells, then its defaults."""
+    slots = []
+    for cell in f.__closure__ or ():
+        try:
+            slots.append(cell.cell_contents)
+        except ValueError:  # a variable that is not assigned yet
+            slots.append(None)
+    return [*slots, f.__defaults__, f.__kwdefaults__]
+
+
+class Transparent:
+    """An object that tells which values it holds, for `captures` to look into."""
+
+    def held(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+
+def captures(values: Sequence[Any]) -> bool | None:
+    """Tell whether a tracer can be reached through functions and containers.
+
+    True if there is one, False if there is none, None if that cannot be seen.
+    """
+    return _find(list(values), [])
+
+
+def _find(value: Any, seen: list[Any]) -> bool | None:
+    if isinstance(value, Tracer):
+        return True
+    if isinstance(value, _SIMPLE) or any(value is s for s in seen):
+        return False
+    if isinstance(value, types.FunctionType):
+        parts = _slots(value)
+        if not value.__closure__ and parts == [None, None]:
+            return False
+    elif isinstance(value, _CONTAINERS):
+        parts = value.values() if isinstance(value, dict) else value
+    elif isinstance(value, functools.partial):
+        parts = [value.func, value.args, value.keywords]
+    elif isinstance(value, types.MethodType):
+        parts = [value.__func__, value.__self__]
+    elif isinstance(value, Transparent):
+        parts = value.held()
+    elif isinstance(value, _WRAPPERS) and hasattr(value, "__wrapped__"):
+        parts = [value.__wrapped__]
+    else:
+        parts = tree_leaves(value)
+        if len(parts) == 1 and parts[0] is value:
+            if not _is_plain_object(value):
+                return None  # it may hold anything
+            parts = vars(value).values()
+    seen = [*seen, value]
+    answers = [_find(part, seen) for part in parts]
+    return True if True in answers else None if None in answers else False
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Tell whether all that an object holds is in its `__dict__`."""
+    heap_type = 1 << 9  # made by a `class` statement
+    return hasattr(value, "__dict__") and all(
+        cls.__flags__ & heap_type and not vars(cls).get("__slots__")
+        for cls in type(value).__mro__[:-1]
+    )
+
+
+def lifted_rule(
+    contract: Contract,
+    rebuild: Rebuild,
+    residuals: Sequence[Any],
+    outputs: Outputs,
+    specs: Sequence[Spec],
+    variables: Callable[[Sequence[Any]], Variables | None],
+) -> Rule:
+    """Return the rule that calls `grad_fn` itself, rebuilt around the residuals."""
+
+    def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        grad_fn = rebuild(residuals)
+        return contract.gradients(grad_fn, outputs, cotangents, specs, variables(residuals))
+
+    return Rule(Static(run, specs, outputs), residuals)
+
+
+# --- tracing: residuals from the constants of a jaxpr -------------------------------------------
+
+
+def traced_rule(
+    contract: Contract,
+    grad_fn: Callable[..., Any],
+    leaves: Sequence[Any],
+    outputs: Outputs,
+    specs: Sequence[Spec],
+    variables: Variables | None,
+) -> Rule:
+    """Trace `grad_fn` on upstreams like the outputs `leaves`; residuals are what it captured."""
+    present: list[bool] = []  # a jaxpr has no None among its results: keep the pattern beside it
+
+    def gradients(cotangents: Sequence[Any]) -> list[Any]:
+        results = contract.gradients(grad_fn, outputs, cotangents, specs, variables)
+        present[:] = [g is not None for g in results]
+        return [g for g in results if g is not None]
+
+    closed = jax.make_jaxpr(gradients)([leaves[i] for i in outputs.differentiable])
+    jaxpr = closed.jaxpr
+    traced = [i for i, c in enumerate(closed.consts) if isinstance(c, Tracer)]
+    residuals = [closed.consts[i] for i in traced]
+    consts = [None if isinstance(c, Tracer) else c for c in closed.consts]
+
+    def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        filled = list(consts)
+        for i, residual in zip(traced, residuals, strict=True):
+            filled[i] = residual
+        results = iter(jax.core.eval_jaxpr(jaxpr, filled, *cotangents))
+        return [next(results) if p else None for p in present]
+
+    return Rule(Static(run, specs, outputs), residuals)

@@ -1,0 +1,1 @@
+"""Check a gradient that you wrote."""
