@@ -212,9 +212,12 @@ def _misfit(grad_fn: Any, upstreams: Sequence[Any], keywords: dict[str, Any]) ->
 def _variables_parameter(grad_fn: Callable[..., Any]) -> inspect.Parameter | None:
     """Return the parameter of `grad_fn` that `variables=` would reach."""
     code = getattr(grad_fn, "__code__", None)
-    if code is not None and not code.co_flags & inspect.CO_VARKEYWORDS:
-        if "variables" not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            return None  # the usual rule, without the price of a signature
+    if (
+        code is not None
+        and not code.co_flags & inspect.CO_VARKEYWORDS
+        and "variables" not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    ):
+        return None  # the usual rule, without the price of a signature
     try:
         parameters = inspect.signature(grad_fn).parameters
     except (TypeError, ValueError):

@@ -1,12 +1,12 @@
 """Differentiate what a function closes over: make captured tracers operands of its rule.
 
-`hoist(call)` runs when a decorated function may close over something that JAX is
-tracing. It traces `f`, then the rule that `f` returned; the tracers among the constants of
-that jaxpr are the captured values. The result is a `Program` for
-`_derivatives.differentiable`: its operands are the captured values followed by the inputs,
-and it refers to no tracer itself (it ends up inside jaxprs, which outlive these). Which gradient a captured value has is decided here: that
-of `variables=`, that of `f`'s own operations (`variables="autodiff"`), or none, and then
-`Program._check` refuses to differentiate it.
+`hoist(call)` runs when a decorated function may close over something that JAX is tracing. It
+traces `f`, then the rule that `f` returned; the tracers among the constants of that jaxpr are
+the captured values. The result is the program `Hoisted` for `_derivatives`: its operands
+are the captured values followed by the inputs, and it refers to no tracer itself, because it
+ends up inside jaxprs, which outlive these. Which gradient a captured value has is decided here:
+that of `variables=`, that of `f`'s own operations (`variables="autodiff"`), or none, and then
+`Hoisted._check` refuses to differentiate it.
 """
 
 import functools
@@ -22,6 +22,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from . import _errors
 from ._call import Call, Contract, Variables, accepts_variables, inside_rule
 from ._derivatives import attach
+from ._jaxpr import evaluate
 from ._rules import Rebuild, Rule, Static, lift, lifted_rule, traced_rule
 from ._structure import Outputs, Spec, spec
 
@@ -29,7 +30,7 @@ from ._structure import Outputs, Spec, spec
 _hoisting: ContextVar[tuple["_Hoisting", ...]] = ContextVar("hoisting", default=())
 
 
-def hoist(call: Call) -> tuple["Program", list[Any]]:
+def hoist(call: Call) -> tuple["Hoisted", list[Any]]:
     """Trace a call; return it as a program, and the captured values it takes first."""
     this = _Hoisting(call)
     for outer in _hoisting.get():
@@ -38,7 +39,7 @@ def hoist(call: Call) -> tuple["Program", list[Any]]:
             # only once that is differentiated, and by then the rule of `outer` is known.
             if outer.result.value is None:
                 raise _RecursionSignal(outer)
-            return Program(outer.result), outer.captured
+            return Hoisted(outer.result), outer.captured
     token = _hoisting.set((*_hoisting.get(), this))
     try:
         this.trace()
@@ -48,7 +49,7 @@ def hoist(call: Call) -> tuple["Program", list[Any]]:
         this.trace_recursive()
     finally:
         _hoisting.reset(token)
-    return Program(this.result), this.captured
+    return Hoisted(this.result), this.captured
 
 
 class _RecursionSignal(Exception):  # noqa: N818 - no error: it unwinds to the call in its args
@@ -80,7 +81,7 @@ class _Traced:
         consts = list(self._consts)
         for i, position in self._captured.items():
             consts[i] = captured[position]
-        return jax.core.eval_jaxpr(self._jaxpr, consts, *operands)
+        return evaluate(self._jaxpr, consts, *operands)
 
     def used(self, count: int) -> dict[int, Any]:
         """Return the ids of the captured tracers on which the first `count` results depend.
@@ -220,9 +221,7 @@ class _Hoisting:
 
         variables_layout = None if variables is None else variables.layout
         specs = [] if variables is None else variables.specs
-        rule = lifted_rule(
-            result.contract, rebuild, (), result.outputs, result.inputs, given
-        )
+        rule = lifted_rule(result.contract, rebuild, (), result.outputs, result.inputs, given)
         return rule.static
 
     def trace_recursive(self) -> None:
@@ -245,20 +244,14 @@ class _Hoisting:
 
 
 @jax.tree_util.register_static
-class Program:
+class Hoisted:
     """A hoisted call as a function of its captured values and its inputs."""
 
     def __init__(self, result: _Result) -> None:
         self._result = result
         self._constant = inside_rule.get()
-
-    @property
-    def source(self) -> _errors.Source:
-        return self._result.contract.source
-
-    @property
-    def treedef(self) -> Any:
-        return self._result.outputs.treedef
+        self.source = result.contract.source
+        self.treedef = result.outputs.treedef
 
     def _split(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         count = len(operands) - len(self._result.inputs)

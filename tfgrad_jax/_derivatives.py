@@ -1,8 +1,8 @@
 """Make JAX use a rule: the one place that knows `jax.custom_vjp` and `jax.custom_jvp`.
 
 A *program* is what gets differentiated: `primal(operands)` is its value, `forward(operands,
-perturbed)` its value and its `Rule` (`_rules.py`). `Direct` below calls the user's function; `Hoisted`
-(`_closure.py`) evaluates a jaxpr of it. `differentiable(program, operands, ...)` runs it:
+perturbed)` its value and its `Rule` (`_rules.py`). `Direct` below calls the user's function;
+`_closure.Hoisted` evaluates a jaxpr of it. `differentiable(program, operands, ...)` runs it:
 
     not differentiated       primal
     reverse mode             _forward, later _backward
@@ -30,6 +30,7 @@ from ._call import Call, Variables
 from ._linear import NotLinearError, push_forward
 from ._rules import NeedsValuesError, Rule, lift, lifted_rule, traced_rule
 from ._structure import Outputs, Spec, spec
+
 
 def _signed(f: Callable[..., Any]) -> Callable[..., Any]:
     """Keep the signature of `f`: JAX works it out at every call of a custom derivative."""
@@ -79,7 +80,9 @@ def _backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _instantiate(value: Any) -> Any:
-    return jnp.zeros(value.shape, value.dtype) if isinstance(value, SymbolicZero) else value
+    if isinstance(value, SymbolicZero):
+        return jnp.zeros(value.shape, value.aval.dtype)
+    return value
 
 
 _reverse = jax.custom_vjp(_primal)
@@ -142,6 +145,7 @@ def _attach_backward(rule: Rule, cotangents: Any) -> Any:
 
 _attach_reverse.defvjp(_attach_forward, _attach_backward, symbolic_zeros=True)
 
+
 # Before custom_jvp became a primitive of its own, JAX dropped a custom_jvp rule inside a scan
 # when it evaluated the scan in part, and put the function itself in its place. Let that be the
 # same thing as a custom_vjp, which it kept. Remove when JAX 0.11 is the oldest supported.
@@ -201,10 +205,6 @@ class CapturedTracerError(Exception):
     """The function closes over a value that JAX is tracing: it must be hoisted."""
 
 
-class CapturedTracerError(Exception):
-    """The function closes over a value that JAX is tracing: it must be hoisted."""
-
-
 @jax.tree_util.register_static
 class Direct:
     """A call whose function closes over nothing that JAX traces, as far as is known."""
@@ -216,11 +216,8 @@ class Direct:
         self._forward_mode = forward_mode
         self._may_capture = may_capture  # it may; to be found out while values are concrete
         self._variables = variables
+        self.source = call.contract.source
         self.treedef: Any = None  # of `y`, once `f` has run
-
-    @property
-    def source(self) -> _errors.Source:
-        return self._call.contract.source
 
     def primal(self, operands: Sequence[Any]) -> list[Any]:
         return self._apply(operands)[0]

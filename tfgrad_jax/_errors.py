@@ -6,6 +6,7 @@ A builder returns the exception for its caller to raise. Each message says whose
 
 import functools
 import inspect
+import math
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,9 +25,10 @@ def describe(f: Callable[..., Any]) -> str:
             inner = inner.__wrapped__
         elif hasattr(inner, "__func__"):
             inner = inner.__func__
-        elif hasattr(getattr(type(inner), "__call__", None), "__code__"):
-            code = type(inner).__call__.__code__
-            return f"`{type(inner).__qualname__}` ({code.co_filename}:{code.co_firstlineno})"
+        elif isinstance(
+            call := inspect.getattr_static(type(inner), "__call__", None), types.FunctionType
+        ):
+            return _at(type(inner).__qualname__, call.__code__)
         else:
             return f"`{getattr(f, '__qualname__', None) or repr(f)}`"
     return _at(getattr(inner, "__qualname__", inner.__code__.co_name), inner.__code__)
@@ -176,21 +178,18 @@ def wrong_shape(where: Where, got: Any, wanted: Any, path: str) -> ValueError:
 def _shape_hint(got: tuple[int, ...], wanted: tuple[int, ...]) -> str:
     """Say what would make one shape of the other, if one reduction or broadcast would."""
     extra = len(got) - len(wanted)
-    if extra >= 0:
-        padded = (None,) * extra + tuple(wanted)
-        axes = [i for i, (g, w) in enumerate(zip(got, padded, strict=True)) if g != w]
-        if axes and all(padded[i] in (None, 1) for i in axes):
-            one = len(axes) == 1
-            keep = any(padded[i] == 1 for i in axes)
-            axis = axes[0] if one else tuple(axes)
-            return (
-                f" The forward pass broadcasts `{'x'}` over {'axis' if one else 'axes'} "
-                f"{', '.join(map(str, axes))}: did you forget to sum over {'it' if one else 'them'}, "
-                f"as in `g.sum(axis={axis}{', keepdims=True' if keep else ''})`?"
-            ).replace(" `x`", " it")
-    if got == tuple(reversed(wanted)) and len(got) > 1:
+    padded = (None,) * extra + tuple(wanted)  # the wanted shape, aligned as in broadcasting
+    axes = [i for i, (g, w) in enumerate(zip(got, padded, strict=False)) if g != w]
+    if extra >= 0 and axes and all(padded[i] in (None, 1) for i in axes):
+        axis = axes[0] if len(axes) == 1 else tuple(axes)
+        keep = ", keepdims=True" if any(padded[i] == 1 for i in axes) else ""
+        return (
+            f" The forward pass broadcasts this input along axis {axis} of the gradient: did you "
+            f"forget to sum over axis {axis}, as in `g.sum(axis={axis}{keep})`?"
+        )
+    if len(got) > 1 and got == tuple(reversed(wanted)):
         return " Maybe a transpose is missing, `g.T`."
-    if np.prod(got) == np.prod(wanted):
+    if math.prod(got) == math.prod(wanted):
         return f" Maybe a reshape is missing, `g.reshape{wanted}`."
     if extra <= 0 and all(g in (1, w) for g, w in zip(got, wanted[-extra:], strict=True)):
         return f" Maybe a broadcast is missing, `jnp.broadcast_to(g, {wanted})`."

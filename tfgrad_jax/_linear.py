@@ -10,20 +10,25 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal
+
+from ._jaxpr import evaluate
 
 # What an intermediate value of a rule is, as a function of the upstream gradients.
 _ZERO, _CONSTANT, _LINEAR = range(3)
 
+# Linear in all their operands together.
+_TOGETHER = (
+    "neg", "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "rev",
+    "reduce_sum", "cumsum", "convert_element_type", "reduce_precision", "copy", "copy_p",
+    "real", "imag", "conj", "complex", "concatenate", "pad", "add", "sub", "add_any", "psum",
+    "psum2", "psum_invariant", "pvary", "pcast", "all_gather", "all_to_all", "ppermute", "fft",
+    "reduce_window_sum", "sharding_constraint", "mesh_cast", "reshard",
+)  # fmt: skip
 # Operations that are linear in the operands at these positions (None: in all of them together),
 # while the others, such as indices, are constant.
 _LINEAR_IN: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(
-        "neg reshape transpose squeeze expand_dims broadcast_in_dim slice rev reduce_sum cumsum "
-        "convert_element_type reduce_precision copy copy_p real imag conj complex concatenate pad "
-        "add sub add_any psum psum2 psum_invariant pvary pcast all_gather all_to_all ppermute fft "
-        "reduce_window_sum sharding_constraint mesh_cast reshard".split()
-    ),
+    **dict.fromkeys(_TOGETHER),
     "gather": (0,),
     "dynamic_slice": (0,),
     "div": (0,),
@@ -70,14 +75,14 @@ def _linear_part(closed: ClosedJaxpr, kinds: dict[Any, int]) -> Callable[..., li
     dependent = [eqn for eqn in jaxpr.eqns if any(kinds.get(v) == _LINEAR for v in eqn.outvars)]
     constant = [eqn for eqn in jaxpr.eqns if all(kinds.get(v) != _LINEAR for v in eqn.outvars)]
     if not any(eqn.primitive.name.startswith("custom_") for eqn in constant):
-        return jaxpr_as_fun(closed)
+        return lambda *cotangents: evaluate(jaxpr, closed.consts, *cotangents)
     needed = {v for eqn in dependent for v in eqn.invars if not isinstance(v, Literal)}
     needed.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
     computed = [v for eqn in constant for v in eqn.outvars if v in needed]
     before = jaxpr.replace(invars=[], outvars=computed, eqns=constant)
     after = jaxpr.replace(constvars=[*jaxpr.constvars, *computed], eqns=dependent)
-    consts = [*closed.consts, *jax.core.eval_jaxpr(before, closed.consts)]
-    return lambda *cotangents: jax.core.eval_jaxpr(after, consts, *cotangents)
+    consts = [*closed.consts, *evaluate(before, closed.consts)]
+    return lambda *cotangents: evaluate(after, consts, *cotangents)
 
 
 def _kinds(closed: ClosedJaxpr, given: Sequence[int]) -> dict[Any, int]:
@@ -120,9 +125,7 @@ def _results(eqn: Any, operands: Sequence[int]) -> Sequence[int]:
     if body is None:
         return [_LINEAR] * count
     inner = _kinds(body, operands)
-    return [
-        _constant(v.val) if isinstance(v, Literal) else inner[v] for v in body.jaxpr.outvars
-    ]
+    return [_constant(v.val) if isinstance(v, Literal) else inner[v] for v in body.jaxpr.outvars]
 
 
 def _body(eqn: Any) -> ClosedJaxpr | None:

@@ -20,6 +20,7 @@ from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from ._call import Contract, Variables
+from ._jaxpr import evaluate
 from ._structure import Outputs, Spec
 
 # A rule that branches on values cannot be traced; it still runs on concrete ones.
@@ -251,7 +252,7 @@ def traced_rule(
         filled = list(consts)
         for i, residual in zip(traced, residuals, strict=True):
             filled[i] = residual
-        results = iter(jax.core.eval_jaxpr(jaxpr, filled, *cotangents))
+        results = iter(evaluate(jaxpr, filled, *cotangents))
         return [next(results) if p else None for p in present]
 
     return Rule(Static(run, specs, outputs), residuals)

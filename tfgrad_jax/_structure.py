@@ -1,8 +1,9 @@
 """Flatten what goes in, and give every gradient that comes back its place.
 
 At the call: `split` sorts the leaves of the inputs into *operands* (arrays, traced) and
-statics (everything else, left alone); `Layout.join` puts them together again. When a rule runs: `Outputs.upstreams` makes its
-arguments from the cotangents, and `Layout.gradients` reads what it returned.
+statics (everything else, left alone); `Layout.join` puts them together again. When a rule runs:
+`Outputs.upstreams` makes its arguments from the cotangents, and `Layout.gradients` reads what
+it returned.
 """
 
 import functools
@@ -52,9 +53,7 @@ def is_operand(leaf: Any) -> bool:
     """Tell whether an input leaf is traced: arrays, NumPy scalars, `float`, `complex`."""
     if isinstance(leaf, _ARRAYS):
         return True
-    return isinstance(leaf, _NUMPY) and (
-        leaf.dtype == bool or is_kind(leaf.dtype, jnp.number)
-    )
+    return isinstance(leaf, _NUMPY) and (leaf.dtype == bool or is_kind(leaf.dtype, jnp.number))
 
 
 class Layout:
