@@ -1,0 +1,24 @@
+"""Strict checks for every test: no accident of shapes, dtypes or seeds passes for a result."""
+
+import hypothesis
+import jax
+import jax.experimental
+import pytest
+
+# A test that needs the lenient behavior says so: `with jax.numpy_dtype_promotion("standard")`.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# The same examples on every run and machine; `--hypothesis-profile=explore` looks for new ones.
+hypothesis.settings.register_profile(
+    "repeat", derandomize=True, deadline=None, max_examples=25, database=None
+)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
+hypothesis.settings.load_profile("repeat")
+
+
+@pytest.fixture
+def x64():
+    """Let float64 and complex128 exist for the length of a test."""
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        yield
