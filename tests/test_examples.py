@@ -1,0 +1,115 @@
+"""The programs in `examples/`: what they compute, print and write, and what they refuse."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+for package in ("matplotlib", "optax", "sklearn", "tqdm"):
+    pytest.importorskip(package)
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(autouse=True)
+def as_users_run_it():
+    """Undo the strictness of `conftest.py`: the examples write `x @ w + b`, as everyone does."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def train_digits():
+    spec = importlib.util.spec_from_file_location("train_digits", EXAMPLES / "train_digits.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _printed_accuracies(text):
+    """Return {name: test accuracy}, as the table of the script has it."""
+    rows = re.findall(r"^(\S.*?) +([\d.]+)% +[\d.]+ +\d+%$", text, re.MULTILINE)
+    return {name: float(percent) / 100 for name, percent in rows}
+
+
+def test_the_binary_unit_has_the_declared_gradient(train_digits):
+    x = jnp.array([-2.0, -0.3, 0.4, 1.5], jnp.float32)
+    y, pullback = jax.vjp(train_digits.binary, x)
+    (gradient,) = pullback(jnp.full_like(x, 3.0))
+    np.testing.assert_array_equal(y, [-1, -1, 1, 1])
+    np.testing.assert_allclose(gradient, 3 / np.cosh(np.asarray(x, np.float64)) ** 2, rtol=1e-6)
+    assert gradient.dtype == jnp.float32
+
+
+def test_the_images_are_split_and_scaled(train_digits):
+    data, test = train_digits.load(seed=0)
+    assert (len(data.labels), len(test.labels)) == (1347, 450)
+    images = np.concatenate([data.images, test.images])
+    assert images.dtype == np.float32 and images.min() == -1 and images.max() == 1
+    shares = [np.bincount(part.labels) / len(part.labels) for part in (data, test)]
+    np.testing.assert_allclose(*shares, atol=0.002)  # as many of each digit in both
+    again, _ = train_digits.load(seed=0)
+    other, _ = train_digits.load(seed=1)
+    assert np.array_equal(data.images, again.images)
+    assert not np.array_equal(data.images, other.images)
+
+
+def test_a_short_run(train_digits, tmp_path, capsys):
+    out = tmp_path / "digits.png"
+    runs = train_digits.main(["--steps", "30", "--batch", "64", "--seed", "3", "--out", str(out)])
+
+    surrogate, plain = runs[train_digits.SURROGATE], runs[train_digits.PLAIN]
+    assert plain.moved == 0 and surrogate.moved > 0.05
+    for run in runs.values():
+        assert run.losses.shape == (30,) and run.losses[-1] < 0.7 * run.losses[0]
+        assert run.hidden.shape == (450, 256) and set(np.unique(run.hidden)) == {-1, 1}
+    assert surrogate.losses[0] == plain.losses[0]  # the same weights, the same batch
+
+    _, test = train_digits.load(seed=3)
+    accuracies = {name: float(np.mean(run.predicted == test.labels)) for name, run in runs.items()}
+    printed = _printed_accuracies(capsys.readouterr().out)
+    assert printed == pytest.approx(accuracies, abs=5e-4)
+
+    header = out.read_bytes()[:24]
+    width, height = int.from_bytes(header[16:20]), int.from_bytes(header[20:24])
+    assert header[:8] == b"\x89PNG\r\n\x1a\n" and width > 1000 and height > 500
+
+
+@pytest.mark.slow
+def test_the_surrogate_reaches_96_percent_and_the_plain_sign_does_not(
+    train_digits, tmp_path, capsys
+):
+    train_digits.main(["--out", str(tmp_path / "digits.png")])
+    printed = _printed_accuracies(capsys.readouterr().out)
+    assert printed[train_digits.SURROGATE] >= 0.96
+    assert printed[train_digits.PLAIN] < 0.93
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "0"], "--steps: expected a whole number of at least 1, got '0'"),
+        (["--steps", "many"], "--steps: expected a whole number of at least 1, got 'many'"),
+        (["--batch", "-5"], "--batch: expected a whole number of at least 1, got '-5'"),
+        (["--batch", "1348"], "--batch: there are 1347 images to train on, fewer than the 1348"),
+        (["--seed", "1.5"], "--seed: expected a whole number from 0 to 2147483647, got '1.5'"),
+        (["--seed", "2147483648"], "--seed: expected a whole number from 0 to 2147483647"),
+        (["--out", "digits.xyz"], "--out: 'digits.xyz' must end in one of the formats"),
+        (["--out", "nowhere/digits.png"], "--out: there is no directory 'nowhere'"),
+        (["--out", "folder.png"], "--out: 'folder.png' is a directory"),
+        (["--epochs", "3"], "unrecognized arguments: --epochs 3"),
+    ],
+)
+def test_bad_options(train_digits, arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(SystemExit) as exit_info:
+        train_digits.main(arguments)
+    assert exit_info.value.code == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""  # said before any work was done
