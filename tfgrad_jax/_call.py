@@ -15,11 +15,15 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten
 
 from . import _errors
+from ._compat import same_axes
 from ._signature import Bound
 from ._structure import Layout, Outputs, Spec, conjugate, is_operand, spec, split
 
 # Set while a rule runs: what a decorated function called there closes over is constant for it.
 inside_rule: ContextVar[bool] = ContextVar("inside_rule", default=False)
+# Set while a forward pass or a rule runs: what is called there is differentiated by the next
+# level at the earliest, and that may be in either mode.
+inside_derivative: ContextVar[bool] = ContextVar("inside_derivative", default=False)
 
 _NUMBERS = (int, float, complex)
 
@@ -91,11 +95,15 @@ class Contract:
                 where = where._replace(of="variable")
                 gradients += variables.layout.gradients(result[1], variables.specs, where)
                 specs = [*specs, *variables.specs]
+        return [
+            None if g is None else self._finished(g, s)
+            for g, s in zip(gradients, specs, strict=True)
+        ]
+
+    def _finished(self, gradient: Any, wanted: Spec) -> Any:
         if self._mirrored:
-            return [
-                g if g is None else conjugate(g, s) for g, s in zip(gradients, specs, strict=True)
-            ]
-        return gradients
+            gradient = conjugate(gradient, wanted)
+        return same_axes(gradient, wanted.axes)
 
     def _run(
         self,
@@ -105,7 +113,7 @@ class Contract:
         where: _errors.Where,
     ) -> Any:
         keywords = {} if variables is None else {"variables": variables.value}
-        token = inside_rule.set(True)
+        token, outer = inside_rule.set(True), inside_derivative.set(True)
         try:
             return grad_fn(*upstreams, **keywords)
         except TypeError as error:
@@ -118,6 +126,7 @@ class Contract:
             raise
         finally:
             inside_rule.reset(token)
+            inside_derivative.reset(outer)
 
     def _gives_unasked_variables(self, grad_fn: Callable[..., Any], result: Any) -> bool:
         """Tell whether a rule that was given no variables returned gradients for some."""
@@ -131,26 +140,27 @@ class Contract:
 
 
 class Call:
-    """The function and its arguments; `operands` are the arguments that are arrays."""
+    """The function, and all of its arguments that are no operands."""
 
-    __slots__ = ("_bound", "_f", "_inputs", "_self", "contract", "operands", "variables")
+    __slots__ = ("_f", "_inputs", "_mirrored", "_named", "_rest", "_self", "contract", "variables")
 
     def __init__(
         self,
         f: Callable[..., Any],
         self_: tuple[Any, ...],
+        inputs: Layout,
         bound: Bound,
-        names: Sequence[str],
         mirrored: bool,
         variables: Any,
     ) -> None:
         self._f = f
         self._self = self_  # what a method is bound to, or ()
-        self._bound = bound
-        self.operands, self._inputs = split(bound.inputs, names)
+        self._inputs = inputs
+        self._named = bound.named
+        self._rest = bound.rest
+        self._mirrored = mirrored
         self.variables = variables  # None, "autodiff" or the declared pytree
-        source = _errors.Source.of(f)
-        self.contract = Contract(source, self._inputs.without_statics(), mirrored)
+        self.contract = Contract(_errors.Source.of(f), inputs.without_statics(), mirrored)
 
     @property
     def autodiff(self) -> bool:
@@ -158,32 +168,36 @@ class Call:
         return isinstance(self.variables, str)
 
     @property
-    def untraced(self) -> list[Any]:
-        """All that `f` can see and is not an operand: tracers may hide here."""
-        return [self._f, *self._self, *self._inputs.statics, *self._bound.rest.values()]
+    def surroundings(self) -> list[Any]:
+        """All that `f` can see beside its operands: tracers may hide here."""
+        return [self._f, *self._self, *self._inputs.statics, *self._rest.values()]
 
     def same_as(self, other: "Call") -> bool:
         """Tell whether the other call differs in its operands at most."""
         return (
             self._f is other._f
-            and self._bound.named == other._bound.named
+            and self._named == other._named
             and self._inputs.same_as(other._inputs)
             and _identical(self._self, other._self)
-            and self._bound.rest.keys() == other._bound.rest.keys()
-            and _identical(self._bound.rest.values(), other._bound.rest.values())
+            and self._rest.keys() == other._rest.keys()
+            and _identical(self._rest.values(), other._rest.values())
         )
 
     def run(self, values: Sequence[Any]) -> Any:
-        """Call `f` itself."""
-        named = self._bound.named
-        if named:
-            split_at = len(values) - len(named)
-            keywords = dict(zip(named, values[split_at:], strict=True))
-            return self._f(*self._self, *values[:split_at], **keywords, **self._bound.rest)
-        return self._f(*self._self, *values, **self._bound.rest)
+        """Call `f` itself on values for its inputs."""
+        if self._named:
+            split_at = len(values) - len(self._named)
+            keywords = dict(zip(self._named, values[split_at:], strict=True))
+            return self._f(*self._self, *values[:split_at], **keywords, **self._rest)
+        return self._f(*self._self, *values, **self._rest)
 
-    def run_plain(self) -> Any:
-        return self.run(self._bound.inputs)
+    def forward(self, operands: Sequence[Any]) -> tuple[list[Any], Outputs, Callable[..., Any]]:
+        """Do as `apply`, in a forward pass."""
+        outer = inside_derivative.set(True)
+        try:
+            return self.apply(operands)
+        finally:
+            inside_derivative.reset(outer)
 
     def apply(self, operands: Sequence[Any]) -> tuple[list[Any], Outputs, Callable[..., Any]]:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
@@ -191,7 +205,7 @@ class Call:
         leaves, treedef = tree_flatten(y)
         check_outputs(self._f, y, leaves)
         leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
-        return leaves, Outputs(leaves, treedef, self.contract._mirrored), grad_fn
+        return leaves, Outputs(leaves, treedef, self._mirrored), grad_fn
 
 
 def _identical(these: Iterable[Any], those: Iterable[Any]) -> bool:

@@ -1,6 +1,6 @@
 """Differentiate what a function closes over: make captured tracers operands of its rule.
 
-`hoist(call)` runs when a decorated function may close over something that JAX is tracing. It
+`hoist` runs when a decorated function may close over something that JAX is tracing. It
 traces `f`, then the rule that `f` returned; the tracers among the constants of that jaxpr are
 the captured values. The result is the program `Hoisted` for `_derivatives`: its operands
 are the captured values followed by the inputs, and it refers to no tracer itself, because it
@@ -21,8 +21,8 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from . import _errors
 from ._call import Call, Contract, Variables, accepts_variables, inside_rule
-from ._derivatives import attach
-from ._jaxpr import evaluate
+from ._compat import evaluate, without_consts
+from ._derivatives import attach, depending
 from ._rules import Rebuild, Rule, Static, lift, lifted_rule, traced_rule
 from ._structure import Outputs, Spec, spec
 
@@ -30,16 +30,16 @@ from ._structure import Outputs, Spec, spec
 _hoisting: ContextVar[tuple["_Hoisting", ...]] = ContextVar("hoisting", default=())
 
 
-def hoist(call: Call) -> tuple["Hoisted", list[Any]]:
+def hoist(call: Call, operands: Sequence[Any], forward_mode: bool) -> tuple["Hoisted", list[Any]]:
     """Trace a call; return it as a program, and the captured values it takes first."""
-    this = _Hoisting(call)
+    this = _Hoisting(call, operands)
     for outer in _hoisting.get():
         if outer.same_as(this):
             # The rule of `outer` calls its own function. JAX needs the rule of the inner call
             # only once that is differentiated, and by then the rule of `outer` is known.
             if outer.result.value is None:
                 raise _RecursionSignal(outer)
-            return Hoisted(outer.result), outer.captured
+            return Hoisted(outer.result, forward_mode), outer.captured
     token = _hoisting.set((*_hoisting.get(), this))
     try:
         this.trace()
@@ -49,7 +49,7 @@ def hoist(call: Call) -> tuple["Hoisted", list[Any]]:
         this.trace_recursive()
     finally:
         _hoisting.reset(token)
-    return Hoisted(this.result), this.captured
+    return Hoisted(this.result, forward_mode), this.captured
 
 
 class _RecursionSignal(Exception):  # noqa: N818 - no error: it unwinds to the call in its args
@@ -61,7 +61,7 @@ class _Traced:
 
     def __init__(self, f: Callable[..., Any], operands: Sequence[Any]) -> None:
         closed = jax.make_jaxpr(lambda *operands: f(*operands))(*operands)  # no trace of it cached
-        self._jaxpr = closed.jaxpr
+        self._jaxpr = without_consts(closed)
         self._consts = list(closed.consts)
         self._captured: dict[int, int] = {}  # position among the constants -> among the captured
 
@@ -81,23 +81,25 @@ class _Traced:
         consts = list(self._consts)
         for i, position in self._captured.items():
             consts[i] = captured[position]
-        return evaluate(self._jaxpr, consts, *operands)
+        return evaluate(self._jaxpr, *consts, *operands)
 
-    def used(self, count: int) -> dict[int, Any]:
-        """Return the ids of the captured tracers on which the first `count` results depend.
+    def used(self, results: Sequence[int]) -> tuple[dict[int, Any], set[int]]:
+        """Return what the results at these positions depend on.
 
-        In the order of first use, each with the equation that first uses it.
+        Of the captured tracers the ids, in the order of first use, each with the equation that
+        first uses it; of the operands their positions.
         """
-        results = [v for v in self._jaxpr.outvars[:count] if not isinstance(v, Literal)]
-        needed = set(results)
+        outvars = [self._jaxpr.outvars[i] for i in results]
+        needed = {v for v in outvars if not isinstance(v, Literal)}
         equations = []  # those that the results depend on, last one first
         for eqn in reversed(self._jaxpr.eqns):
             if not needed.isdisjoint(eqn.outvars):
                 needed.update(v for v in eqn.invars if not isinstance(v, Literal))
                 equations.append(eqn)
+        count = len(self._consts)
         captured = {
             var: id(c)
-            for var, c in zip(self._jaxpr.constvars, self._consts, strict=True)
+            for var, c in zip(self._jaxpr.invars, self._consts, strict=False)
             if isinstance(c, Tracer)
         }
         first: dict[int, Any] = {}
@@ -105,10 +107,11 @@ class _Traced:
             for var in eqn.invars:
                 if not isinstance(var, Literal) and var in captured:
                     first.setdefault(captured[var], eqn)
-        for var in results:
-            if var in captured:
+        for var in outvars:
+            if not isinstance(var, Literal) and var in captured:
                 first.setdefault(captured[var], None)  # returned as it is
-        return first
+        operands = enumerate(self._jaxpr.invars[count:])
+        return first, {i for i, var in operands if var in needed}
 
 
 class _Result:
@@ -123,6 +126,7 @@ class _Result:
     extra: list[int]  # the captured values that the rule takes as further residuals
     positions: list[int | None]  # of the variables among the captured values
     used: dict[int, Any]  # captured values that `y` depends on, each with its first equation
+    ignored: list[list[int]]  # for each leaf of `y`, the operands that it does not depend on
     autodiff: bool
     value: _Traced | None = None  # `f` alone, where the rule calls its own function
 
@@ -130,12 +134,13 @@ class _Result:
 class _Hoisting:
     """A call on its way to a `_Result`."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, operands: Sequence[Any]) -> None:
         self._call = call
+        self._operands = operands
         self.captured: list[Any] = []
         self.result = _Result()
         self.result.contract = call.contract
-        self.result.inputs = [spec(o) for o in call.operands]
+        self.result.inputs = [spec(o) for o in operands]
         self.result.autodiff = call.autodiff
 
     def same_as(self, other: "_Hoisting") -> bool:
@@ -150,15 +155,17 @@ class _Hoisting:
             variables, listed = Variables.of(call.variables)
         answered = call.variables is not None
         asks = False  # the rule wants the variables, which are known once `f` has been traced
-        lifted: tuple[Rebuild, list[Any]] | None = None
+        # Of a lifted rule; only ids, because no tracer may outlive the trace that made it.
+        lifted: tuple[Rebuild, list[int]] | None = None
 
         def f_then_residuals(*operands: Any) -> Any:
             nonlocal asks, lifted
-            leaves, result.outputs, grad_fn = call.apply(operands)
-            lifted = lift(grad_fn)
+            leaves, result.outputs, grad_fn = call.forward(operands)
+            found = lift(grad_fn)
+            lifted = found and (found[0], [id(r) for r in found[1]])
             asks = not answered and accepts_variables(grad_fn)
-            if lifted is not None:
-                return leaves, lifted[1]
+            if found is not None:
+                return leaves, found[1]
             if asks:
                 return leaves, []
             rule = traced_rule(
@@ -167,25 +174,32 @@ class _Hoisting:
             result.rule = rule.static
             return leaves, rule.residuals
 
-        traced = _Traced(f_then_residuals, call.operands)
+        traced = _Traced(f_then_residuals, self._operands)
         if asks:
             captured = traced.captured()
-            found = [captured[key] for key in traced.used(result.outputs.count)]
+            found = [captured[key] for key in traced.used(range(result.outputs.count))[0]]
             found = [c for c in found if spec(c).differentiable]
             if found:
                 variables, listed = Variables.of(found)
             if lifted is None:
                 answered = True
-                traced = _Traced(f_then_residuals, call.operands)
+                traced = _Traced(f_then_residuals, self._operands)
 
         order = {id(c): c for c in self.captured} | traced.captured()
         order |= {id(v): v for v in listed if isinstance(v, Tracer)}
         index = {key: position for position, key in enumerate(order)}
-        used = traced.used(result.outputs.count)
+        used = traced.used(range(result.outputs.count))[0]
         self.captured = list(order.values())
         result.captured = [spec(c) for c in self.captured]
         result.positions = [index.get(id(v)) for v in listed]
         result.used = {index[key]: eqn for key, eqn in used.items()}
+        result.ignored = []
+        for leaf in range(result.outputs.count):
+            values, inputs = traced.used([leaf])
+            uses = {index[key] for key in values} | {len(order) + i for i in inputs}
+            result.ignored.append(
+                [i for i in range(len(order) + len(result.inputs)) if i not in uses]
+            )
         result.extra = []
         if lifted is not None:
             result.rule = self._lifted_rule(*lifted, variables, listed, index)
@@ -195,7 +209,7 @@ class _Hoisting:
     def _lifted_rule(
         self,
         rebuild: Rebuild,
-        residuals: Sequence[Any],
+        residuals: Sequence[int],
         variables: Variables | None,
         listed: Sequence[Any],
         index: Mapping[int, int],
@@ -205,7 +219,7 @@ class _Hoisting:
         A variable that the rule also closes over is the same residual: `v is w` holds in it.
         """
         result = self.result
-        places = {id(r): place for place, r in enumerate(residuals)}
+        places = {key: place for place, key in enumerate(residuals)}
         filled: list[Any] = []  # the place of each variable among the residuals, or its value
         for v in listed:
             if isinstance(v, Tracer) and id(v) not in places:
@@ -232,7 +246,7 @@ class _Hoisting:
             leaves, result.outputs, _ = self._call.apply(operands)
             return leaves
 
-        value = _Traced(f, self._call.operands)
+        value = _Traced(f, self._operands)
         captured = value.captured()
         self.captured = list(captured.values())
         value.release(captured)
@@ -247,11 +261,24 @@ class _Hoisting:
 class Hoisted:
     """A hoisted call as a function of its captured values and its inputs."""
 
-    def __init__(self, result: _Result) -> None:
+    def __init__(self, result: _Result, forward_mode: bool) -> None:
         self._result = result
         self._constant = inside_rule.get()
+        self.forward_mode = forward_mode
+        self.has_refused = bool(self._refused())
         self.source = result.contract.source
         self.treedef = result.outputs.treedef
+
+    def _refused(self) -> list[int]:
+        """Return the captured values that have no gradient and would need one."""
+        result = self._result
+        if self._constant or result.autodiff:
+            return []
+        return [
+            i
+            for i in result.used
+            if i not in result.positions and result.captured[i].differentiable
+        ]
 
     def _split(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         count = len(operands) - len(self._result.inputs)
@@ -276,11 +303,17 @@ class Hoisted:
         leaves, residuals = results[: result.outputs.count], results[result.outputs.count :]
         residuals += [captured[i] for i in result.extra]
         run = functools.partial(self._run, treedef, len(pull_back))
-        rule = Rule(
-            Static(run, [*result.captured, *result.inputs], result.outputs, self._check),
-            [*pull_back, *residuals],
-        )
-        return attach(leaves, operands, rule), rule
+        specs = [*result.captured, *result.inputs]
+        refuse = self._check if self.has_refused else None
+        static = Static(run, specs, result.outputs, refuse)
+        rule = Rule(static, [*pull_back, *residuals])
+        if any(isinstance(o, Tracer) for o in operands):
+            leaves = [
+                depending(leaf, [operands[i] for i in ignored])
+                for leaf, ignored in zip(leaves, result.ignored, strict=True)
+            ]
+            leaves = attach(leaves, operands, rule)
+        return leaves, rule
 
     def _run(
         self, treedef: Any, split: int, residuals: Sequence[Any], cotangents: Sequence[Any]
@@ -321,13 +354,10 @@ class Hoisted:
     def _check(self, perturbed: Sequence[bool]) -> None:
         """Refuse to differentiate a captured value that has no gradient."""
         result = self._result
-        if self._constant or result.autodiff:
-            return
-        missing = [
-            (i, result.captured[i])
-            for i in result.used
-            if perturbed[i] and i not in result.positions and result.captured[i].differentiable
-        ]
+        missing = [i for i in self._refused() if perturbed[i]]
         if missing:
-            uses = [(s, _errors.first_use(result.used[i], self.source)) for i, s in missing]
-            raise _errors.no_gradient_for_captured(self.source, uses, bool(result.positions))
+            uses = [_errors.first_use(result.used[i], self.source) for i in missing]
+            specs = [result.captured[i] for i in missing]
+            raise _errors.no_gradient_for_captured(
+                self.source, list(zip(specs, uses, strict=True)), bool(result.positions)
+            )

@@ -23,13 +23,16 @@ from ._closure import hoist
 from ._derivatives import CapturedTracerError, Direct, differentiable
 from ._rules import Transparent, captures
 from ._signature import Bound, Signature
+from ._structure import split
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
 _CONVENTIONS = ("tf", "jax")
-_checked_types: set[type] = {bool, int, float, complex}  # of outputs that need no second look
+# Inputs of these types are not traced and hold nothing, and outputs need no second look. The
+# type of a concrete `jax.Array` is added when the first one is seen.
+_inert_types: set[type] = {bool, int, float, complex}
 
 
 class CustomGradient(Transparent, Generic[_P, _R]):
@@ -69,7 +72,7 @@ class CustomGradient(Transparent, Generic[_P, _R]):
             return self._call((), signature.bind(self._f, args, kwargs), signature)
         if self._closed:
             for leaf in tree_leaves(args):
-                if isinstance(leaf, Tracer):
+                if type(leaf) not in _inert_types:
                     break
             else:
                 return self._checked(self._f(*args))[0]
@@ -104,31 +107,31 @@ class CustomGradient(Transparent, Generic[_P, _R]):
         y, _ = checked_pair(self._f, result)
         leaves = tree_leaves(y)
         for leaf in leaves:
-            if type(leaf) not in _checked_types:
+            if type(leaf) not in _inert_types:
                 check_outputs(self._f, y, leaves)
-                if isinstance(leaf, jax.Array):
-                    _checked_types.add(type(leaf))
+                if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
+                    _inert_types.add(type(leaf))
         return y, leaves
 
     def _call(self, self_: tuple[Any, ...], bound: Bound, signature: Signature) -> Any:
         variables = self._variables
         if callable(variables) and all_leaves([variables]):
             variables = variables(*self_)
-        names = signature.input_names(bound)
-        call = Call(self._f, self_, bound, names, self._mirrored, variables)
+        operands, inputs = split(bound.inputs, signature.input_names(bound))
+        call = Call(self._f, self_, inputs, bound, self._mirrored, variables)
         captured = self._captures(call)
-        if captured is not True and not any(isinstance(x, Tracer) for x in call.operands):
-            y, leaves = self._checked(call.run_plain())
+        if captured is not True and not any(isinstance(x, Tracer) for x in operands):
+            y, leaves = self._checked(call.run(bound.inputs))
             if captured is False or not any(isinstance(leaf, Tracer) for leaf in leaves):
                 return y
             captured = True
         if captured is not True:
             try:
-                return self._direct(call, captured is None)
+                return self._direct(call, operands, captured is None)
             except (CapturedTracerError, UnexpectedTracerError):
                 if captured is False:
                     raise
-        return self._hoisted(call)
+        return self._hoisted(call, operands)
 
     def _captures(self, call: Call) -> bool | None:
         """Tell whether `f` closes over a tracer; None if that cannot be seen."""
@@ -136,19 +139,18 @@ class CustomGradient(Transparent, Generic[_P, _R]):
             isinstance(v, Tracer) for v in tree_leaves(call.variables)
         ):
             return True
-        return captures(call.untraced)
+        return captures(call.surroundings)
 
-    def _direct(self, call: Call, may_capture: bool) -> Any:
+    def _direct(self, call: Call, operands: list[Any], may_capture: bool) -> Any:
         declared = call.variables is not None and not call.autodiff
         variables = Variables.of(call.variables)[0] if declared else None
         program = Direct(call, self._forward_mode, may_capture, variables)
-        leaves = differentiable(program, call.operands, self._forward_mode, closed_over=False)
+        leaves = differentiable(program, operands)
         return tree_unflatten(program.treedef, leaves)
 
-    def _hoisted(self, call: Call) -> Any:
-        program, captured = hoist(call)
-        operands = [*captured, *call.operands]
-        leaves = differentiable(program, operands, self._forward_mode, closed_over=bool(captured))
+    def _hoisted(self, call: Call, operands: list[Any]) -> Any:
+        program, captured = hoist(call, operands, self._forward_mode)
+        leaves = differentiable(program, [*captured, *operands])
         return tree_unflatten(program.treedef, leaves)
 
 

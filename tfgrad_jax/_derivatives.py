@@ -6,7 +6,7 @@ perturbed)` its value and its `Rule` (`_rules.py`). `Direct` below calls the use
 
     not differentiated       primal
     reverse mode             _forward, later _backward
-    `forward_mode=True`      _jvp
+    either mode              _jvp, for `forward_mode=True` and inside the rules of others
 
 `_forward` and `_jvp` return `attach(y, operands, rule)`, not `y`: the identity on `y` whose
 derivative with respect to the operands is the rule again. So the declared gradient holds at
@@ -26,7 +26,8 @@ from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
 from . import _errors
-from ._call import Call, Variables
+from ._call import Call, Variables, inside_derivative
+from ._compat import SCAN_DROPS_CUSTOM_JVP
 from ._linear import NotLinearError, push_forward
 from ._rules import NeedsValuesError, Rule, lift, lifted_rule, traced_rule
 from ._structure import Outputs, Spec, spec
@@ -42,18 +43,18 @@ class Program(Protocol):
     """A pytree without leaves: static to JAX."""
 
     source: _errors.Source
+    forward_mode: bool
+    has_refused: bool  # it closes over values that have no gradient
 
     def primal(self, operands: Sequence[Any]) -> list[Any]: ...
     def forward(self, operands: Sequence[Any], perturbed: Sequence[bool] | None) -> Any: ...
 
 
-def differentiable(
-    program: Program, operands: Sequence[Any], forward_mode: bool, closed_over: bool
-) -> list[Any]:
+def differentiable(program: Program, operands: Sequence[Any]) -> list[Any]:
     """Run a program so that JAX differentiates it by its rule."""
-    if forward_mode:
-        return _both_modes(program, *operands)
-    if closed_over:
+    if program.forward_mode or inside_derivative.get():
+        return _either_mode(program, *operands)
+    if program.has_refused:
         return _reverse_perturbed(program, *operands)
     return _reverse(program, *operands)
 
@@ -80,9 +81,7 @@ def _backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _instantiate(value: Any) -> Any:
-    if isinstance(value, SymbolicZero):
-        return jnp.zeros(value.shape, value.aval.dtype)
-    return value
+    return jnp.zeros_like(value) if isinstance(value, SymbolicZero) else value
 
 
 _reverse = jax.custom_vjp(_primal)
@@ -90,20 +89,26 @@ _reverse.defvjp(_forward, _backward)
 # Only to know which operands are differentiated costs more, so only closures ask for it.
 _reverse_perturbed = jax.custom_vjp(_primal)
 _reverse_perturbed.defvjp(_forward_perturbed, _backward, symbolic_zeros=True)
-_both_modes = jax.custom_jvp(_primal)
 
 
-@functools.partial(_both_modes.defjvp, symbolic_zeros=True)
+@_signed
+def _primal_reverse(program: Program, *operands: Any) -> list[Any]:
+    return (_reverse_perturbed if program.has_refused else _reverse)(program, *operands)
+
+
+_either_mode = jax.custom_jvp(_primal_reverse if SCAN_DROPS_CUSTOM_JVP else _primal)
+
+
+@functools.partial(_either_mode.defjvp, symbolic_zeros=True)
 @_signed
 def _jvp(primals: Any, tangents: Any) -> Any:
     (program, *operands), (_, *tangents) = primals, tangents
     perturbed = [not isinstance(t, SymbolicZero) for t in tangents]
     leaves, rule = program.forward(operands, perturbed)
     positions = rule.static.outputs.differentiable
-    try:
-        dys = iter(_pushed(rule, [leaves[i] for i in positions], tangents))
-    except NotLinearError as error:
-        raise _errors.not_linear(program.source, str(error)) from None
+    ys = [leaves[i] for i in positions]
+    must_be_linear = program.source if program.forward_mode else None
+    dys = iter(_pushed(rule, ys, operands, tangents, must_be_linear))
     return leaves, [
         next(dys) if i in positions else np.zeros(leaf.shape, jax.dtypes.float0)
         for i, leaf in enumerate(leaves)
@@ -118,8 +123,8 @@ def attach(leaves: list[Any], operands: Sequence[Any], rule: Rule) -> list[Any]:
     positions = rule.static.outputs.differentiable
     if len(positions) == len(leaves):
         return _attach(leaves, list(operands), rule)
-    attached = iter(_attach([leaves[i] for i in positions], list(operands), rule))
-    return [next(attached) if i in positions else leaf for i, leaf in enumerate(leaves)]
+    ys = iter(_attach([leaves[i] for i in positions], list(operands), rule))
+    return [next(ys) if i in positions else leaf for i, leaf in enumerate(leaves)]
 
 
 @_signed
@@ -127,15 +132,27 @@ def _keep(ys: Any, operands: Any, rule: Rule) -> Any:
     return ys
 
 
-_attach_reverse = jax.custom_vjp(_keep)
+@_signed
+def _keep_reverse(ys: Any, operands: Any, rule: Rule) -> Any:
+    return _reverse_of(rule)(ys, operands, rule)
+
+
+@_signed
+def _attach_jvp(primals: Any, tangents: Any) -> Any:
+    ys, operands, rule = primals
+    rule.check([not isinstance(t, SymbolicZero) for t in tangents[1]])
+    return _attach(ys, operands, rule), _pushed(rule, ys, operands, tangents[1], None)
 
 
 @_signed
 def _attach_forward(ys: Any, operands: Any, rule: Rule) -> Any:
-    if rule.static.check is not None:
-        rule.static.check([o.perturbed for o in operands])
-    ys, operands, rule = jax.tree.map(lambda p: p.value, (ys, operands, rule))
     return _attach(ys, operands, rule), rule
+
+
+@_signed
+def _attach_forward_perturbed(ys: Any, operands: Any, rule: Rule) -> Any:
+    rule.check([o.perturbed for o in operands])
+    return _attach_forward(*jax.tree.map(lambda p: p.value, (ys, operands, rule)))
 
 
 @_signed
@@ -143,62 +160,69 @@ def _attach_backward(rule: Rule, cotangents: Any) -> Any:
     return None, rule([_instantiate(c) for c in cotangents]), None
 
 
-_attach_reverse.defvjp(_attach_forward, _attach_backward, symbolic_zeros=True)
+# Where JAX puts the function in the place of the custom_jvp, let it be the same as a custom_vjp.
+_attach = jax.custom_jvp(_keep_reverse if SCAN_DROPS_CUSTOM_JVP else _keep)
+_attach.defjvp(_attach_jvp, symbolic_zeros=True)
+_attach_reverse = jax.custom_vjp(_keep)
+_attach_reverse.defvjp(_attach_forward, _attach_backward)
+_attach_reverse_perturbed = jax.custom_vjp(_keep)
+_attach_reverse_perturbed.defvjp(_attach_forward_perturbed, _attach_backward, symbolic_zeros=True)
 
 
-# Before custom_jvp became a primitive of its own, JAX dropped a custom_jvp rule inside a scan
-# when it evaluated the scan in part, and put the function itself in its place. Let that be the
-# same thing as a custom_vjp, which it kept. Remove when JAX 0.11 is the oldest supported.
-@_signed
-def _keep_reverse(ys: Any, operands: Any, rule: Rule) -> Any:
-    return _attach_reverse(ys, operands, rule)
+def _reverse_of(rule: Rule) -> Any:
+    return _attach_reverse if rule.static.refuse is None else _attach_reverse_perturbed
 
 
-_attach = jax.custom_jvp(_keep if hasattr(jax.config, "jax_custom_jvp3") else _keep_reverse)
+def depending(leaf: Any, operands: Sequence[Any]) -> Any:
+    """Return `leaf` as a value that depends on the operands, which it does not.
+
+    A rule may use what `y` ignores. If vmap maps such an operand, it must map `y` too: else it
+    adds the upstreams of all examples up before the rule, and not their gradients after it. It
+    compiles to nothing.
+    """
+    leaf = jnp.asarray(leaf)
+    for operand in operands:
+        if isinstance(operand, Tracer) and not jnp.issubdtype(operand.dtype, jax.dtypes.extended):
+            first = jnp.reshape(operand, (-1,))[:1]
+            other = jnp.broadcast_to(jnp.sum(first).astype(leaf.dtype), leaf.shape)
+            leaf = jax.lax.select_n(jnp.zeros(leaf.shape, bool), leaf, other)
+    return leaf
 
 
-@functools.partial(_attach.defjvp, symbolic_zeros=True)
-@_signed
-def _attach_jvp(primals: Any, tangents: Any) -> Any:
-    ys, operands, rule = primals
-    perturbed = [not isinstance(t, SymbolicZero) for t in tangents[1]]
-    if rule.static.check is not None:
-        rule.static.check(perturbed)
-    try:
-        dys = _pushed(rule, ys, tangents[1])
-    except NotLinearError:
-        # Right in reverse mode, at every order; forward mode meets JAX's own refusal.
-        def reverse(*changed: Any) -> Any:
-            rest = iter(changed)
-            mixed = [next(rest) if p else o for p, o in zip(perturbed, operands, strict=True)]
-            return _attach_reverse(ys, mixed, rule)
-
-        dys = jax.jvp(
-            reverse,
-            [o for o, p in zip(operands, perturbed, strict=True) if p],
-            [t for t, p in zip(tangents[1], perturbed, strict=True) if p],
-        )[1]
-    return _attach(ys, operands, rule), dys
-
-
-def _pushed(rule: Rule, ys: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-    """Push the tangents of the operands through the rule."""
+def _pushed(
+    rule: Rule,
+    ys: Sequence[Any],
+    operands: Sequence[Any],
+    tangents: Sequence[Any],
+    must_be_linear: _errors.Source | None,
+) -> list[Any]:
+    """Push the tangents of the operands through the rule, to tangents of the outputs."""
     moved = [
         i
         for i, (t, s) in enumerate(zip(tangents, rule.static.specs, strict=True))
         if s.differentiable and not isinstance(t, SymbolicZero)
     ]
-    reached: list[int] = []
+    reached: list[int] = []  # those of them that the rule gives a gradient
 
-    def moved_only(cotangents: Sequence[Any]) -> list[Any]:
-        gradients = rule(cotangents)
-        reached[:] = [i for i in moved if gradients[i] is not None]
-        return [gradients[i] for i in reached]
+    def gradients(cotangents: Sequence[Any]) -> list[Any]:
+        found = rule(cotangents)
+        reached[:] = [i for i in moved if found[i] is not None]
+        return [found[i] for i in reached]
 
-    return push_forward(moved_only, ys, lambda: [tangents[i] for i in reached])
+    try:
+        return push_forward(gradients, ys, lambda: [tangents[i] for i in reached])
+    except NotLinearError as error:
+        if must_be_linear is not None:
+            raise _errors.not_linear(must_be_linear, str(error)) from None
 
+    # Right in reverse mode, at every order; forward mode meets JAX's own refusal.
+    def reverse(*changed: Any) -> Any:
+        mixed = list(operands)
+        for i, operand in zip(moved, changed, strict=True):
+            mixed[i] = operand
+        return _reverse_of(rule)(ys, mixed, rule)
 
-# --- the user's function, called with the operands --------------------------------------------
+    return jax.jvp(reverse, [operands[i] for i in moved], [tangents[i] for i in moved])[1]
 
 
 class CapturedTracerError(Exception):
@@ -209,24 +233,26 @@ class CapturedTracerError(Exception):
 class Direct:
     """A call whose function closes over nothing that JAX traces, as far as is known."""
 
+    has_refused = False
+
     def __init__(
         self, call: Call, forward_mode: bool, may_capture: bool, variables: Variables | None
     ) -> None:
         self._call = call
-        self._forward_mode = forward_mode
         self._may_capture = may_capture  # it may; to be found out while values are concrete
         self._variables = variables
+        self.forward_mode = forward_mode
         self.source = call.contract.source
         self.treedef: Any = None  # of `y`, once `f` has run
 
     def primal(self, operands: Sequence[Any]) -> list[Any]:
-        return self._apply(operands)[0]
+        return self._run(self._call.apply, operands)[0]
 
-    def _apply(self, operands: Sequence[Any]) -> tuple[list[Any], Outputs, Any, bool]:
+    def _run(self, f: Any, operands: Sequence[Any]) -> tuple[list[Any], Outputs, Any, bool]:
         concrete = not _traced(operands)
         if self._may_capture and not concrete:
             raise CapturedTracerError
-        leaves, outputs, grad_fn = self._call.apply(operands)
+        leaves, outputs, grad_fn = f(operands)
         self.treedef = outputs.treedef
         if concrete and _traced(leaves):
             if self._may_capture:
@@ -237,7 +263,7 @@ class Direct:
     def forward(
         self, operands: Sequence[Any], perturbed: Sequence[bool] | None
     ) -> tuple[list[Any], Rule]:
-        leaves, outputs, grad_fn, concrete = self._apply(operands)
+        leaves, outputs, grad_fn, concrete = self._run(self._call.forward, operands)
         specs = [spec(o) for o in operands]
         # With concrete values there is nothing for JAX to carry, and nothing to trace.
         as_it_is = self._rule(lambda _: grad_fn, [], outputs, specs)
@@ -254,9 +280,12 @@ class Direct:
             if not concrete:
                 # The rule branches on values, so these are concrete one level down: let the
                 # next level of differentiation call `f` again, where it will see them.
-                leaves = differentiable(self, operands, self._forward_mode, closed_over=False)
+                leaves = differentiable(self, operands)
             return leaves, as_it_is
         if not concrete:
+            for i, leaf in enumerate(leaves):
+                if any(leaf is o for o in operands):
+                    leaves[i] = depending(leaf, [o for o in operands if o is not leaf])
             return attach(leaves, operands, rule), rule
         if rule.residuals:
             raise CapturedTracerError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
+from jax.tree_util import all_leaves, keystr, tree_flatten_with_path, tree_structure
 
 
 def describe(f: Callable[..., Any]) -> str:
@@ -128,6 +128,7 @@ def wrong_structure(where: Where, result: Any, layout: Any, wanted: Sequence[boo
     paths = layout.leaf_paths()
     needed = [p for p, w in zip(paths, wanted, strict=True) if w]
     listed = ", ".join(f"`{p}`" for p in (needed or paths)) or "none"
+    result = [result] if all_leaves([result]) else result
     if isinstance(result, list | tuple) and not any(
         isinstance(r, list | tuple | dict) for r in result
     ):

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from ._jaxpr import evaluate
+from ._compat import evaluate
+from ._rules import NeedsValuesError
 
 # What an intermediate value of a rule is, as a function of the upstream gradients.
 _ZERO, _CONSTANT, _LINEAR = range(3)
@@ -55,7 +57,10 @@ def push_forward(
     `rule` maps cotangents like `outputs` to gradients like `tangents()`, which is asked for
     after the rule has run.
     """
-    closed = jax.make_jaxpr(rule)(outputs)
+    try:
+        closed = jax.make_jaxpr(rule)(outputs)
+    except NeedsValuesError:
+        return list(_pull_back_at_zero(rule, outputs)(list(tangents())))
     kinds = _kinds(closed, [_LINEAR] * len(closed.jaxpr.invars))
     linear = _linear_part(closed, kinds)
     try:
@@ -63,6 +68,19 @@ def push_forward(
         return list(transposed(list(tangents())))
     except (NotImplementedError, AssertionError, TypeError, ValueError) as error:
         raise NotLinearError(f"an operation that JAX cannot transpose ({error})") from error
+
+
+def _pull_back_at_zero(rule: Any, outputs: Sequence[Any]) -> Callable[[Any], Any]:
+    """Transpose a rule that branches on values: the derivative of a linear map is the map."""
+    zeros = [jnp.zeros_like(y) for y in outputs]
+    value, pull_back = jax.vjp(rule, zeros)
+    for factor in (1.0, -2.0):
+        probe = [jnp.full_like(y, factor) for y in outputs]
+        slope = jax.jvp(rule, (zeros,), (probe,))[1]
+        for got, linear, at_zero in zip(rule(probe), slope, value, strict=True):
+            if not np.allclose(got, linear, 1e-2, 1e-3) or np.any(at_zero):
+                raise NotLinearError("a branch on the upstream, or a constant")
+    return lambda tangents: pull_back(tangents)[0]
 
 
 def _linear_part(closed: ClosedJaxpr, kinds: dict[Any, int]) -> Callable[..., list[Any]]:
@@ -75,14 +93,18 @@ def _linear_part(closed: ClosedJaxpr, kinds: dict[Any, int]) -> Callable[..., li
     dependent = [eqn for eqn in jaxpr.eqns if any(kinds.get(v) == _LINEAR for v in eqn.outvars)]
     constant = [eqn for eqn in jaxpr.eqns if all(kinds.get(v) != _LINEAR for v in eqn.outvars)]
     if not any(eqn.primitive.name.startswith("custom_") for eqn in constant):
-        return lambda *cotangents: evaluate(jaxpr, closed.consts, *cotangents)
+        return jaxpr_as_fun(closed)
     needed = {v for eqn in dependent for v in eqn.invars if not isinstance(v, Literal)}
     needed.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
     computed = [v for eqn in constant for v in eqn.outvars if v in needed]
-    before = jaxpr.replace(invars=[], outvars=computed, eqns=constant)
-    after = jaxpr.replace(constvars=[*jaxpr.constvars, *computed], eqns=dependent)
-    consts = [*closed.consts, *evaluate(before, closed.consts)]
-    return lambda *cotangents: evaluate(after, consts, *cotangents)
+    consts = list(closed.consts)
+    before = jaxpr.replace(
+        constvars=[], invars=list(jaxpr.constvars), outvars=computed, eqns=constant
+    )
+    arguments = [*jaxpr.constvars, *computed, *jaxpr.invars]
+    after = jaxpr.replace(constvars=[], invars=arguments, eqns=dependent)
+    consts += evaluate(before, *consts)
+    return lambda *cotangents: evaluate(after, *consts, *cotangents)
 
 
 def _kinds(closed: ClosedJaxpr, given: Sequence[int]) -> dict[Any, int]:

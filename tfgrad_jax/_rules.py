@@ -7,10 +7,11 @@ jaxpr and finds them among its constants. `captures` asks the same question of a
 before it is called.
 """
 
+import dataclasses
 import enum
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from ._call import Contract, Variables
-from ._jaxpr import evaluate
+from ._compat import evaluate, without_consts
 from ._structure import Outputs, Spec
 
 # A rule that branches on values cannot be traced; it still runs on concrete ones.
@@ -46,23 +47,20 @@ class Rule:
         """Return the cotangent of each operand, or None where it is zero."""
         return self.static.run(self.residuals, cotangents)
 
+    def check(self, perturbed: Sequence[bool]) -> None:
+        """Raise if an operand that has no gradient is differentiated."""
+        if self.static.refuse is not None:
+            self.static.refuse(perturbed)
 
+
+@dataclasses.dataclass(eq=False)
 class Static:
     """What a `Rule` is beside its residuals."""
 
-    __slots__ = ("check", "outputs", "run", "specs")
-
-    def __init__(
-        self,
-        run: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
-        specs: Sequence[Spec],
-        outputs: Outputs,
-        check: Callable[[Sequence[bool]], None] | None = None,
-    ) -> None:
-        self.run = run
-        self.specs = specs  # of the operands
-        self.outputs = outputs
-        self.check = check  # raises if an operand that has no gradient is perturbed
+    run: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    specs: Sequence[Spec]  # of the operands
+    outputs: Outputs
+    refuse: Callable[[Sequence[bool]], None] | None = None
 
 
 jax.tree_util.register_pytree_node(
@@ -77,8 +75,9 @@ _TRACER = object()  # stands for a tracer among the leaves of a `_Skeleton`
 _CONTAINERS = (list, tuple, dict)
 _SIMPLE = (
     jax.Array, np.ndarray, np.generic, bool, int, float, complex, str, bytes, type(None),
-    type(Ellipsis), slice, np.dtype, type, np.ufunc, enum.Enum, types.ModuleType,
+    type(Ellipsis), slice, np.dtype, np.ufunc, enum.Enum, types.ModuleType,
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
 # Objects that hold nothing but the function they wrap.
 _WRAPPERS = (type(jax.jit(len)), jax.custom_vjp, jax.custom_jvp)
@@ -101,9 +100,8 @@ def lift(grad_fn: Callable[..., Any]) -> tuple[Rebuild, list[Any]] | None:
         else:
             leaves, treedef = tree_flatten(content)
         traced = [isinstance(leaf, Tracer) for leaf in leaves]
-        if not all(
-            t or _find(leaf, [grad_fn]) is False for t, leaf in zip(traced, leaves, strict=True)
-        ):
+        rest = [leaf for t, leaf in zip(traced, leaves, strict=True) if not t]
+        if captures(rest, but=grad_fn) is not False:
             return None
         if any(traced):
             residuals += [leaf for t, leaf in zip(traced, leaves, strict=True) if t]
@@ -159,42 +157,56 @@ class Transparent:
         raise NotImplementedError
 
 
-def captures(values: Sequence[Any]) -> bool | None:
-    """Tell whether a tracer can be reached through functions and containers.
+def captures(values: Iterable[Any], but: Any = None) -> bool | None:
+    """Tell whether a tracer can be reached from `values` through functions and containers.
 
-    True if there is one, False if there is none, None if that cannot be seen.
+    True if there is one, False if there is none, None if that cannot be seen. What can be
+    reached only through `but` does not count.
     """
-    return _find(list(values), [])
+    pending = list(values)
+    visited = {id(but): but}  # by id, and kept, so that no id is used twice
+    opaque = False
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Tracer):
+            return True
+        if isinstance(value, _SIMPLE) or id(value) in visited:
+            continue
+        visited[id(value)] = value
+        parts = _parts(value)
+        if parts is None:
+            opaque = True
+        else:
+            pending.extend(parts)
+    return None if opaque else False
 
 
-def _find(value: Any, seen: list[Any]) -> bool | None:
-    if isinstance(value, Tracer):
-        return True
-    if isinstance(value, _SIMPLE) or any(value is s for s in seen):
-        return False
+def _parts(value: Any) -> Iterable[Any] | None:
+    """Return what an object holds, or None if it may hold anything."""
     if isinstance(value, types.FunctionType):
-        parts = _slots(value)
-        if not value.__closure__ and parts == [None, None]:
-            return False
-    elif isinstance(value, _CONTAINERS):
-        parts = value.values() if isinstance(value, dict) else value
-    elif isinstance(value, functools.partial):
-        parts = [value.func, value.args, value.keywords]
-    elif isinstance(value, types.MethodType):
-        parts = [value.__func__, value.__self__]
-    elif isinstance(value, Transparent):
-        parts = value.held()
-    elif isinstance(value, _WRAPPERS) and hasattr(value, "__wrapped__"):
-        parts = [value.__wrapped__]
-    else:
-        parts = tree_leaves(value)
-        if len(parts) == 1 and parts[0] is value:
-            if not _is_plain_object(value):
-                return None  # it may hold anything
-            parts = vars(value).values()
-    seen = [*seen, value]
-    answers = [_find(part, seen) for part in parts]
-    return True if True in answers else None if None in answers else False
+        return _slots(value)
+    if isinstance(value, type):
+        # Only the methods of a class that is made inside a function can close over a tracer.
+        local = [cls for cls in value.__mro__ if "<locals>" in cls.__qualname__]
+        return [v for cls in local for name, v in vars(cls).items() if name != "_abc_impl"]
+    if isinstance(value, (staticmethod, classmethod)):
+        return (value.__func__,)
+    if isinstance(value, property):
+        return value.fget, value.fset, value.fdel
+    if isinstance(value, _CONTAINERS):
+        return value.values() if isinstance(value, dict) else value
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, Transparent):
+        return value.held()
+    if isinstance(value, _WRAPPERS) and hasattr(value, "__wrapped__"):
+        return (value.__wrapped__,)
+    leaves = tree_leaves(value)
+    if len(leaves) != 1 or leaves[0] is not value:  # a pytree
+        return [type(value), *leaves]
+    return [type(value), *vars(value).values()] if _is_plain_object(value) else None
 
 
 def _is_plain_object(value: Any) -> bool:
@@ -243,7 +255,7 @@ def traced_rule(
         return [g for g in results if g is not None]
 
     closed = jax.make_jaxpr(gradients)([leaves[i] for i in outputs.differentiable])
-    jaxpr = closed.jaxpr
+    jaxpr = without_consts(closed)
     traced = [i for i, c in enumerate(closed.consts) if isinstance(c, Tracer)]
     residuals = [closed.consts[i] for i in traced]
     consts = [None if isinstance(c, Tracer) else c for c in closed.consts]
@@ -252,7 +264,7 @@ def traced_rule(
         filled = list(consts)
         for i, residual in zip(traced, residuals, strict=True):
             filled[i] = residual
-        results = iter(evaluate(jaxpr, filled, *cotangents))
+        results = iter(evaluate(jaxpr, *filled, *cotangents))
         return [next(results) if p else None for p in present]
 
     return Rule(Static(run, specs, outputs), residuals)

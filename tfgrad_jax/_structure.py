@@ -16,6 +16,7 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_structure, tree_unflatten
 
 from . import _errors
+from ._compat import varying
 
 _OPERAND = object()  # stands for an operand among the statics of a `Layout`
 _LEAF = tree_structure(0)
@@ -25,10 +26,11 @@ _VALUES = (int, str, bytes)
 
 
 class Spec(NamedTuple):
-    """Shape and dtype of an operand."""
+    """The type of an operand."""
 
     shape: tuple[int, ...]
     dtype: Any
+    axes: frozenset[Any] = frozenset()  # of a shard_map, along which it varies
 
     @property
     def differentiable(self) -> bool:
@@ -42,9 +44,9 @@ def is_kind(dtype: Any, kind: Any) -> bool:
 
 
 def spec(leaf: Any) -> Spec:
-    """Return the shape and dtype of an array, a tracer or a Python number."""
+    """Return the type of an array, a tracer or a Python number."""
     try:
-        return Spec(leaf.shape, leaf.dtype)
+        return Spec(leaf.shape, leaf.dtype, varying(leaf))
     except AttributeError:
         return Spec(np.shape(leaf), jnp.result_type(leaf))
 
@@ -146,11 +148,12 @@ class Layout:
         differentiable = iter([s.differentiable for s in specs])
         wanted = [s is _OPERAND and next(differentiable) for s in self._statics]
         flat = list(result) if isinstance(result, (list, tuple)) else [result]
-        if len(flat) == len(wanted) and all(_fits(g, w) for g, w in zip(flat, wanted, strict=True)):
-            return flat
-        if len(flat) == sum(wanted) and all(_fits(g, True) for g in flat):
-            rest = iter(flat)
-            return [next(rest) if w else None for w in wanted]
+        if not any(isinstance(g, (list, tuple, dict)) for g in flat):
+            if len(flat) == len(wanted):
+                return flat
+            if len(flat) == sum(wanted):
+                rest = iter(flat)
+                return [next(rest) if w else None for w in wanted]
         raise _errors.wrong_structure(where, result, self, wanted)
 
     def _checked(self, gradient: Any, wanted: Spec, index: int, where: _errors.Where) -> Any:
@@ -175,11 +178,6 @@ class Layout:
         if shape != wanted.shape:
             raise _errors.wrong_shape(where, Spec(shape, dtype), wanted, self.path(index))
         return jnp.asarray(gradient, wanted.dtype)
-
-
-def _fits(gradient: Any, differentiable: bool) -> bool:
-    """Tell whether a flat entry can be the gradient of one leaf."""
-    return not (differentiable and isinstance(gradient, (list, tuple, dict)))
 
 
 def _match(treedef: Any, got: Any, found: list[Any]) -> bool:

@@ -1,0 +1,67 @@
+"""What differs between versions of JAX, in one place, each with the condition for its removal.
+
+`without_consts` and `evaluate` run where a traced function of the user is kept and called
+again; `same_axes` runs on every gradient of a traced input.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+# Up to JAX 0.6, the batching rule of a custom_vjp inside a jaxpr fails if it is differentiated
+# at the same time. Remove when JAX 0.7 is the oldest supported.
+_BATCHES_TOO_LATE = hasattr(jax.custom_derivatives, "custom_vjp_call_jaxpr_p")
+
+# Before custom_jvp became a primitive of its own, JAX dropped a custom_jvp rule inside a scan
+# when it evaluated the scan in part, and put the function itself in its place. Remove when JAX
+# 0.11 is the oldest supported.
+SCAN_DROPS_CUSTOM_JVP = not hasattr(jax.config, "jax_custom_jvp3")
+
+
+def without_consts(closed: ClosedJaxpr) -> Jaxpr:
+    """Return the jaxpr with its constants as leading arguments, and without their values."""
+    jaxpr = closed.jaxpr
+    return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+
+
+def evaluate(jaxpr: Jaxpr, *args: Any) -> list[Any]:
+    """Evaluate a jaxpr that has no constants, equation by equation."""
+    run = functools.partial(jax.core.eval_jaxpr, jaxpr, ())
+    if _BATCHES_TOO_LATE and any(e.primitive.name.startswith("custom_vjp") for e in jaxpr.eqns):
+        keep_all = jax.checkpoint_policies.everything_saveable
+        run = jax.checkpoint(run, policy=keep_all, prevent_cse=False)  # batched as a whole first
+    return run(*args)
+
+
+def varying(value: Any) -> frozenset[Any]:
+    """Return the mesh axes of a `shard_map` along which a value differs between devices."""
+    if not isinstance(value, Tracer):
+        return frozenset()
+    aval = jax.typeof(value)
+    if hasattr(aval, "manual_axis_type"):
+        return frozenset(aval.manual_axis_type.varying)
+    return getattr(aval, "vma", frozenset())  # JAX 0.6 tells nothing
+
+
+def same_axes(gradient: Any, axes: frozenset[Any]) -> Any:
+    """Make a gradient vary along the axes along which its input does.
+
+    For an input that all devices share, each has computed its own part: JAX adds these up when
+    it differentiates its own operations, and so does this.
+    """
+    own = varying(gradient)
+    if own - axes:
+        gradient = jax.lax.psum(gradient, tuple(own - axes))
+    if axes - own:
+        gradient = _vary(gradient, tuple(axes - own))
+    return gradient
+
+
+def _vary(value: Any, axes: Sequence[Any]) -> Any:
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(value, axes, to="varying")
+    return jax.lax.pvary(value, axes)  # pyrefly: ignore  # of JAX 0.6 to 0.8
