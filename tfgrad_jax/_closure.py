@@ -10,21 +10,20 @@ that of `variables=`, that of `f`'s own operations (`variables="autodiff"`), or 
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import Literal
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from . import _errors
 from ._call import Call, Contract, Variables, accepts_variables, inside_rule
-from ._compat import evaluate, without_consts
 from ._derivatives import attach, depending
 from ._rules import Rebuild, Rule, Static, lift, lifted_rule, traced_rule
 from ._structure import Outputs, Spec, spec
+from ._traced import Traced
 
 # The calls that are being hoisted: a rule may call its own function, which then is among them.
 _hoisting: ContextVar[tuple["_Hoisting", ...]] = ContextVar("hoisting", default=())
@@ -56,64 +55,6 @@ class _RecursionSignal(Exception):  # noqa: N818 - no error: it unwinds to the c
     """The rule of a call made the same call again, before its value was known."""
 
 
-class _Traced:
-    """A jaxpr of a function of the operands; the tracers it captured become operands too."""
-
-    def __init__(self, f: Callable[..., Any], operands: Sequence[Any]) -> None:
-        closed = jax.make_jaxpr(lambda *operands: f(*operands))(*operands)  # no trace of it cached
-        self._jaxpr = without_consts(closed)
-        self._consts = list(closed.consts)
-        self._captured: dict[int, int] = {}  # position among the constants -> among the captured
-
-    def captured(self) -> dict[int, Any]:
-        """Return the captured tracers by their id."""
-        return {id(c): c for c in self._consts if isinstance(c, Tracer)}
-
-    def release(self, order: Mapping[int, Any]) -> None:
-        """Take the tracers from the captured values, in this order, from now on."""
-        index = {key: position for position, key in enumerate(order)}
-        for i, c in enumerate(self._consts):
-            if isinstance(c, Tracer):
-                self._captured[i] = index[id(c)]
-                self._consts[i] = None  # it must not outlive its trace
-
-    def evaluate(self, captured: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-        consts = list(self._consts)
-        for i, position in self._captured.items():
-            consts[i] = captured[position]
-        return evaluate(self._jaxpr, *consts, *operands)
-
-    def used(self, results: Sequence[int]) -> tuple[dict[int, Any], set[int]]:
-        """Return what the results at these positions depend on.
-
-        Of the captured tracers the ids, in the order of first use, each with the equation that
-        first uses it; of the operands their positions.
-        """
-        outvars = [self._jaxpr.outvars[i] for i in results]
-        needed = {v for v in outvars if not isinstance(v, Literal)}
-        equations = []  # those that the results depend on, last one first
-        for eqn in reversed(self._jaxpr.eqns):
-            if not needed.isdisjoint(eqn.outvars):
-                needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-                equations.append(eqn)
-        count = len(self._consts)
-        captured = {
-            var: id(c)
-            for var, c in zip(self._jaxpr.invars, self._consts, strict=False)
-            if isinstance(c, Tracer)
-        }
-        first: dict[int, Any] = {}
-        for eqn in reversed(equations):
-            for var in eqn.invars:
-                if not isinstance(var, Literal) and var in captured:
-                    first.setdefault(captured[var], eqn)
-        for var in outvars:
-            if not isinstance(var, Literal) and var in captured:
-                first.setdefault(captured[var], None)  # returned as it is
-        operands = enumerate(self._jaxpr.invars[count:])
-        return first, {i for i, var in operands if var in needed}
-
-
 class _Result:
     """What hoisting found out about a call. Refers to no tracer."""
 
@@ -121,14 +62,15 @@ class _Result:
     outputs: Outputs
     inputs: Sequence[Spec]
     captured: list[Spec]
-    traced: _Traced  # `f`, then what its rule takes from it
+    traced: Traced  # `f`, then what its rule takes from it
     rule: Static  # gradients of the inputs, then of the variables
     extra: list[int]  # the captured values that the rule takes as further residuals
     positions: list[int | None]  # of the variables among the captured values
     used: dict[int, Any]  # captured values that `y` depends on, each with its first equation
     ignored: list[list[int]]  # for each leaf of `y`, the operands that it does not depend on
     autodiff: bool
-    value: _Traced | None = None  # `f` alone, where the rule calls its own function
+    declared: bool
+    value: Traced | None = None  # `f` alone, where the rule calls its own function
 
 
 class _Hoisting:
@@ -142,6 +84,7 @@ class _Hoisting:
         self.result.contract = call.contract
         self.result.inputs = [spec(o) for o in operands]
         self.result.autodiff = call.autodiff
+        self.result.declared = call.variables is not None and not call.autodiff
 
     def same_as(self, other: "_Hoisting") -> bool:
         """Tell whether the other call would trace the very same thing."""
@@ -151,7 +94,7 @@ class _Hoisting:
         """Trace `f` and then its rule; find what they capture and where its gradients are."""
         call, result = self._call, self.result
         variables, listed = None, []
-        if call.variables is not None and not call.autodiff:
+        if result.declared:
             variables, listed = Variables.of(call.variables)
         answered = call.variables is not None
         asks = False  # the rule wants the variables, which are known once `f` has been traced
@@ -174,7 +117,7 @@ class _Hoisting:
             result.rule = rule.static
             return leaves, rule.residuals
 
-        traced = _Traced(f_then_residuals, self._operands)
+        traced = Traced(f_then_residuals, self._operands)
         if asks:
             captured = traced.captured()
             found = [captured[key] for key in traced.used(range(result.outputs.count))[0]]
@@ -183,7 +126,7 @@ class _Hoisting:
                 variables, listed = Variables.of(found)
             if lifted is None:
                 answered = True
-                traced = _Traced(f_then_residuals, self._operands)
+                traced = Traced(f_then_residuals, self._operands)
 
         order = {id(c): c for c in self.captured} | traced.captured()
         order |= {id(v): v for v in listed if isinstance(v, Tracer)}
@@ -246,7 +189,7 @@ class _Hoisting:
             leaves, result.outputs, _ = self._call.apply(operands)
             return leaves
 
-        value = _Traced(f, self._operands)
+        value = Traced(f, self._operands)
         captured = value.captured()
         self.captured = list(captured.values())
         value.release(captured)
@@ -359,5 +302,5 @@ class Hoisted:
             uses = [_errors.first_use(result.used[i], self.source) for i in missing]
             specs = [result.captured[i] for i in missing]
             raise _errors.no_gradient_for_captured(
-                self.source, list(zip(specs, uses, strict=True)), bool(result.positions)
+                self.source, list(zip(specs, uses, strict=True)), result.declared
             )

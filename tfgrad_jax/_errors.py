@@ -142,7 +142,8 @@ def wrong_structure(where: Where, result: Any, layout: Any, wanted: Sequence[boo
             f"{where} returned {_count(len(result), 'gradient')}; expected {count}, for the "
             f"{where.of}s {listed}.{hint}"
         )
-    expected = layout.treedef
+    values = layout.treedef.children()
+    expected = values[0] if len(values) == 1 else layout.treedef
     return TypeError(
         f"{where} returned gradients in a structure that does not fit the {where.of}s.\n"
         f"  expected: {_tree(expected)}, for {listed}\n"
