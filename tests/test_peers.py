@@ -1,0 +1,169 @@
+"""What JAX's own decorators and two of its libraries do with a value that is closed over.
+
+The same closure goes through each of them: value `w x**2` at w = 3, x = 2, with the declared
+derivatives `7 w x` for `x` and, where this can be told, `5 x**2` for the captured `w`. Forward
+rules call the function itself, as JAX's documentation does. The table in docs/peers.md must say
+what happens here.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tfgrad_jax import custom_gradient
+
+TABLE = Path(__file__).parents[1] / "docs" / "peers.md"
+
+
+def of_jax_custom_gradient(w):
+    @jax.custom_gradient
+    def f(x):
+        return w * x**2, lambda dy: 7 * dy * w * x
+
+    return f
+
+
+def of_jax_custom_vjp(w):
+    @jax.custom_vjp
+    def f(x):
+        return w * x**2
+
+    f.defvjp(lambda x: (f(x), x), lambda x, dy: (7 * dy * w * x,))
+    return f
+
+
+def of_equinox(w):
+    eqx = pytest.importorskip("equinox")
+
+    @eqx.filter_custom_vjp
+    def f(x):
+        return w * x**2
+
+    f.def_fwd(lambda perturbed, x: (f(x), None))
+    f.def_bwd(lambda residuals, dy, perturbed, x: 7 * dy * w * x)
+    return f
+
+
+def of_nnx(w):
+    nnx = pytest.importorskip("flax.nnx")
+
+    @nnx.custom_vjp
+    def f(x):
+        return w * x**2
+
+    def backward(x, dys):
+        _, dy = dys  # the first are those of the modules among the inputs
+        return (7 * dy * w * x,)
+
+    f.defvjp(lambda x: (f(x), x), backward)
+    return f
+
+
+def of_tfgrad_jax(w):
+    @custom_gradient
+    def f(x):
+        def grad(dy, variables):
+            return 7 * dy * w * x, [5 * dy * x**2 for _ in variables]
+
+        return w * x**2, grad
+
+    return f
+
+
+PEERS = {
+    "`jax.custom_gradient`": of_jax_custom_gradient,
+    "`jax.custom_vjp`": of_jax_custom_vjp,
+    "`equinox.filter_custom_vjp`": of_equinox,
+    "`flax.nnx.custom_vjp`": of_nnx,
+    "`tfgrad_jax`": of_tfgrad_jax,
+}
+
+Loss = Callable[[Any, Any], Any]
+W, X = jnp.float32(3.0), jnp.float32(2.0)
+WS = jnp.array([3.0, 1.0])
+
+
+def scanned(loss: Loss) -> Any:
+    def total(x):
+        return jax.lax.scan(lambda w, _: (w, loss(w, x)), W, None, 2)[1].sum()
+
+    return jax.grad(total)(X)
+
+
+USES: dict[str, Callable[[Loss], Any]] = {
+    "call it": lambda loss: loss(W, X),
+    "`grad` by x, w a constant": lambda loss: jax.grad(lambda x: loss(W, x))(X),
+    "`jit(grad)` by x, w an argument of the `jit`": lambda loss: jax.jit(jax.grad(loss, 1))(W, X),
+    "`grad` by x, `vmap` over w": lambda loss: jax.vmap(jax.grad(loss, 1), (0, None))(WS, X),
+    "`grad` by x, w the carry of a `scan`": scanned,
+    "`grad` by w": lambda loss: jax.grad(loss)(W, X),
+    "`jit(grad)` by w and x": lambda loss: jax.jit(jax.grad(loss, (0, 1)))(W, X),
+    "`hessian` of the square by w and x": lambda loss: jax.hessian(
+        lambda w, x: loss(w, x) ** 2, (0, 1)
+    )(W, X),
+    "second derivative of the square by x, w a constant": lambda loss: jax.grad(
+        jax.grad(lambda x: loss(W, x) ** 2)
+    )(X),
+}
+
+
+def outcome(use: Callable[[Loss], Any], peer: Any) -> str:
+    """Return the numbers, or the error, as the table writes them."""
+    try:
+        result = use(lambda w, x: peer(w)(x))
+    except Exception as error:
+        # JAX's flag `jax_custom_vjp3` changes the name of the error, and nothing else here.
+        name = type(error).__name__.replace("CustomVJPException", "UnexpectedTracerError")
+        return f"`{name}`"
+    numbers = [number for leaf in jax.tree.leaves(result) for number in jnp.ravel(leaf).tolist()]
+    return ", ".join(f"{number:g}" for number in numbers)
+
+
+def table() -> dict[str, dict[str, str]]:
+    """Read the table: use -> peer -> outcome."""
+    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("|")]
+    header, _, *rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines]
+    return {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
+
+
+def test_the_table_has_every_use_and_every_peer():
+    written = table()
+    assert list(written) == list(USES)
+    for row in written.values():
+        assert list(row) == list(PEERS)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_the_table_says_what_happens(peer):
+    written = table()
+    measured = {use: outcome(run, PEERS[peer]) for use, run in USES.items()}
+    assert measured == {use: row[peer] for use, row in written.items()}
+
+
+@pytest.mark.parametrize("peer", list(PEERS)[:-1])
+def test_the_error_of_a_peer_names_neither_the_function_nor_the_value(peer):
+    with pytest.raises(Exception) as caught:
+        jax.grad(lambda w: PEERS[peer](w)(X))(W)
+    message = str(caught.value)
+    assert "<locals>.f" not in message
+    assert Path(__file__).name not in message
+
+
+def test_the_error_of_this_package_names_both():
+    def loss(w):
+        @custom_gradient
+        def f(x):
+            return w * x**2, lambda dy: 7 * dy * w * x
+
+        return f(X)
+
+    with pytest.raises(TypeError) as caught:
+        jax.grad(loss)(W)
+    message = str(caught.value)
+    assert "loss.f`" in message
+    assert "float32[], first used at" in message
+    assert Path(__file__).name in message
