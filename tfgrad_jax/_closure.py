@@ -194,6 +194,7 @@ class _Hoisting:
         self.captured = list(captured.values())
         value.release(captured)
         result.value = value
+        result.ignored = [[] for _ in range(result.outputs.count)]  # until it is known
         known = -1
         while known != len(self.captured):  # the inner calls must be given all captured values
             known = len(self.captured)
@@ -229,7 +230,14 @@ class Hoisted:
 
     def primal(self, operands: Sequence[Any]) -> list[Any]:
         traced = self._result.value or self._result.traced
-        return traced.evaluate(*self._split(operands))[: self._result.outputs.count]
+        return self._depending(traced.evaluate(*self._split(operands)), operands)
+
+    def _depending(self, leaves: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+        """Return the outputs, first among `leaves`, as values that depend on all operands."""
+        return [
+            depending(leaf, [operands[i] for i in ignored])
+            for leaf, ignored in zip(leaves, self._result.ignored, strict=False)
+        ]
 
     def forward(
         self, operands: Sequence[Any], perturbed: Sequence[bool] | None
@@ -251,11 +259,7 @@ class Hoisted:
         static = Static(run, specs, result.outputs, refuse)
         rule = Rule(static, [*pull_back, *residuals])
         if any(isinstance(o, Tracer) for o in operands):
-            leaves = [
-                depending(leaf, [operands[i] for i in ignored])
-                for leaf, ignored in zip(leaves, result.ignored, strict=True)
-            ]
-            leaves = attach(leaves, operands, rule)
+            leaves = attach(self._depending(leaves, operands), operands, rule)
         return leaves, rule
 
     def _run(

@@ -246,7 +246,8 @@ class Direct:
         self.treedef: Any = None  # of `y`, once `f` has run
 
     def primal(self, operands: Sequence[Any]) -> list[Any]:
-        return self._run(self._call.apply, operands)[0]
+        leaves = self._run(self._call.apply, operands)[0]
+        return [depending(leaf, _ignored(leaf, operands)) for leaf in leaves]
 
     def _run(self, f: Any, operands: Sequence[Any]) -> tuple[list[Any], Outputs, Any, bool]:
         concrete = not _traced(operands)
@@ -283,9 +284,7 @@ class Direct:
                 leaves = differentiable(self, operands)
             return leaves, as_it_is
         if not concrete:
-            for i, leaf in enumerate(leaves):
-                if any(leaf is o for o in operands):
-                    leaves[i] = depending(leaf, [o for o in operands if o is not leaf])
+            leaves = [depending(leaf, _ignored(leaf, operands)) for leaf in leaves]
             return attach(leaves, operands, rule), rule
         if rule.residuals:
             raise CapturedTracerError
@@ -294,6 +293,16 @@ class Direct:
     def _rule(self, rebuild: Any, residuals: Any, outputs: Outputs, specs: Sequence[Spec]) -> Rule:
         contract, variables = self._call.contract, self._variables
         return lifted_rule(contract, rebuild, residuals, outputs, specs, lambda _: variables)
+
+
+def _ignored(leaf: Any, operands: Sequence[Any]) -> list[Any]:
+    """Return operands that an output certainly does not depend on.
+
+    It is one of the others, or is traced by another transformation: not mapped, where these are.
+    """
+    if any(leaf is o for o in operands):
+        return [o for o in operands if o is not leaf]
+    return [o for o in operands if type(o) is not type(leaf)]
 
 
 def _traced(values: Sequence[Any]) -> bool:

@@ -6,6 +6,7 @@ statics (everything else, left alone); `Layout.join` puts them together again. W
 it returned.
 """
 
+import collections
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -148,12 +149,14 @@ class Layout:
         differentiable = iter([s.differentiable for s in specs])
         wanted = [s is _OPERAND and next(differentiable) for s in self._statics]
         flat = list(result) if isinstance(result, (list, tuple)) else [result]
-        if not any(isinstance(g, (list, tuple, dict)) for g in flat):
-            if len(flat) == len(wanted):
+        nested = [isinstance(g, (list, tuple, dict)) for g in flat]
+        if len(flat) == len(wanted):
+            traced = [s is _OPERAND for s in self._statics]
+            if not any(n and t for n, t in zip(nested, traced, strict=True)):
                 return flat
-            if len(flat) == sum(wanted):
-                rest = iter(flat)
-                return [next(rest) if w else None for w in wanted]
+        if len(flat) == sum(wanted) and not any(nested):
+            rest = iter(flat)
+            return [next(rest) if w else None for w in wanted]
         raise _errors.wrong_structure(where, result, self, wanted)
 
     def _checked(self, gradient: Any, wanted: Spec, index: int, where: _errors.Where) -> Any:
@@ -195,7 +198,7 @@ def _match(treedef: Any, got: Any, found: list[Any]) -> bool:
     if issubclass(kind, (tuple, list)):
         parts = got if isinstance(got, (tuple, list)) else None
     elif issubclass(kind, dict):
-        keys = keys[1] if isinstance(keys, tuple) else keys  # defaultdict keeps (factory, keys)
+        keys = keys[1] if issubclass(kind, collections.defaultdict) else keys
         same = isinstance(got, Mapping) and set(got) == set(keys)
         parts = [got[k] for k in keys] if same else None
     else:

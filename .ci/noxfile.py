@@ -1,0 +1,64 @@
+"""Sessions that `.ci/run` starts after the README's own test command."""
+
+import pathlib
+import zipfile
+
+import nox
+
+nox.options.reuse_existing_virtualenvs = True
+ROOT = pathlib.Path(__file__).parent.parent
+# What the tests need and every supported JAX has.
+TOOLS = [
+    "chex", "equinox", "hypothesis", "optax", "pytest", "pytest-randomly", "pytest-timeout",
+    "pytest-xdist", "sybil",
+]  # fmt: skip
+
+
+@nox.session(python="3.11")
+def lint(session: nox.Session) -> None:
+    session.install("-e", ".[dev]")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("pyrefly", "check")
+    session.run("pyright", "--verifytypes", "tfgrad_jax", "--ignoreexternal")
+
+
+@nox.session(python="3.11")
+def docs(session: nox.Session) -> None:
+    session.install("-e", ".[docs]")
+    session.run("sphinx-build", "-W", "--keep-going", "-q", "docs", "docs/_build")
+
+
+@nox.session(python="3.11")
+def package(session: nox.Session) -> None:
+    """Build, look into the wheel, and import it where only it is installed."""
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", session.create_tmp())
+    wheel = max(pathlib.Path(session.create_tmp()).glob("*.whl"), key=lambda p: p.stat().st_mtime)
+    names = zipfile.ZipFile(wheel).namelist()
+    if "tfgrad_jax/py.typed" not in names or any(n.startswith("tests/") for n in names):
+        session.error(f"wrong contents: {names}")
+    session.install("--force-reinstall", str(wheel))
+    with session.chdir(session.create_tmp()):
+        session.run("python", "-c", "import tfgrad_jax; print(tfgrad_jax.__version__)")
+
+
+@nox.session(python="3.11")
+def oldest(session: nox.Session) -> None:
+    session.install("jax==0.6.0", "jaxlib==0.6.0", "-e", ".", *TOOLS)
+    session.run("python", "-m", "pytest", "tests")
+
+
+@nox.session(python="3.13")
+@nox.parametrize("flags", ["0", "1"], ids=["default", "flags"])
+def newest(session: nox.Session, flags: str) -> None:
+    session.install("-e", ".[test]")
+    env = {"JAX_CUSTOM_VJP3": flags, "JAX_CUSTOM_JVP3": flags}
+    session.run("python", "-m", "pytest", "tests", env=env)
+
+
+@nox.session(python="3.11")
+def tensorflow(session: nox.Session) -> None:
+    """Run the conformance cases on TensorFlow itself."""
+    session.install("-e", ".", "tensorflow", *TOOLS)
+    session.run("python", "-m", "pytest", "tests/tf_parity")
