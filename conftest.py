@@ -3,10 +3,10 @@
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
 
 from sybil import Sybil
-from sybil.sybil import SybilCollection
 from sybil.parsers.doctest import DocTestParser
 from sybil.parsers.markdown import PythonCodeBlockParser as MarkdownCode
 from sybil.parsers.myst import DocTestDirectiveParser, PythonCodeBlockParser
+from sybil.sybil import SybilCollection
 
 _doctests = DocTestParser(optionflags=ELLIPSIS | NORMALIZE_WHITESPACE)
 _pages = Sybil(
