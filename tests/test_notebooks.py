@@ -1,0 +1,174 @@
+"""The notebooks: they run, what they show is what their code gives, and 01 has TF's numbers."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import tfgrad_jax
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+for package in ("chex", "ipykernel", "matplotlib", "optax"):
+    pytest.importorskip(package)
+
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager  # noqa: E402
+from jupyter_client.manager import AsyncKernelManager  # noqa: E402
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+_NUMBER = re.compile(r"-?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
+
+
+class ThisInterpreter(KernelSpecManager):
+    """The kernel is the Python that runs the tests, whatever kernels are installed."""
+
+    def get_kernel_spec(self, kernel_name):
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        return KernelSpec(argv=command, display_name=kernel_name, language="python")
+
+
+def _read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def _execute(path, folder):
+    """Return the notebook with the outputs of a run in a fresh kernel."""
+    notebook = _read(path)
+    manager = AsyncKernelManager(
+        kernel_spec_manager=ThisInterpreter(), connection_file=str(folder / "kernel.json")
+    )
+    client = nbclient.NotebookClient(
+        notebook,
+        km=manager,
+        timeout=300,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    package = str(Path(tfgrad_jax.__file__).parent.parent)  # the kernel tests the same one
+    # Figures are shown inline, and JAX calls eager functions with values: the defaults of both.
+    changed = {"MPLBACKEND", "JAX_CUSTOM_VJP3"}
+    env = {name: value for name, value in os.environ.items() if name not in changed}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")]))
+    env["IPYTHONDIR"] = str(folder)
+    return client.execute(env=env, cleanup_kc=True)
+
+
+def _code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def _printed(cell):
+    return "".join(o.text for o in cell.outputs if o.output_type == "stream")
+
+
+def _kinds(cell):
+    """Return what is shown, without what it is: streams by name, other outputs by MIME type."""
+    return [o.get("name") or sorted(o.get("data", [o.output_type])) for o in cell.outputs]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_stored_outputs_are_clean(path):
+    notebook = _read(path)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    cells = _code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert any(cell.outputs for cell in cells)
+    for output in (o for cell in cells for o in cell.outputs):
+        assert output.output_type != "error"
+        assert output.get("name") != "stderr"
+        assert not re.search(r"/(home|root|tmp|Users|work)/", str(output))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_fresh_run_gives_the_stored_outputs(path, tmp_path):
+    stored = _code_cells(_read(path))
+    fresh = _code_cells(_execute(path, tmp_path))  # raises where a cell raises
+    for before, after in zip(stored, fresh, strict=True):
+        assert _kinds(before) == _kinds(after)
+        before, after = _printed(before), _printed(after)
+        assert _NUMBER.sub("#", after).split() == _NUMBER.sub("#", before).split()
+        numbers = [float(n) for n in _NUMBER.findall(before)]
+        assert [float(n) for n in _NUMBER.findall(after)] == pytest.approx(
+            numbers, rel=1e-4, abs=1e-5
+        )
+
+
+# --- 01: TensorFlow's worked examples -------------------------------------------------------
+
+# At each tenth step of training, before it: loss, gradient, y, x. Recorded from TensorFlow
+# 2.21.0, tf.keras.optimizers.Adam(0.1).
+TF_TRAINING = {
+    0: (2, -0.393223882, -1, -1),
+    10: (0, 0, 1, 0.00829123706),
+    20: (0, 0, 1, 0.611099958),
+    30: (0, 0, 1, 0.842213631),
+    40: (0, 0, 1, 0.933135331),
+    50: (0, 0, 1, 0.968588889),
+    60: (0, 0, 1, 0.982218146),
+    70: (0, 0, 1, 0.987389386),
+    80: (0, 0, 1, 0.98933053),
+    90: (0, 0, 1, 0.990052879),
+}
+TF_TRAINED = 0.990319848
+
+CHAIN = """\
+foo   x = 2, y = 4
+foo   x = 4, y = 16
+foo   x = 16, y = 256
+grad  x = 16, upstream = 1, current = 32, downstream = 32
+grad  x = 4, upstream = 32, current = 8, downstream = 256
+grad  x = 2, upstream = 256, current = 4, downstream = 1024
+y = 256, dy/dx = 1024
+"""
+
+SHOWN = [
+    "z = 6, dz/dx = 3, dz/dy = 2",
+    "dx/dy = 0",
+    "naive            value inf, gradient nan",
+    "log1pexp         value inf, gradient 1",
+    "log1pexp         value inf, gradient 1, second derivative nan",
+    "stable_log1pexp  value 100, gradient 1, second derivative 0",
+    "op = 8, gradient = 12",
+    "derivative of the gradient: by dy 1000, by x 0",
+    "op:   8 12 1200",
+    "op²:  64 192 19488",
+    "y = 1, gradient = 0.0451766551",
+    "loss = 2, gradient = 0.0903533101",
+]
+
+
+@pytest.fixture(scope="module")
+def worked_examples():
+    """Return what each cell of notebook 01 printed."""
+    (path,) = (path for path in NOTEBOOKS if path.stem == "01_custom_gradient")
+    return [_printed(cell) for cell in _code_cells(_read(path))]
+
+
+def test_01_prints_the_chain_eagerly_and_jitted(worked_examples):
+    assert worked_examples.count(CHAIN) == 2
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_01_shows_tensorflows_numbers(worked_examples, line):
+    assert line in "".join(worked_examples).splitlines()
+
+
+def test_01_trains_as_tensorflow_does(worked_examples):
+    (table,) = (text for text in worked_examples if text.startswith("step"))
+    _, *rows, last = table.splitlines()
+    shown = {int(step): tuple(map(float, row)) for step, *row in map(str.split, rows)}
+    assert shown.keys() == TF_TRAINING.keys()
+    for step, (*row, tensorflow_x) in shown.items():
+        assert row == pytest.approx(TF_TRAINING[step], abs=1e-4)
+        assert tensorflow_x == pytest.approx(TF_TRAINING[step][-1], abs=1e-6)
+    assert float(re.search(r"x = ([\d.]+)", last)[1]) == pytest.approx(TF_TRAINED, abs=1e-4)
+
+
+def test_01_plots_the_training():
+    (path,) = (path for path in NOTEBOOKS if path.stem == "01_custom_gradient")
+    outputs = [o for cell in _code_cells(_read(path)) for o in cell.outputs]
+    (image,) = (o.data["image/png"] for o in outputs if "image/png" in o.get("data", {}))
+    assert 10_000 < len(image) < 100_000
