@@ -1,0 +1,1 @@
+"""What a custom gradient costs and what it saves: `python -m benchmarks`."""

@@ -1,0 +1,122 @@
+"""How everything here is timed: interleaved, blocked until ready, the median of many.
+
+The contestants of one comparison run in turn, one sample each a round, and the first of a round
+changes, so that a machine that slows down slows all of them. A ratio is the median over the
+rounds of the ratio within a round. Calls that take less than `SHORTEST` are repeated within a
+sample. The garbage collector does not run while a sample is taken.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+SHORTEST = 2e-4  # seconds a sample takes at least, where a call can be repeated
+
+
+class Timed(NamedTuple):
+    """A call to be timed; `prepare` makes its argument, anew for each call and untimed."""
+
+    run: Callable[..., Any]
+    prepare: Callable[[], Any] | None = None
+
+    def sample(self, calls: int) -> float:
+        """Return the seconds that a call takes."""
+        if self.prepare is not None:
+            argument = self.prepare()
+            start = time.perf_counter()
+            jax.block_until_ready(self.run(argument))
+            return time.perf_counter() - start
+        run = self.run
+        start = time.perf_counter()
+        for _ in range(calls):
+            jax.block_until_ready(run())
+        return (time.perf_counter() - start) / calls
+
+
+class Stats(NamedTuple):
+    """Quartiles of the samples, in seconds or as a ratio."""
+
+    median: float
+    q1: float
+    q3: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: list[float]) -> "Stats":
+        if len(samples) < 2:
+            return cls(samples[0], samples[0], samples[0], len(samples))
+        q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
+        return cls(median, q1, q3, len(samples))
+
+
+class Comparison(NamedTuple):
+    times: dict[str, Stats]
+    ratios: dict[str, Stats]  # of ours to each of the others
+    failures: dict[str, str]  # of those that cannot run this case
+
+
+def compare(
+    contestants: Mapping[str, Timed | Callable[[], Any]],
+    ours: str | None = None,
+    seconds: float = 1.0,
+    rounds: tuple[int, int] = (7, 200),
+    settle: float = 0.0,
+) -> Comparison:
+    """Time the contestants against each other for about so many seconds.
+
+    `settle` is for contestants that have threads of their own: so many seconds of rest and then
+    an untimed call go before each sample.
+    """
+    runs: dict[str, tuple[Timed, int]] = {}
+    failures = {}
+    a_round = 0.0
+    for name, given in contestants.items():
+        timed = given if isinstance(given, Timed) else Timed(given)
+        try:
+            timed.sample(1)  # compiles, and shows whether it can run at all
+        except Exception as error:
+            if name == ours:
+                raise
+            failures[name] = _reason(error)
+            continue
+        once = min(timed.sample(1) for _ in range(2))
+        calls = 1 if timed.prepare else max(1, min(1000, int(SHORTEST / once)))
+        runs[name] = timed, calls
+        a_round += once * calls
+
+    count = int(min(rounds[1], max(rounds[0], seconds / a_round))) if runs else 0
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    enabled = gc.isenabled()
+    try:
+        for i in range(count):
+            gc.enable()
+            gc.collect(0)
+            gc.disable()
+            first = i % len(names)
+            for name in names[first:] + names[:first]:
+                timed, calls = runs[name]
+                if settle:
+                    time.sleep(settle)
+                    timed.sample(1)
+                samples[name].append(timed.sample(calls))
+    finally:
+        if enabled:
+            gc.enable()
+    ratios = {}
+    if ours in samples:
+        for name in samples:
+            if name != ours:
+                pairs = zip(samples[ours], samples[name], strict=True)
+                ratios[name] = Stats.of([a / b for a, b in pairs])
+    return Comparison({n: Stats.of(s) for n, s in samples.items()}, ratios, failures)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else ""
+    return f"{type(error).__name__}: {text[:160]}".rstrip(": ")
