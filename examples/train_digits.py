@@ -183,7 +183,7 @@ def _draw_curves(figure: SubFigure, runs: dict[str, Run]) -> None:
     activation.plot(
         x, jax.vmap(jax.grad(jnp.sign))(x), color=COLORS[PLAIN], label="its own gradient"
     )
-    activation.set(title="a binary unit", xlabel="x")
+    activation.set(title="a binary unit", xlabel="x", xlim=(-3.2, 3.8), yticks=(-1, 0, 1))
     for name, run in runs.items():
         steps = np.arange(1, len(run.losses) + 1)
         window = min(20, len(steps))
