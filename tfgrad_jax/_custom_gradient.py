@@ -182,10 +182,53 @@ def custom_gradient(
     f : a -> (b, CT b -> CT a)
     h = custom_gradient(f) : a -> b
 
-    `f` returns a pair: its value `y`, and the function `grad_fn` that computes the gradient of
-    a loss with respect to the inputs of `f` from the gradient with respect to `y`. The
-    decorated function returns `y` alone, and JAX differentiates it by `grad_fn`, at every
-    order. Eagerly, both see concrete values.
+    `f` returns a pair: its value `y`, and a function `grad_fn` that turns the gradient of a loss
+    with respect to `y` into its gradient with respect to the inputs. The decorated function
+    returns `y` alone; JAX differentiates it by `grad_fn` under every transformation and at every
+    order. Without `jit`, both see concrete values.
+
+    Inputs are the positional parameters, however they are passed, as pytrees; a default that
+    is left out, `self`, keyword-only arguments and `**kwargs` are none. Arrays (of JAX and
+    NumPy), NumPy scalars, `float` and `complex` are traced, and every other leaf (`int`, `bool`,
+    `str`, `None`, callables, other objects) reaches `f` as it is.
+
+    Args:
+        f: the function. Its `y` is any pytree of arrays and numbers. `grad_fn(*dys)` gets one
+            upstream for each leaf of `y`, of its shape and dtype (zeros where the loss does not
+            depend on it), and returns the gradients in the structure of the inputs, or as a flat
+            list for all or for the differentiable leaves; `None` is no gradient. Each has the
+            shape of its input; another floating precision is cast.
+        variables: what to do about values that `f` closes over and that are differentiated.
+            None: if `grad_fn` takes `variables`, it gets the list of those that JAX traces and
+            `y` depends on, and returns `(grad_xs, grad_vars)`; if not, they raise. A pytree of
+            arrays, or a function of the instance that returns one: `grad_fn` always gets it,
+            and returns their gradients in its structure. "autodiff": the ordinary gradient of
+            `f`.
+        forward_mode: whether `jvp`, `jacfwd` and `linearize` work too, by transposing `grad_fn`,
+            which must be linear in its upstreams.
+        convention: "tf", as above, with complex gradients as in TensorFlow, `dL/dRe + i dL/dIm`.
+            "jax": one upstream in the structure of `y`, complex gradients as in JAX, as
+            `jax.custom_gradient` has it.
+
+    Returns:
+        The decorated function, or, without `f`, the decorator.
+
+    Raises:
+        TypeError: at the call, if the arguments do not fit, `f` does not return such a pair, or
+            an output is no array; when differentiated, if a gradient is of another kind or
+            structure, or a value that `f` closes over has none.
+        ValueError: when differentiated, if a gradient has another shape or their number is
+            wrong.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from tfgrad_jax import custom_gradient
+        >>> @custom_gradient
+        ... def log1pexp(x):
+        ...     e = jnp.exp(x)
+        ...     return jnp.log(1 + e), lambda dy: dy * (1 - 1 / (1 + e))
+        >>> float(jax.grad(log1pexp)(100.0))
+        1.0
     """
     if convention not in _CONVENTIONS:
         raise _errors.bad_option("convention", convention, "'tf' or 'jax'")
