@@ -5,6 +5,7 @@
 would accept `dy + c` and drop the `c`, so `_kinds` first walks the rule's equations.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from ._compat import evaluate
 from ._rules import NeedsValuesError
 
 # What an intermediate value of a rule is, as a function of the upstream gradients.
-_ZERO, _CONSTANT, _LINEAR = range(3)
+_ZERO, _CONSTANT, _LINEAR = range(3)  # max(a, b) is the kind of a sum
 
 # Linear in all their operands together.
 _TOGETHER = (
@@ -61,13 +62,18 @@ def push_forward(
         closed = jax.make_jaxpr(rule)(outputs)
     except NeedsValuesError:
         return list(_pull_back_at_zero(rule, outputs)(list(tangents())))
-    kinds = _kinds(closed, [_LINEAR] * len(closed.jaxpr.invars))
+    unknown: list[str] = []
+    kinds = _kinds(closed.jaxpr, closed.consts, [_LINEAR] * len(closed.jaxpr.invars), unknown)
+    if any(_kind(v, kinds) == _CONSTANT for v in closed.jaxpr.outvars):
+        raise NotLinearError("a gradient that is not zero and does not depend on the upstreams")
     linear = _linear_part(closed, kinds)
     try:
-        transposed = jax.linear_transpose(linear, *outputs)
-        return list(transposed(list(tangents())))
+        return list(jax.linear_transpose(linear, *outputs)(list(tangents())))
     except (NotImplementedError, AssertionError, TypeError, ValueError) as error:
-        raise NotLinearError(f"an operation that JAX cannot transpose ({error})") from error
+        if unknown:
+            raise NotLinearError(f"{unknown[0]}, which JAX cannot transpose") from error
+        # Linear, but in a form that only differentiation can transpose.
+        return list(jax.vjp(linear, *map(jnp.zeros_like, outputs))[1](list(tangents())))
 
 
 def _pull_back_at_zero(rule: Any, outputs: Sequence[Any]) -> Callable[[Any], Any]:
@@ -77,9 +83,15 @@ def _pull_back_at_zero(rule: Any, outputs: Sequence[Any]) -> Callable[[Any], Any
     for factor in (1.0, -2.0):
         probe = [jnp.full_like(y, factor) for y in outputs]
         slope = jax.jvp(rule, (zeros,), (probe,))[1]
-        for got, linear, at_zero in zip(rule(probe), slope, value, strict=True):
-            if not np.allclose(got, linear, 1e-2, 1e-3) or np.any(at_zero):
-                raise NotLinearError("a branch on the upstream, or a constant")
+        try:
+            linear = all(
+                np.allclose(got, wanted, 1e-2, 1e-3) and not np.any(at_zero)
+                for got, wanted, at_zero in zip(rule(probe), slope, value, strict=True)
+            )
+        except NeedsValuesError:
+            raise NotLinearError("a branch on values that are not known") from None
+        if not linear:
+            raise NotLinearError("a branch on the upstreams, or a constant")
     return lambda tangents: pull_back(tangents)[0]
 
 
@@ -107,57 +119,116 @@ def _linear_part(closed: ClosedJaxpr, kinds: dict[Any, int]) -> Callable[..., li
     return lambda *cotangents: evaluate(after, *consts, *cotangents)
 
 
-def _kinds(closed: ClosedJaxpr, given: Sequence[int]) -> dict[Any, int]:
+def _kinds(
+    jaxpr: Any, consts: Sequence[Any], given: Sequence[int], unknown: list[str]
+) -> dict[Any, int]:
     """Tell of each variable what it is as a function of the arguments, of which kinds are given.
 
     Raises at the first operation that is not linear. One that is not known here counts as
-    linear: `jax.linear_transpose` is the judge of it.
+    linear and is added to `unknown`: `jax.linear_transpose` is the judge of it.
     """
-    jaxpr = closed.jaxpr
     kinds: dict[Any, int] = dict(zip(jaxpr.invars, given, strict=True))
-    for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
-        kinds[var] = _constant(value)
+    kinds.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
     for eqn in jaxpr.eqns:
-        operands = [_constant(a.val) if isinstance(a, Literal) else kinds[a] for a in eqn.invars]
-        kinds.update(zip(eqn.outvars, _results(eqn, operands), strict=True))
+        operands = [_kind(a, kinds) for a in eqn.invars]
+        kinds.update(zip(eqn.outvars, _results(eqn, operands, unknown), strict=True))
     return kinds
 
 
-def _results(eqn: Any, operands: Sequence[int]) -> Sequence[int]:
+def _kind(atom: Any, kinds: dict[Any, int]) -> int:
+    return _constant(atom.val) if isinstance(atom, Literal) else kinds[atom]
+
+
+def _results(eqn: Any, operands: Sequence[int], unknown: list[str]) -> Sequence[int]:
     """Return the kinds of the results of an equation, or raise if it is not linear."""
     name, count = eqn.primitive.name, len(eqn.outvars)
-    if _LINEAR not in operands:
-        known = name in _LINEAR_IN or name in _PRODUCTS
-        zero = known and all(kind == _ZERO for kind in operands)
-        return [_ZERO if zero else _CONSTANT] * count
     if name in _PRODUCTS:
         if list(operands).count(_LINEAR) > 1:
             raise NotLinearError(f"`{name}` of two upstreams")
-        return [_ZERO if _ZERO in operands else _LINEAR] * count
+        return [min(operands)] * count if _ZERO in operands else [max(operands)] * count
     if name in _LINEAR_IN:
-        positions = _LINEAR_IN[name]
+        positions = _LINEAR_IN[name] or range(len(operands))
+        kinds = [kind for i, kind in enumerate(operands) if i in positions]
         for i, kind in enumerate(operands):
-            linear_in = positions is None or i in positions
-            if kind == _LINEAR and not linear_in:
+            if kind == _LINEAR and i not in positions:
                 raise NotLinearError(f"`{name}`, which is not linear in its operand {i}")
-            if kind == _CONSTANT and linear_in:
-                raise NotLinearError(f"`{name}` of an upstream and a constant")
-        return [_LINEAR] * count
-    body = _body(eqn)
-    if body is None:
-        return [_LINEAR] * count
-    inner = _kinds(body, operands)
-    return [_constant(v.val) if isinstance(v, Literal) else inner[v] for v in body.jaxpr.outvars]
+        return [functools.reduce(functools.partial(_joined, name), kinds)] * count
+    if name in _LOOPS:
+        return _LOOPS[name](eqn, operands, unknown)
+    for parameter in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        body = eqn.params.get(parameter)
+        if body is not None and len(getattr(body, "jaxpr", body).invars) == len(operands):
+            return _body(body, operands, unknown)
+    if _LINEAR not in operands:
+        return [_CONSTANT] * count
+    unknown.append(f"`{name}`")
+    return [_LINEAR] * count
 
 
-def _body(eqn: Any) -> ClosedJaxpr | None:
-    """Return the body of an equation that calls it once, with its own operands."""
-    if eqn.primitive.name not in ("scan", "while"):
-        for parameter in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-            body = eqn.params.get(parameter)
-            if isinstance(body, ClosedJaxpr) and len(body.jaxpr.invars) == len(eqn.invars):
-                return body
-    return None
+def _joined(name: str, a: int, b: int) -> int:
+    """Return the kind of a sum, or of a value that is one or the other."""
+    if {a, b} == {_CONSTANT, _LINEAR}:
+        raise NotLinearError(f"`{name}` of an upstream and a constant")
+    return max(a, b)
+
+
+def _body(body: Any, operands: Sequence[int], unknown: list[str]) -> list[int]:
+    jaxpr = getattr(body, "jaxpr", body)  # closed, or open where there are no constants
+    kinds = _kinds(jaxpr, getattr(body, "consts", ()), operands, unknown)
+    return [_kind(v, kinds) for v in jaxpr.outvars]
+
+
+def _carried(
+    name: str, body: Any, consts: Sequence[int], carry: Sequence[int], xs: Sequence[int],
+    unknown: list[str],
+) -> list[int]:  # fmt: skip
+    """Return the kinds of the results of a loop: those of the carry when they no longer change."""
+    carry = list(carry)
+    while True:
+        results = _body(body, [*consts, *carry, *xs], unknown)
+        after = [_joined(name, a, b) for a, b in zip(carry, results[: len(carry)], strict=True)]
+        if after == carry:
+            return [*carry, *results[len(carry) :]]
+        carry = after
+
+
+def _scan(eqn: Any, operands: Sequence[int], unknown: list[str]) -> list[int]:
+    # Versions of JAX name the numbers of these differently; a sequence has one axis more in the
+    # equation than in the body.
+    body = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
+    xs = _with_another_shape(eqn.invars, body.invars)
+    carry = len(eqn.outvars) - _with_another_shape(eqn.outvars, body.outvars)
+    end = len(operands) - xs
+    start = end - carry
+    parts = operands[:start], operands[start:end], operands[end:]
+    return _carried("scan", eqn.params["jaxpr"], *parts, unknown)
+
+
+def _with_another_shape(these: Sequence[Any], those: Sequence[Any]) -> int:
+    return sum(a.aval.shape != b.aval.shape for a, b in zip(these, those, strict=True))
+
+
+def _while(eqn: Any, operands: Sequence[int], unknown: list[str]) -> list[int]:
+    ends, count = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    start = ends + count
+    body = eqn.params["body_jaxpr"]
+    carry = _carried("while", body, operands[ends:start], operands[start:], (), unknown)
+    if _body(eqn.params["cond_jaxpr"], [*operands[:ends], *carry], []) == [_LINEAR]:
+        raise NotLinearError("`while` whose end depends on an upstream")
+    return carry
+
+
+def _cond(eqn: Any, operands: Sequence[int], unknown: list[str]) -> list[int]:
+    if operands[0] == _LINEAR:
+        raise NotLinearError("`cond` whose predicate depends on an upstream")
+    branches = [_body(branch, operands[1:], unknown) for branch in eqn.params["branches"]]
+    return [
+        functools.reduce(functools.partial(_joined, "cond"), kinds)
+        for kinds in zip(*branches, strict=True)
+    ]
+
+
+_LOOPS = {"scan": _scan, "while": _while, "cond": _cond}
 
 
 def _constant(value: Any) -> int:
