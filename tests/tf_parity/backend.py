@@ -384,7 +384,7 @@ class TensorFlow(Backend):
 
         def answer(*xs: Any) -> list[Any]:
             with self.tf.GradientTape() as tape:
-                floats = [x for x in self.tf.nest.flatten([xs[i] for i in watched])]
+                floats = self.tf.nest.flatten([xs[i] for i in watched])
                 tape.watch([x for x in floats if x.dtype.is_floating or x.dtype.is_complex])
                 y = f(*xs, *kept)
             sources = [xs[i] for i in watched] + kept

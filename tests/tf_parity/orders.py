@@ -201,17 +201,9 @@ def decorated_grad_fn_in_a_chain(b):
     return b.derivatives(lambda x: f(x) ** 2, 2.0, 2)
 
 
-@case(
-    48,
-    differs=Differs(
-        "`op_with_fused_backprop` as printed in the documentation raises at second order: two "
-        "gradients for one input",
-        "the same error: the printed example is wrong (return one gradient, as in the next case)",
-        [{"returns": 12.0}, {"raises": "ValueError"}],
-        better=True,
-    ),
-)
-def fused_backprop_as_printed(b):
+def _as_printed(b, gradients):
+    """Return the documented `op_with_fused_backprop`, whose inner rule returns `gradients`."""
+
     @b.custom_gradient
     def op_with_fused_backprop(x):
         y, x_grad = x**3, 3.0 * x**2
@@ -220,7 +212,7 @@ def fused_backprop_as_printed(b):
             @b.custom_gradient
             def first_order_custom(unused_x):
                 def second_order_and_transpose(ddy):
-                    return ddy * 6.0 * x, ddy * 100.0
+                    return gradients(ddy, x)
 
                 return x_grad, second_order_and_transpose
 
@@ -228,10 +220,88 @@ def fused_backprop_as_printed(b):
 
         return y, first_order_gradient
 
-    return [
-        b.error(lambda: b.derivatives(op_with_fused_backprop, 2.0, 1)[1]),
-        b.error(lambda: b.derivatives(op_with_fused_backprop, 2.0, 2)[2]),
-    ]
+    return op_with_fused_backprop
+
+
+@case(48, graph_differs="the type of the error is `InternalError`")
+def fused_backprop_as_printed(b):
+    op = _as_printed(b, lambda ddy, x: (ddy * 6.0 * x, ddy * 100.0))
+    return [b.derivatives(op, 2.0, 1), b.error(lambda: b.derivatives(op, 2.0, 2))]
+
+
+@case(
+    48,
+    differs=Differs(
+        "the documented `op_with_fused_backprop` raises at second order: its inner rule returns "
+        "two gradients for one input",
+        "the port returns one, and has every order (as printed, the error names the input)",
+        {"returns": [8.0, 12.0, 12.0, 6.0]},
+        better=True,
+    ),
+)
+def fused_backprop_as_documented_and_as_ported(b):
+    one = b.is_jax
+    op = _as_printed(b, lambda ddy, x: ddy * 6.0 * x if one else (ddy * 6.0 * x, ddy * 100.0))
+    return b.error(lambda: b.derivatives(op, 2.0, 3))
+
+
+@case(
+    49,
+    modes=("eager",),
+    differs=Differs(
+        "a rule that calls a decorated function raises (`out of scope`) when `tf.function(f)` is "
+        "differentiated twice from outside",
+        "the declared second derivative, however the compilation is nested",
+        {"returns": [8.0, 12.0, 1200.0]},
+        better=True,
+    ),
+)
+def fused_backprop_of_a_compiled_function(b):
+    return b.error(lambda: b.derivatives(b.compile(_fused(b)), 2.0, 2))
+
+
+@case(
+    49,
+    modes=("eager",),
+    differs=Differs(
+        "a rule that calls its own function raises (`out of scope`) when `tf.function(f)` is "
+        "differentiated twice from outside",
+        "the rule again, at every order",
+        {"returns": [8.0, 80.0, 800.0]},
+    ),
+)
+def rule_calls_its_own_function_compiled(b):
+    def f(x):
+        return x**3, lambda dy: dy * 10.0 * h(x)
+
+    h = b.custom_gradient(f)
+    return b.error(lambda: b.derivatives(b.compile(h), 2.0, 2))
+
+
+@case(
+    50,
+    modes=("eager",),
+    differs=Differs(
+        "the documented `log1pexp` under `tf.function` has a NaN for its first derivative at 100 "
+        "if two tapes watch its input",
+        "the gradient is 1, however the function is compiled and differentiated",
+        1.0,
+        better=True,
+    ),
+)
+def log1pexp_compiled_at_100_under_two_gradients(b):
+    @b.compile
+    @b.custom_gradient
+    def log1pexp(x):
+        e = b.exp(x)
+        return b.log(1 + e), lambda upstream: upstream * (1 - 1 / (1 + e))
+
+    if b.is_jax:
+        return b.jax.vjp(b.gradient_of(log1pexp), b.constant(100.0))[0]
+    x = b.constant(100.0)
+    with b.tf.GradientTape() as outer:
+        outer.watch(x)
+        return b.gradient_of(log1pexp)(x)
 
 
 def _fused(b):

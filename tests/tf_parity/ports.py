@@ -41,7 +41,8 @@ def gradient_reversal_with_a_watched_strength(b):
 def clip_gradient(b):
     clip = port(b, "clip_gradient", "clip_gradient")
     return [
-        b.value_and_gradient(lambda x: clip(x, limit) * b.constant(X), X) for limit in (0.5, 100.0)
+        b.value_and_gradient(lambda x, k=limit: clip(x, k) * b.constant(X), X)
+        for limit in (0.5, 100.0)
     ] + [b.derivatives(lambda x: b.sum(clip(x, 0.5) ** 3), floats(0.6, 0.8), 2)]
 
 

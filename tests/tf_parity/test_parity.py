@@ -6,6 +6,7 @@ differs; then it gives the answer that it says, and TensorFlow must still differ
 
 import pytest
 
+from . import document
 from .backend import Jax
 from .case import disagreement, recorded
 from .cases import CASES
@@ -63,3 +64,8 @@ def test_every_rule_with_a_meaning_in_jax_has_a_case():
     covered = {rule for case in CASES.values() for rule in case.rules}
     # 17, 26: RaggedTensor and IndexedSlices; 63: SavedModel. JAX has none of them.
     assert covered >= set(range(1, 75)) - {17, 26, 63}
+
+
+def test_the_page_lists_every_difference():
+    text = document.PAGE.read_text()
+    assert document.rendered(text) == text, "run `python -m tests.tf_parity.document`"

@@ -253,6 +253,21 @@ def none_above_stops_the_gradient(b):
     return b.value_and_gradient(lambda x: above(f(x)), 2.0)
 
 
+@case(
+    13,
+    differs=Differs(
+        "a rule whose upstreams would all be None is not called",
+        "None is zero, so a rule is called with zeros, as any `jax.custom_vjp` (it shows in a "
+        "rule that does not multiply by its upstream)",
+        [38.0, 6.0],
+    ),
+)
+def none_above_calls_the_rule(b):
+    above = b.custom_gradient(lambda x: (x * x, lambda dy: None))
+    f = b.custom_gradient(lambda x: (x * 3.0, lambda dy: b.constant(5.0)))
+    return b.value_and_gradient(lambda x: above(f(x)) + x, 2.0)
+
+
 @case(13, none_is_zero=True)
 def stop_gradient_outside(b):
     f = b.custom_gradient(lambda x: (x * 3.0, lambda dy: dy * 5.0))

@@ -57,7 +57,7 @@ def var_positional_does_not_take_variables(b):
 @case(
     33,
     differs=Differs(
-        "a rule without `variables` is an error at every call, even where nothing is differentiated",
+        "a rule without `variables` is an error at every call, differentiated or not",
         "it is an error only when such a value is differentiated",
         {"returns": 6.0},
     ),
