@@ -6,7 +6,7 @@ import zipfile
 import nox
 
 nox.options.reuse_existing_virtualenvs = True
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parent.parent  # nox starts every session in the folder of this file
 # What the tests need and every supported JAX has.
 TOOLS = [
     "chex", "equinox", "hypothesis", "optax", "pytest", "pytest-randomly", "pytest-timeout",
@@ -16,6 +16,7 @@ TOOLS = [
 
 @nox.session(python="3.11")
 def lint(session: nox.Session) -> None:
+    session.chdir(ROOT)
     session.install("-e", ".[dev]")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -25,6 +26,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def docs(session: nox.Session) -> None:
+    session.chdir(ROOT)
     session.install("-e", ".[docs]")
     session.run("sphinx-build", "-W", "--keep-going", "-q", "docs", "docs/_build")
 
@@ -32,19 +34,22 @@ def docs(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def package(session: nox.Session) -> None:
     """Build, look into the wheel, and import it where only it is installed."""
+    session.chdir(ROOT)
     session.install("build")
-    session.run("python", "-m", "build", "--outdir", session.create_tmp())
-    wheel = max(pathlib.Path(session.create_tmp()).glob("*.whl"), key=lambda p: p.stat().st_mtime)
+    out = pathlib.Path(session.create_tmp()).resolve()
+    session.run("python", "-m", "build", "--outdir", str(out))
+    (wheel,) = out.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     if "tfgrad_jax/py.typed" not in names or any(n.startswith("tests/") for n in names):
         session.error(f"wrong contents: {names}")
     session.install("--force-reinstall", str(wheel))
-    with session.chdir(session.create_tmp()):
+    with session.chdir(out):
         session.run("python", "-c", "import tfgrad_jax; print(tfgrad_jax.__version__)")
 
 
 @nox.session(python="3.11")
 def oldest(session: nox.Session) -> None:
+    session.chdir(ROOT)
     session.install("jax==0.6.0", "jaxlib==0.6.0", "-e", ".", *TOOLS)
     session.run("python", "-m", "pytest", "tests")
 
@@ -52,6 +57,7 @@ def oldest(session: nox.Session) -> None:
 @nox.session(python="3.13")
 @nox.parametrize("flags", ["0", "1"], ids=["default", "flags"])
 def newest(session: nox.Session, flags: str) -> None:
+    session.chdir(ROOT)
     session.install("-e", ".[test]")
     env = {"JAX_CUSTOM_VJP3": flags, "JAX_CUSTOM_JVP3": flags}
     session.run("python", "-m", "pytest", "tests", env=env)
@@ -60,5 +66,6 @@ def newest(session: nox.Session, flags: str) -> None:
 @nox.session(python="3.11")
 def tensorflow(session: nox.Session) -> None:
     """Run the conformance cases on TensorFlow itself."""
+    session.chdir(ROOT)
     session.install("-e", ".", "tensorflow", *TOOLS)
     session.run("python", "-m", "pytest", "tests/tf_parity")

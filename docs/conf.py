@@ -16,6 +16,7 @@ autodoc_typehints = "none"
 myst_heading_anchors = 3
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
-# The notebooks stand outside of the site's folder.
+# The notebooks, and the examples that pages link to, stand outside of the site's folder.
 _here = pathlib.Path(__file__).parent
-shutil.copytree(_here.parent / "notebooks", _here / "notebooks", dirs_exist_ok=True)
+for _folder in ("notebooks", "examples"):
+    shutil.copytree(_here.parent / _folder, _here / _folder, dirs_exist_ok=True)
