@@ -11,16 +11,14 @@ import functools
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
 
 from ._call import accepts_variables
-from ._linear import _body
+from ._place import first_place
 from ._rules import NeedsValuesError
 from ._signature import Signature
 from ._structure import spec, split
@@ -155,11 +153,11 @@ class Check:
             return False
         for i, path in enumerate(self._problem.paths):
             if not all(np.isfinite(g[i]).all() for g in self._gradients):
-                place = _first_place(self._f, self._xs, self._us)
+                place = first_place(self._f, self._xs, self._us)
                 text = f"the gradient of `{path}` is not finite{place}"
                 self.facts.append(Fact("finite", False, text))
         if not all(np.isfinite(numbers(y)).all() for y in self._ys):
-            text = f"left out where it is not finite{_first_place(self._f, self._xs)}"
+            text = f"left out where it is not finite{first_place(self._f, self._xs)}"
             self.facts.append(Fact("value", None, text))
         return True
 
@@ -301,46 +299,3 @@ def _double_precision() -> Iterator[None]:
         from jax.experimental import enable_x64 as enable
     with enable(True), jax.numpy_dtype_promotion("standard"):
         yield
-
-
-def _first_place(f: Any, xs: Sequence[Any], us: Sequence[Any] | None = None) -> str:
-    """Name the operation that first makes a number that is not finite, and its line."""
-
-    def derivative(*xs: Any) -> Any:
-        ys, pull_back = jax.vjp(f, *xs)
-        return ys, [pull_back(like(u, ys)) for u in us or []]
-
-    try:
-        closed = jax.make_jaxpr(derivative if us else f)(*xs)
-    except NeedsValuesError:
-        return ""
-    values = [jnp.asarray(x) for x in xs]
-    if not all(np.isfinite(numbers(x)).all() for x in values):
-        return ": neither is the argument"
-    return _search(closed, values)
-
-
-def _search(closed: Any, values: Sequence[Any]) -> str:
-    jaxpr = closed.jaxpr
-    variables = [v for eqn in jaxpr.eqns for v in eqn.outvars if str(v) != "_"]
-    results = jax.core.eval_jaxpr(jaxpr.replace(outvars=variables), closed.consts, *values)
-    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *values], strict=True))
-    known.update(zip(variables, results, strict=True))
-    for eqn in jaxpr.eqns:
-        made = [known[v] for v in eqn.outvars if v in known]
-        if all(np.isfinite(numbers(x)).all() for x in made if spec(x).differentiable):
-            continue
-        body = _body(eqn)
-        place = body and _search(
-            body, [v.val if isinstance(v, Literal) else known[v] for v in eqn.invars]
-        )
-        if place:
-            return place
-        frames = getattr(getattr(eqn.source_info, "traceback", None), "frames", ())
-        own = (str(Path(jax.__file__).parent), str(Path(__file__).parent))
-        for frame in frames:
-            if not frame.file_name.startswith(own):
-                line = f"{Path(frame.file_name).name}:{frame.line_num}"
-                return f", first in `{eqn.primitive.name}` ({line})"
-        return f", first in `{eqn.primitive.name}`"
-    return ""

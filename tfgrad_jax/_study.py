@@ -111,7 +111,7 @@ def _differences(f: Any, xs: Any, i: int, us: Any, vs: Any) -> tuple[np.ndarray,
     for v in vs:
         best = None
         for power in (0.25, 0.4):
-            t = eps**power * (float(np.sqrt(np.mean(abs(x) ** 2))) or 1.0)
+            t = eps**power * (float(np.linalg.norm(x)) / max(x.size, 1) ** 0.5 or 1.0)
             a, b, c, d = (change(v, s) for s in (t, -t, t / 2, -t / 2))
             noise = 8 * eps * size / t
             blur = np.nan_to_num(abs((a - b) / (2 * t) - (c - d) / t) + noise, nan=np.inf)
