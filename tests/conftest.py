@@ -9,9 +9,15 @@ import pytest
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# The same examples on every run and machine; `--hypothesis-profile=explore` looks for new ones.
+# The same examples on every run and machine, as they come; `--hypothesis-profile=explore` looks
+# for new ones and makes them small.
 hypothesis.settings.register_profile(
-    "repeat", derandomize=True, deadline=None, max_examples=25, database=None
+    "repeat",
+    derandomize=True,
+    deadline=None,
+    max_examples=20,
+    database=None,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("repeat")

@@ -443,14 +443,16 @@ def polynomials(most_x, most_u, size):
     return st.dictionaries(powers, st.integers(-3, 3), min_size=1, max_size=size)
 
 
-@given(
+random_rules = given(
     value=polynomials(2, 0, 3),
     declared=polynomials(2, 1, 2),
     loss=polynomials(1, 2, 2),
     x=st.sampled_from([-1.5, -0.5, 0.25, 1.0, 2.0]),
 )
-def test_random_rules_agree_with_algebra(value, declared, loss, x):
-    """The rule is `dy * D(x, h(x))`: it may call the function itself."""
+
+
+def check_orders(value, declared, loss, x, around):
+    """Compare with the algebra; the rule is `dy * D(x, h(x))`: it may call the function itself."""
 
     @custom_gradient
     def h(x):
@@ -463,12 +465,36 @@ def test_random_rules_agree_with_algebra(value, declared, loss, x):
     u = evaluate(value, x, 0.0)
     expected = loss
     for order in range(4):
-        actual = functools.reduce(lambda g, _: jax.grad(g), range(order), f)(jnp.float32(x))
+        derivative_of_f = functools.reduce(lambda g, _: jax.grad(g), range(order), f)
+        actual = around(derivative_of_f)(jnp.float32(x))
         wanted = np.float32(evaluate(expected, x, u))
         scale = evaluate({k: abs(c) for k, c in expected.items()}, abs(x), abs(u)) + 1
         np.testing.assert_allclose(actual, wanted, atol=1e-5 * scale, rtol=1e-5)
         assert actual.dtype == jnp.float32
         expected = derivative(expected, declared)
+
+
+@random_rules
+def test_random_rules_agree_with_algebra(value, declared, loss, x):
+    check_orders(value, declared, loss, x, lambda f: f)
+
+
+@pytest.mark.slow
+@random_rules
+def test_random_rules_agree_with_algebra_under_jit(value, declared, loss, x):
+    check_orders(value, declared, loss, x, jax.jit)
+
+
+def test_a_rule_that_multiplies_by_zero():
+    """Zero times an upstream is zero, and still depends on that upstream."""
+
+    @custom_gradient
+    def h(x):
+        return 3 * x, lambda dy: dy * (h(x) * 0.0) + 7 * dy * h(x)
+
+    # h'' = 7 * 7 h
+    assert_same(jax.grad(jax.grad(h))(2.0), jnp.float32(294))
+    assert_same(jax.jit(jax.grad(jax.grad(h)))(2.0), jnp.float32(294))
 
 
 def test_the_algebra_itself():
