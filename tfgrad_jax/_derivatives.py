@@ -180,10 +180,10 @@ def depending(leaf: Any, operands: Sequence[Any]) -> Any:
     adds the upstreams of all examples up before the rule, and not their gradients after it. It
     compiles to nothing.
     """
-    leaf = jnp.asarray(leaf)
     for operand in operands:
         if isinstance(operand, Tracer) and not jnp.issubdtype(operand.dtype, jax.dtypes.extended):
             first = jnp.reshape(operand, (-1,))[:1]
+            leaf = jnp.asarray(leaf)
             other = jnp.broadcast_to(jnp.sum(first).astype(leaf.dtype), leaf.shape)
             leaf = jax.lax.select_n(jnp.zeros(leaf.shape, bool), leaf, other)
     return leaf
@@ -246,8 +246,7 @@ class Direct:
         self.treedef: Any = None  # of `y`, once `f` has run
 
     def primal(self, operands: Sequence[Any]) -> list[Any]:
-        leaves = self._run(self._call.apply, operands)[0]
-        return [depending(leaf, _ignored(leaf, operands)) for leaf in leaves]
+        return _depending(self._run(self._call.apply, operands)[0], operands)
 
     def _run(self, f: Any, operands: Sequence[Any]) -> tuple[list[Any], Outputs, Any, bool]:
         concrete = not _traced(operands)
@@ -284,8 +283,7 @@ class Direct:
                 leaves = differentiable(self, operands)
             return leaves, as_it_is
         if not concrete:
-            leaves = [depending(leaf, _ignored(leaf, operands)) for leaf in leaves]
-            return attach(leaves, operands, rule), rule
+            return attach(_depending(leaves, operands), operands, rule), rule
         if rule.residuals:
             raise CapturedTracerError
         return leaves, as_it_is
@@ -295,14 +293,22 @@ class Direct:
         return lifted_rule(contract, rebuild, residuals, outputs, specs, lambda _: variables)
 
 
-def _ignored(leaf: Any, operands: Sequence[Any]) -> list[Any]:
-    """Return operands that an output certainly does not depend on.
+def _depending(leaves: list[Any], operands: Sequence[Any]) -> list[Any]:
+    """Make outputs depend on the operands that they certainly do not depend on.
 
-    It is one of the others, or is traced by another transformation: not mapped, where these are.
+    An output that is one of the operands does not depend on the others; one that another
+    transformation traces is not mapped where the operands of this one are.
     """
-    if any(leaf is o for o in operands):
-        return [o for o in operands if o is not leaf]
-    return [o for o in operands if type(o) is not type(leaf)]
+    kinds = {type(o) for o in operands}
+    ids = {id(o) for o in operands}
+    if len(kinds) == 1 and all(type(y) in kinds and id(y) not in ids for y in leaves):
+        return leaves
+    return [
+        depending(
+            y, [o for o in operands if o is not y and (id(y) in ids or type(o) is not type(y))]
+        )
+        for y in leaves
+    ]
 
 
 def _traced(values: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from ._compat import evaluate
+from ._compat import evaluate, without_consts
 from ._rules import NeedsValuesError
 
 # What an intermediate value of a rule is, as a function of the upstream gradients.
@@ -104,7 +104,7 @@ def _linear_part(closed: ClosedJaxpr, kinds: dict[Any, int]) -> Callable[..., li
     jaxpr = closed.jaxpr
     dependent = [eqn for eqn in jaxpr.eqns if any(kinds.get(v) == _LINEAR for v in eqn.outvars)]
     constant = [eqn for eqn in jaxpr.eqns if all(kinds.get(v) != _LINEAR for v in eqn.outvars)]
-    if not any(eqn.primitive.name.startswith("custom_") for eqn in constant):
+    if not any(map(_is_custom, jaxpr.eqns)):
         return jaxpr_as_fun(closed)
     needed = {v for eqn in dependent for v in eqn.invars if not isinstance(v, Literal)}
     needed.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
@@ -116,7 +116,38 @@ def _linear_part(closed: ClosedJaxpr, kinds: dict[Any, int]) -> Callable[..., li
     arguments = [*jaxpr.constvars, *computed, *jaxpr.invars]
     after = jaxpr.replace(constvars=[], invars=arguments, eqns=dependent)
     consts += evaluate(before, *consts)
-    return lambda *cotangents: evaluate(after, *consts, *cotangents)
+    return lambda *cotangents: _evaluate_bodies(after, *consts, *cotangents)
+
+
+def _is_custom(eqn: Any) -> bool:
+    """Tell whether an equation is a call with a derivative of its own."""
+    return eqn.primitive.name.startswith("custom_") and _call_body(eqn) is not None
+
+
+def _evaluate_bodies(jaxpr: Any, *args: Any) -> list[Any]:
+    """Evaluate a jaxpr with the bodies of such calls in their place.
+
+    To transpose a map is not to differentiate it: what is declared for its derivative governs
+    the derivative of the rule, and not the rule.
+    """
+    known = dict(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else known[atom]
+
+    for eqn in jaxpr.eqns:
+        if _is_custom(eqn):
+            body = _call_body(eqn)
+            values = [read(a) for a in eqn.invars]
+            results = _evaluate_bodies(without_consts(body), *body.consts, *values)
+        else:
+            variables = list({a: None for a in eqn.invars if not isinstance(a, Literal)})
+            single = jaxpr.replace(
+                constvars=[], invars=variables, outvars=list(eqn.outvars), eqns=[eqn]
+            )
+            results = evaluate(single, *map(read, variables))
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [read(v) for v in jaxpr.outvars]
 
 
 def _kinds(
@@ -155,14 +186,22 @@ def _results(eqn: Any, operands: Sequence[int], unknown: list[str]) -> Sequence[
         return [functools.reduce(functools.partial(_joined, name), kinds)] * count
     if name in _LOOPS:
         return _LOOPS[name](eqn, operands, unknown)
-    for parameter in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        body = eqn.params.get(parameter)
-        if body is not None and len(getattr(body, "jaxpr", body).invars) == len(operands):
-            return _body(body, operands, unknown)
+    body = _call_body(eqn)
+    if body is not None:
+        return _body(body, operands, unknown)
     if _LINEAR not in operands:
         return [_CONSTANT] * count
     unknown.append(f"`{name}`")
     return [_LINEAR] * count
+
+
+def _call_body(eqn: Any) -> Any:
+    """Return the body of an equation that calls it once, with its own operands."""
+    for parameter in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        body = eqn.params.get(parameter)
+        if body is not None and len(getattr(body, "jaxpr", body).invars) == len(eqn.invars):
+            return body
+    return None
 
 
 def _joined(name: str, a: int, b: int) -> int:
