@@ -137,6 +137,19 @@ def test_what_jax_custom_gradient_does_instead():
     assert_same(jax.grad(jax.grad(lambda x: theirs(x) ** 2))(2.0), jnp.float32(168))
 
 
+@pytest.mark.parametrize("function", ["lifted", "hoisted", "traced"])
+def test_forward_mode_is_refused_by_default(function):
+    f = FUNCTIONS[function]
+    for call in (
+        lambda: jax.jvp(f, (2.0,), (1.0,)),
+        lambda: jax.jacfwd(f)(2.0),
+        lambda: jax.jit(jax.jacfwd(f))(2.0),
+        lambda: jax.linearize(f, 2.0)[1](1.0),
+    ):
+        with pytest.raises(TypeError, match=r"forward-mode autodiff \(jvp\) to a custom_vjp"):
+            call()
+
+
 def test_composition():
     # h(h(x)) = x**4; L' = 7 h * 7 x = 49 x h; L'' = 49 h + 49 x * 7 x = 49 * 4 + 343 * 4
     assert_same(jax.grad(lambda x: h(h(x)))(2.0), jnp.float32(392))

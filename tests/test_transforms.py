@@ -111,6 +111,16 @@ def _gradients_in_scan(case):
     return lax.scan(body, 0, case.pairs)[1]
 
 
+def _gradients_in_while(case):
+    def body(state):
+        i, gradients = state
+        found = _grad(case)(*jax.tree.map(lambda a: a[i], case.pairs))
+        return i + 1, jax.tree.map(lambda all_, g: all_.at[i].set(g), gradients, found)
+
+    start = (0, jax.tree.map(jnp.zeros_like, case.pairs))
+    return lax.while_loop(lambda state: state[0] < 2, body, start)[1]
+
+
 OF_PAIRS = {
     "vmap of grad": lambda case: jax.vmap(_grad(case))(*case.pairs),
     "grad of vmap": lambda case: _grad(case, lambda *p: jnp.sum(jax.vmap(case.loss)(*p)))(
@@ -120,6 +130,7 @@ OF_PAIRS = {
     "scan": _scanned,
     "grad in scan": _gradients_in_scan,
     "map": lambda case: lax.map(lambda arrays: _grad(case)(*arrays), case.pairs),
+    "grad in while_loop": _gradients_in_while,
 }
 
 
@@ -138,6 +149,36 @@ def test_vmap_over_some_inputs_sums_the_gradient_of_the_others():
     assert_same(per_example, (7 * xs, jnp.float32([10.0, 10.0, 10.0])))
     batch = jax.grad(lambda w, xs: jax.vmap(product, (None, 0))(w, xs).sum(), (0, 1))(w, xs)
     assert_same(batch, (jnp.float32(42.0), jnp.float32([10.0, 10.0, 10.0])))
+
+
+def test_jacobian_of_a_vector_function():
+    """`jacrev` runs the rule on a batch of upstreams."""
+
+    @custom_gradient
+    def rotated(x):
+        return jnp.roll(x, 1) ** 2, lambda dy: 7 * jnp.roll(dy, -1) * x
+
+    x = jnp.float32([1, 2, 3])
+    # Row i of the Jacobian has 7 x at the entry that comes to the place i.
+    expected = 7 * jnp.roll(jnp.diag(x), 1, axis=0)
+    assert_same(jax.jacrev(rotated)(x), expected)
+    assert_same(jax.jit(jax.jacrev(rotated))(x), expected)
+    assert_same(jax.vmap(jax.jacrev(rotated))(jnp.stack([x, x]))[1], expected)
+
+
+def test_shapes_without_running():
+    """`eval_shape` and `make_jaxpr` know the result, and the rule is not run."""
+
+    @custom_gradient
+    def h(x):
+        def grad(dy):
+            raise AssertionError("the rule was run")
+
+        return {"y": x.astype(jnp.bfloat16)}, grad
+
+    shape = jax.eval_shape(h, jax.ShapeDtypeStruct((2, 3), jnp.float32))
+    assert (shape["y"].shape, shape["y"].dtype) == ((2, 3), jnp.bfloat16)
+    assert jax.make_jaxpr(h)(jnp.ones(2)).out_avals[0].shape == (2,)
 
 
 # --- values ---------------------------------------------------------------------------------------
