@@ -791,7 +791,7 @@ def test_not_finite():
     report = quick(log, jnp.asarray([0.0, 1.0]))
     assert not report.ok and report.rows[0].note == "not finite"
     assert fact(report, "finite").text.startswith(
-        "the gradient of `x` is not finite, first in `log`"
+        "the gradient of `x` is not finite, first in `div`"
     )
     assert fact(report, "value").ok is None
     made_by_rule = declare(jnp.sin, lambda x, dy: dy * jnp.sqrt(x - 1))
