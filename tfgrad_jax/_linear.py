@@ -66,7 +66,7 @@ def push_forward(
     kinds = _kinds(closed.jaxpr, closed.consts, [_LINEAR] * len(closed.jaxpr.invars), unknown)
     if any(_kind(v, kinds) == _CONSTANT for v in closed.jaxpr.outvars):
         raise NotLinearError("a gradient that is not zero and does not depend on the upstreams")
-    linear = _linear_part(closed, kinds)
+    linear = _linear_part(closed)
     try:
         return list(jax.linear_transpose(linear, *outputs)(list(tangents())))
     except (NotImplementedError, AssertionError, TypeError, ValueError) as error:
@@ -95,17 +95,23 @@ def _pull_back_at_zero(rule: Any, outputs: Sequence[Any]) -> Callable[[Any], Any
     return lambda tangents: pull_back(tangents)[0]
 
 
-def _linear_part(closed: ClosedJaxpr, kinds: dict[Any, int]) -> Callable[..., list[Any]]:
+def _linear_part(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     """Evaluate what does not depend on the arguments; return the rest, a linear function.
 
     Left in, the constant part would be evaluated by the transposition, where JAX forgets the
     custom derivatives of what is in it.
     """
     jaxpr = closed.jaxpr
-    dependent = [eqn for eqn in jaxpr.eqns if any(kinds.get(v) == _LINEAR for v in eqn.outvars)]
-    constant = [eqn for eqn in jaxpr.eqns if all(kinds.get(v) != _LINEAR for v in eqn.outvars)]
     if not any(map(_is_custom, jaxpr.eqns)):
         return jaxpr_as_fun(closed)
+    reached = set(jaxpr.invars)
+    constant, dependent = [], []
+    for eqn in jaxpr.eqns:
+        if any(not isinstance(a, Literal) and a in reached for a in eqn.invars):
+            reached.update(eqn.outvars)
+            dependent.append(eqn)
+        else:
+            constant.append(eqn)
     needed = {v for eqn in dependent for v in eqn.invars if not isinstance(v, Literal)}
     needed.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
     computed = [v for eqn in constant for v in eqn.outvars if v in needed]
