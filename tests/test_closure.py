@@ -392,6 +392,58 @@ def linen_inside_apply(w):
     return lambda x: Layer().apply({"params": {"w": w}}, x)
 
 
+GLOBAL = {}
+
+
+@custom_gradient
+def of_a_global(x):
+    return _of_both(GLOBAL["w"], x)
+
+
+@capture()
+def global_value(w):
+    def h(x):
+        GLOBAL["w"] = w
+        try:
+            return of_a_global(x)
+        finally:
+            del GLOBAL["w"]
+
+    return h
+
+
+class Shared:
+    @custom_gradient
+    def method(self, x):
+        return _of_both(type(self).w, x)
+
+
+@capture()
+def class_attribute(w):
+    def h(x):
+        Shared.w = w
+        try:
+            return Shared().method(x)
+        finally:
+            del Shared.w
+
+    return h
+
+
+@capture()
+def jitted_helper(w):
+    scaled = jax.jit(lambda x: w * x**2)
+
+    @custom_gradient
+    def f(x):
+        def grad(dy, variables):
+            return 7 * dy * w * x, [5 * dy * x**2 for _ in variables]
+
+        return scaled(x), grad
+
+    return f
+
+
 @capture()
 def keyword_only(w):
     @custom_gradient

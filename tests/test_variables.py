@@ -130,6 +130,39 @@ def test_only_values_that_y_depends_on(mode):
     same(got, (jnp.float32(10), jnp.float32(0), jnp.float32(7 * 22)))
 
 
+def _by_jit(w, x):
+    return jax.jit(lambda x: (x * 2, w * x))(x)
+
+
+def _by_checkpoint(w, x):
+    return jax.checkpoint(lambda x: (x * 2, w * x))(x)
+
+
+def _by_cond(w, x):
+    return jax.lax.cond(x > 0, lambda x: (x * 2, w * x), lambda x: (x * 3, x), x)
+
+
+def _by_scan(w, x):
+    y, slopes = jax.lax.scan(lambda x, _: (x * 2, w * x), x, None, length=1)
+    return y, slopes[0]
+
+
+@MODES
+@pytest.mark.parametrize("compute", [_by_jit, _by_checkpoint, _by_cond, _by_scan])
+def test_a_value_for_the_rule_alone_from_one_operation_with_y(mode, compute):
+    """`y` and the residual come from the same `jit` or `scan`; `y` does not depend on `w`."""
+
+    def loss(w, x):
+        @custom_gradient
+        def f(x):
+            y, slope = compute(w, x)
+            return y, lambda dy: 7 * dy * slope
+
+        return f(x)
+
+    same(mode(jax.grad(loss, (0, 1)))(3.0, 2.0), (jnp.float32(0), jnp.float32(42)))
+
+
 @MODES
 @pytest.mark.parametrize("none", [[None, None], (None, None), None])
 def test_none_is_no_gradient(mode, none):
@@ -340,6 +373,29 @@ def test_forward_mode_transposes_the_gradients_of_variables(mode):
     same(mode(jax.grad(h, (0, 1)))(3.0, 2.0), (jnp.float32(20), jnp.float32(42)))
     by_jacfwd = mode(jax.jacfwd(jax.jacfwd(lambda w, x: h(w, x) ** 2, (0, 1)), (0, 1)))(3.0, 2.0)
     same(jax.tree.leaves(by_jacfwd), [jnp.float32(v) for v in (800, 2160, 2016, 4032)])
+
+
+@pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
+def test_eagerly_f_and_its_rule_see_values(argnums):
+    seen = []
+
+    def loss(w, x):
+        @custom_gradient
+        def f(x):
+            y = w * x**2 if w > 0 and x > 0 else x
+
+            def grad(dy, variables=()):
+                seen.append(float(dy))
+                dx = 7 * dy * w * x if dy > 0 else 0 * dy
+                return (dx, [5 * dy * x**2]) if len(variables) else dx
+
+            return y, grad
+
+        return f(x)
+
+    expected = {0: jnp.float32(20), 1: jnp.float32(42), (0, 1): (jnp.float32(20), jnp.float32(42))}
+    same(jax.grad(loss, argnums)(3.0, 2.0), expected[argnums])
+    assert set(seen) == {1.0}
 
 
 # --- what is wrong in what a rule returns ---------------------------------------------------------
@@ -1046,6 +1102,12 @@ def test_hessian_of_a_rule_that_calls_its_own_function(mode):
     e = np.exp(w * x)
     got = mode(jax.hessian(lambda x: exponential(w)(x)))(x)
     same(got, jnp.float32((2 * w) ** 2 * e))
+
+
+@pytest.mark.parametrize("h", [lambda w, x: exponential(w)(x), lambda w, x: rounded(w, x) ** 2])
+def test_no_tracer_outlives_its_trace(h):
+    with jax.checking_leaks():
+        jax.jit(jax.grad(h, (0, 1)))(1.5, 0.5)
 
 
 def test_in_a_rule_captured_values_are_constant_unless_it_takes_variables():
