@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks.results import Group
 from benchmarks.settings import Settings, Task
 from benchmarks.timing import compare
+from benchmarks.workloads.common import by_hand
 from tfgrad_jax import custom_gradient
 
 SECTION = "frameworks"
@@ -82,9 +83,13 @@ def _two_torch(f: Callable[..., Any], args: tuple[Any, ...]) -> Calls:
     }
 
 
-def _two_jax(f: Callable[..., Any], args: tuple[Any, ...]) -> Calls:
-    compiled = jax.jit(f)
-    return {OURS_JIT: lambda: compiled(*args), "tfgrad_jax, eager": lambda: f(*args)}
+def _three_jax(f: Callable[..., Any], by_hand: Callable[..., Any], args: tuple[Any, ...]) -> Calls:
+    compiled, compiled_by_hand = jax.jit(f), jax.jit(by_hand)
+    return {
+        OURS_JIT: lambda: compiled(*args),
+        "tfgrad_jax, eager": lambda: f(*args),
+        "jax.custom_vjp, jax.jit": lambda: compiled_by_hand(*args),
+    }
 
 
 # --- log1pexp -------------------------------------------------------------------------------------
@@ -101,7 +106,17 @@ def _log1pexp_jax(x: Any) -> Calls:
         e = jnp.exp(x)
         return jnp.log(1 + e), lambda dy: dy * (1 - 1 / (1 + e))
 
-    return _two_jax(jax.value_and_grad(lambda x: h(x).mean()), (jnp.asarray(x),))
+    def backward(e: Any, dy: Any) -> Any:
+        return (dy * (1 - 1 / (1 + e)),)
+
+    def forward(x: Any) -> Any:
+        e = jnp.exp(x)
+        return jnp.log(1 + e), e
+
+    def mean_of(h: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.value_and_grad(lambda x: h(x).mean())
+
+    return _three_jax(mean_of(h), mean_of(by_hand(forward, backward)), (jnp.asarray(x),))
 
 
 def _log1pexp_tf(x: Any) -> Calls:
@@ -189,8 +204,13 @@ def _head_jax(x: Any, w: Any, labels: Any) -> Calls:
 
         return of_tokens(x)
 
+    def forward(x: Any, w: Any, labels: Any) -> Any:
+        y, *gradients = _head(x, w, labels, Ops)
+        return y, gradients
+
+    hand = by_hand(forward, lambda gradients, dy: (*(dy * g for g in gradients), None))
     args = jnp.asarray(x), jnp.asarray(w), jnp.asarray(labels)
-    return _two_jax(jax.value_and_grad(loss, (0, 1)), args)
+    return _three_jax(*(jax.value_and_grad(f, (0, 1)) for f in (loss, hand)), args)
 
 
 def _head_tf(x: Any, w: Any, labels: Any) -> Calls:
@@ -268,18 +288,24 @@ def _step_jax(weights: Any, images: Any, labels: Any) -> Calls:
     def binary(x: Any) -> Any:
         return jnp.sign(x), lambda dy: dy * (1 - jnp.tanh(x) ** 2)
 
-    def loss(weights: Any, images: Any, labels: Any) -> Any:
-        x = images
-        for w in weights[:-1]:
-            x = binary(x @ w)
-        logs = jax.nn.log_softmax(x @ weights[-1])
-        return -jnp.take_along_axis(logs, labels[:, None], 1).mean()
+    hand = by_hand(lambda x: (jnp.sign(x), x), lambda x, dy: (dy * (1 - jnp.tanh(x) ** 2),))
 
-    def step(weights: Any, images: Any, labels: Any) -> Any:
-        value, gradients = jax.value_and_grad(loss)(weights, images, labels)
-        return value, [w - RATE * g for w, g in zip(weights, gradients, strict=True)]
+    def step_with(binary: Callable[..., Any]) -> Callable[..., Any]:
+        def loss(weights: Any, images: Any, labels: Any) -> Any:
+            x = images
+            for w in weights[:-1]:
+                x = binary(x @ w)
+            logs = jax.nn.log_softmax(x @ weights[-1])
+            return -jnp.take_along_axis(logs, labels[:, None], 1).mean()
 
-    return _two_jax(step, jax.tree.map(jnp.asarray, (weights, images, labels)))
+        def step(weights: Any, images: Any, labels: Any) -> Any:
+            value, gradients = jax.value_and_grad(loss)(weights, images, labels)
+            return value, [w - RATE * g for w, g in zip(weights, gradients, strict=True)]
+
+        return step
+
+    args = jax.tree.map(jnp.asarray, (weights, images, labels))
+    return _three_jax(step_with(binary), step_with(hand), args)
 
 
 def _step_tf(weights: Any, images: Any, labels: Any) -> Calls:

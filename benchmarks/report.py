@@ -105,7 +105,7 @@ def _one(results: Results) -> str:
     rows = [
         [group.case, name, amount(value, "s")]
         for group in results.find(frameworks.SECTION)
-        if len(group.values) > 2
+        if len(group.values) > 3
         for name, value in group.values.items()
     ]
     if rows:

@@ -4,16 +4,27 @@ A compiled gradient of a workload written with the decorator is the program of t
 `jax.custom_vjp`: the same floating-point operations, memory traffic and temporary memory.
 """
 
+import importlib.util
 import json
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import work
+from benchmarks import frameworks, overhead, work
 from benchmarks.__main__ import main
 from benchmarks.programs import analyze
-from benchmarks.results import HAND, HAND_EVERY_ORDER, OURS, OURS_FORWARD, PLAIN, Group, Results
+from benchmarks.results import (
+    HAND,
+    HAND_EVERY_ORDER,
+    JAX_CUSTOM_GRADIENT,
+    OURS,
+    OURS_FORWARD,
+    PLAIN,
+    Group,
+    Results,
+)
+from benchmarks.settings import Settings
 from benchmarks.timing import Stats, Timed, compare
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.common import with_ours
@@ -92,6 +103,33 @@ def test_check_passes_right_rule_and_refuses_wrong_one():
     with pytest.raises(AssertionError, match=r"log1pexp, tfgrad_jax: error 1\.0e\+00"):
         work.check(workload._replace(losses=losses))
     assert jax.config.jax_enable_x64 is False
+
+
+@pytest.mark.parametrize("name", overhead.CASES)
+def test_overhead_compares_one_function_with_one_gradient(name):
+    case = overhead.CASES[name]()
+    overhead.check(case, case.functions)
+    f = case.functions[OURS]
+    twice = {**case.functions, "twice": lambda *args: 2 * f(*args)}
+    with pytest.raises(AssertionError, match="twice"):
+        overhead.check(case, twice)
+
+
+@pytest.mark.slow
+def test_overhead_says_which_peer_cannot_run(monkeypatch):
+    monkeypatch.setattr(overhead, "MEASURES", ("eager forward", "jitted grad"))
+    run = overhead.measure("3 static arguments", overhead.three_statics, Settings(quick=True))
+    for group in run:
+        assert group.failures[JAX_CUSTOM_GRADIENT].startswith("TypeError: ")
+        assert OURS in group.values and HAND in group.ratios
+
+
+def test_other_frameworks_are_optional():
+    (group,) = frameworks.measure("log1pexp", Settings(quick=True))
+    assert frameworks.OURS_JIT in group.values
+    for framework, module in {"TensorFlow": "tensorflow", "PyTorch": "torch"}.items():
+        if importlib.util.find_spec(module) is None:
+            assert group.failures[framework].startswith("not measured: No module named")
 
 
 def test_quick_run_writes_json_and_figure(tmp_path, capsys):
