@@ -249,10 +249,11 @@ def test_jit_traces_each_once(counted):
     h, counter = counted
     grad = jax.jit(jax.grad(h))
     assert_same(grad(3.0), jnp.float32(21))
-    assert counter.f == 1
-    assert counter.rule == 1
+    # With this flag JAX itself traces a function for its value, then again for its derivative.
+    traces = 2 if getattr(jax.config, "jax_custom_vjp3", False) else 1
+    assert counter.runs == (traces, 1)
     grad(4.0)
-    assert counter.runs == (1, 1)  # compiled
+    assert counter.runs == (traces, 1)  # compiled
 
 
 _seen = []
