@@ -120,7 +120,7 @@ class _Hoisting:
         traced = Traced(f_then_residuals, self._operands)
         if asks:
             captured = traced.captured()
-            found = [captured[key] for key in traced.used(range(result.outputs.count))[0]]
+            found = [captured[key] for key in traced.used(result.outputs.count)]
             found = [c for c in found if spec(c).differentiable]
             if found:
                 variables, listed = Variables.of(found)
@@ -131,18 +131,12 @@ class _Hoisting:
         order = {id(c): c for c in self.captured} | traced.captured()
         order |= {id(v): v for v in listed if isinstance(v, Tracer)}
         index = {key: position for position, key in enumerate(order)}
-        used = traced.used(range(result.outputs.count))[0]
+        used = traced.used(result.outputs.count)
         self.captured = list(order.values())
         result.captured = [spec(c) for c in self.captured]
         result.positions = [index.get(id(v)) for v in listed]
         result.used = {index[key]: eqn for key, eqn in used.items()}
-        result.ignored = []
-        for leaf in range(result.outputs.count):
-            values, inputs = traced.used([leaf])
-            uses = {index[key] for key in values} | {len(order) + i for i in inputs}
-            result.ignored.append(
-                [i for i in range(len(order) + len(result.inputs)) if i not in uses]
-            )
+        result.ignored = traced.ignored(result.outputs.count, order)
         result.extra = []
         if lifted is not None:
             result.rule = self._lifted_rule(*lifted, variables, listed, index)

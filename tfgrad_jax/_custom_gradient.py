@@ -75,7 +75,9 @@ class CustomGradient(Transparent, Generic[_P, _R]):
                 if type(leaf) not in _inert_types:
                     break
             else:
-                return self._checked(self._f(*args))[0]
+                y, traced = self._checked(self._f(*args))
+                if not traced:
+                    return y
         return self._call((), Bound(args, (), _NO_KEYWORDS), signature)
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
@@ -102,16 +104,18 @@ class CustomGradient(Transparent, Generic[_P, _R]):
                 return is_class
         return False
 
-    def _checked(self, result: Any) -> tuple[Any, list[Any]]:
-        """Return `y` and its leaves."""
+    def _checked(self, result: Any) -> tuple[Any, bool]:
+        """Return `y`, and whether it is traced."""
         y, _ = checked_pair(self._f, result)
         leaves = tree_leaves(y)
         for leaf in leaves:
             if type(leaf) not in _inert_types:
                 check_outputs(self._f, y, leaves)
-                if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
+                if isinstance(leaf, Tracer):
+                    return y, True
+                if isinstance(leaf, jax.Array):
                     _inert_types.add(type(leaf))
-        return y, leaves
+        return y, False
 
     def _call(self, self_: tuple[Any, ...], bound: Bound, signature: Signature) -> Any:
         variables = self._variables
@@ -121,16 +125,15 @@ class CustomGradient(Transparent, Generic[_P, _R]):
         call = Call(self._f, self_, inputs, bound, self._mirrored, variables)
         captured = self._captures(call)
         if captured is not True and not any(isinstance(x, Tracer) for x in operands):
-            y, leaves = self._checked(call.run(bound.inputs))
-            if captured is False or not any(isinstance(leaf, Tracer) for leaf in leaves):
+            y, traced = self._checked(call.run(bound.inputs))
+            if not traced:
                 return y
-            captured = True
+            captured = True  # there are other ways to a tracer than those that can be seen
         if captured is not True:
             try:
                 return self._direct(call, operands, captured is None)
             except (CapturedTracerError, UnexpectedTracerError):
-                if captured is False:
-                    raise
+                pass
         return self._hoisted(call, operands)
 
     def _captures(self, call: Call) -> bool | None:

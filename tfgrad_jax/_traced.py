@@ -4,6 +4,8 @@
 results depend on; `release` lets go of the tracers, and `evaluate` calls it on other values.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from jax.core import Tracer
 from jax.extend.core import Literal
 
 from ._compat import evaluate, without_consts
+from ._flow import flow
 
 
 class Traced:
@@ -41,32 +44,68 @@ class Traced:
             consts[i] = captured[position]
         return evaluate(self._jaxpr, *consts, *operands)
 
-    def used(self, results: Sequence[int]) -> tuple[dict[int, Any], set[int]]:
-        """Return what the results at these positions depend on.
+    def dependence(self, count: int) -> list[set[int]]:
+        """Return for each of the first `count` results what it depends on.
 
-        Of the captured tracers the ids, in the order of first use, each with the equation that
-        first uses it; of the operands their positions.
+        The constants and operands are numbered, the constants first.
         """
-        outvars = [self._jaxpr.outvars[i] for i in results]
-        needed = {v for v in outvars if not isinstance(v, Literal)}
-        equations = []  # those that the results depend on, last one first
-        for eqn in reversed(self._jaxpr.eqns):
-            if not needed.isdisjoint(eqn.outvars):
-                needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-                equations.append(eqn)
-        count = len(self._consts)
-        captured = {
+        everything = len(self._jaxpr.invars)
+        masks = flow(self._jaxpr, [1 << i for i in range(everything)], _Dependence())
+        return [{i for i in range(everything) if mask >> i & 1} for mask in masks[:count]]
+
+    def first_uses(self) -> dict[int, Any]:
+        """Return the first equation that uses each captured tracer, in the order of use.
+
+        By id; None for one that is only returned as it is.
+        """
+        keys = {
             var: id(c)
             for var, c in zip(self._jaxpr.invars, self._consts, strict=False)
             if isinstance(c, Tracer)
         }
         first: dict[int, Any] = {}
-        for eqn in reversed(equations):
+        for eqn in self._jaxpr.eqns:
             for var in eqn.invars:
-                if not isinstance(var, Literal) and var in captured:
-                    first.setdefault(captured[var], eqn)
-        for var in outvars:
-            if not isinstance(var, Literal) and var in captured:
-                first.setdefault(captured[var], None)  # returned as it is
-        operands = enumerate(self._jaxpr.invars[count:])
-        return first, {i for i, var in operands if var in needed}
+                if not isinstance(var, Literal) and var in keys:
+                    first.setdefault(keys[var], eqn)
+        for var in self._jaxpr.outvars:
+            if not isinstance(var, Literal) and var in keys:
+                first.setdefault(keys[var], None)
+        return first
+
+    def used(self, count: int) -> dict[int, Any]:
+        """Return the first uses of the captured tracers that the first `count` results need."""
+        needed = set().union(*self.dependence(count))
+        ids = {id(c) for i, c in enumerate(self._consts) if i in needed}
+        return {key: eqn for key, eqn in self.first_uses().items() if key in ids}
+
+    def ignored(self, count: int, order: Mapping[int, Any]) -> list[list[int]]:
+        """Return for each of the first `count` results what it does not depend on.
+
+        The captured values in this order and the operands are numbered.
+        """
+        index = {key: position for position, key in enumerate(order)}
+        consts = len(self._consts)
+        everything = range(len(order) + len(self._jaxpr.invars) - consts)
+        ignored = []
+        for needed in self.dependence(count):
+            uses = {len(order) + i - consts for i in needed if i >= consts}
+            uses |= {index.get(id(self._consts[i]), -1) for i in needed if i < consts}
+            ignored.append([i for i in everything if i not in uses])
+        return ignored
+
+
+class _Dependence:
+    """Tell of each value, as bits, which operands it depends on."""
+
+    def constant(self, value: Any) -> int:
+        return 0
+
+    def step(self, eqn: Any, operands: Sequence[int]) -> int:
+        return functools.reduce(operator.or_, operands, 0)
+
+    def join(self, name: str, a: int, b: int) -> int:
+        return a | b
+
+    def branch(self, name: str, predicate: int, result: int) -> int:
+        return predicate | result
