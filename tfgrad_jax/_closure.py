@@ -117,26 +117,27 @@ class _Hoisting:
             result.rule = rule.static
             return leaves, rule.residuals
 
-        traced = Traced(f_then_residuals, self._operands)
+        traced, dependence = Traced(f_then_residuals, self._operands), None
         if asks:
             captured = traced.captured()
-            found = [captured[key] for key in traced.used(result.outputs.count)]
+            dependence = traced.dependence(result.outputs.count)
+            found = [captured[key] for key in dependence.used]
             found = [c for c in found if spec(c).differentiable]
             if found:
                 variables, listed = Variables.of(found)
             if lifted is None:
-                answered = True
+                answered, dependence = True, None
                 traced = Traced(f_then_residuals, self._operands)
 
+        dependence = dependence or traced.dependence(result.outputs.count)
         order = {id(c): c for c in self.captured} | traced.captured()
         order |= {id(v): v for v in listed if isinstance(v, Tracer)}
         index = {key: position for position, key in enumerate(order)}
-        used = traced.used(result.outputs.count)
         self.captured = list(order.values())
         result.captured = [spec(c) for c in self.captured]
         result.positions = [index.get(id(v)) for v in listed]
-        result.used = {index[key]: eqn for key, eqn in used.items()}
-        result.ignored = traced.ignored(result.outputs.count, order)
+        result.used = {index[key]: eqn for key, eqn in dependence.used.items()}
+        result.ignored = dependence.ignored(order, len(result.inputs))
         result.extra = []
         if lifted is not None:
             result.rule = self._lifted_rule(*lifted, variables, listed, index)

@@ -81,7 +81,10 @@ def _backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _instantiate(value: Any) -> Any:
-    return jnp.zeros_like(value) if isinstance(value, SymbolicZero) else value
+    if isinstance(value, SymbolicZero):
+        aval: Any = value.aval
+        return jnp.zeros(aval.shape, aval.dtype)
+    return value
 
 
 _reverse = jax.custom_vjp(_primal)

@@ -1,13 +1,13 @@
 """A traced function that closes over tracers, with these as further operands.
 
-`Traced(f, operands)` traces; `captured` and `used` then tell what `f` closed over and what its
-results depend on; `release` lets go of the tracers, and `evaluate` calls it on other values.
+`Traced(f, operands)` traces; `captured` and `dependence` then tell what `f` closed over and what
+its results depend on; `release` lets go of the tracers, and `evaluate` calls it on other values.
 """
 
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.core import Tracer
@@ -44,55 +44,47 @@ class Traced:
             consts[i] = captured[position]
         return evaluate(self._jaxpr, *consts, *operands)
 
-    def dependence(self, count: int) -> list[set[int]]:
-        """Return for each of the first `count` results what it depends on.
-
-        The constants and operands are numbered, the constants first.
-        """
-        everything = len(self._jaxpr.invars)
-        masks = flow(self._jaxpr, [1 << i for i in range(everything)], _Dependence())
-        return [{i for i in range(everything) if mask >> i & 1} for mask in masks[:count]]
-
-    def first_uses(self) -> dict[int, Any]:
-        """Return the first equation that uses each captured tracer, in the order of use.
-
-        By id; None for one that is only returned as it is.
-        """
+    def dependence(self, count: int) -> "Dependence":
+        """Return what the first `count` results depend on."""
+        jaxpr, consts = self._jaxpr, self._consts
+        masks = flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], _Dependence())[:count]
+        needed = functools.reduce(operator.or_, masks, 0)
         keys = {
-            var: id(c)
-            for var, c in zip(self._jaxpr.invars, self._consts, strict=False)
-            if isinstance(c, Tracer)
+            jaxpr.invars[i]: id(c)
+            for i, c in enumerate(consts)
+            if needed >> i & 1 and isinstance(c, Tracer)
         }
-        first: dict[int, Any] = {}
-        for eqn in self._jaxpr.eqns:
+        used: dict[int, Any] = {}
+        for eqn in jaxpr.eqns:
             for var in eqn.invars:
                 if not isinstance(var, Literal) and var in keys:
-                    first.setdefault(keys[var], eqn)
-        for var in self._jaxpr.outvars:
-            if not isinstance(var, Literal) and var in keys:
-                first.setdefault(keys[var], None)
-        return first
+                    used.setdefault(keys[var], eqn)
+        for key in keys.values():
+            used.setdefault(key, None)
+        return Dependence(used, masks, [id(c) for c in consts])
 
-    def used(self, count: int) -> dict[int, Any]:
-        """Return the first uses of the captured tracers that the first `count` results need."""
-        needed = set().union(*self.dependence(count))
-        ids = {id(c) for i, c in enumerate(self._consts) if i in needed}
-        return {key: eqn for key, eqn in self.first_uses().items() if key in ids}
 
-    def ignored(self, count: int, order: Mapping[int, Any]) -> list[list[int]]:
-        """Return for each of the first `count` results what it does not depend on.
+class Dependence(NamedTuple):
+    """What the results of a traced function depend on."""
 
-        The captured values in this order and the operands are numbered.
+    # The captured tracers, by id in the order of use, each with the first equation that uses it
+    # (None where it is only returned as it is).
+    used: dict[int, Any]
+    masks: list[int]  # for each result, bits of the constants and then of the operands
+    consts: list[int]  # ids of the constants
+
+    def ignored(self, order: Mapping[int, Any], operands: int) -> list[list[int]]:
+        """Return for each result what it does not depend on.
+
+        The captured values, in this order, and then the operands are numbered.
         """
-        index = {key: position for position, key in enumerate(order)}
-        consts = len(self._consts)
-        everything = range(len(order) + len(self._jaxpr.invars) - consts)
-        ignored = []
-        for needed in self.dependence(count):
-            uses = {len(order) + i - consts for i in needed if i >= consts}
-            uses |= {index.get(id(self._consts[i]), -1) for i in needed if i < consts}
-            ignored.append([i for i in everything if i not in uses])
-        return ignored
+        place = {key: i for i, key in enumerate(self.consts)}
+        bits = [place.get(key) for key in order]
+        bits += [len(self.consts) + i for i in range(operands)]
+        return [
+            [i for i, bit in enumerate(bits) if bit is None or not mask >> bit & 1]
+            for mask in self.masks
+        ]
 
 
 class _Dependence:
