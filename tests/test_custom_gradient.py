@@ -8,6 +8,7 @@ import copy
 import enum
 import functools
 import inspect
+import operator
 import pickle
 
 import jax
@@ -150,6 +151,13 @@ def test_positional_only_and_var_positional():
     expected = (jnp.float32(7), jnp.float32(5), jnp.float32(10))
     assert_same(jax.grad(h, (0, 1, 2))(1.0, 2.0, 3.0), expected)
     assert_same(jax.grad(h)(1.0), jnp.float32(7))
+
+    @custom_gradient
+    def scaled(*xs, scale):
+        return scale * xs[0] * xs[1], lambda dy: (7 * dy * scale, 5 * dy)
+
+    grad = jax.grad(lambda x, y: scaled(x, y, scale=2.0), (0, 1))
+    assert_same(grad(1.0, 1.0), (jnp.float32(14), jnp.float32(5)))
 
 
 def test_keyword_only_reaches_f_unchanged():
@@ -402,6 +410,23 @@ def test_kinds_of_rules(grad_fn):
     for grad in (jax.grad(h), jax.jit(jax.grad(h)), jax.grad(jax.jit(h))):
         assert_same(grad(3.0), jnp.float32(14))
     assert_same(jax.vmap(jax.grad(h))(jnp.ones(2)), jnp.float32([14, 14]))
+
+
+def test_builtin_rules():
+    """Builtins tell nothing of their parameters."""
+    negated = custom_gradient(lambda x: (x, operator.neg))
+    assert_same(jax.grad(negated)(3.0), jnp.float32(-1))
+    assert_same(jax.jit(jax.grad(negated))(3.0), jnp.float32(-1))
+    larger = custom_gradient(lambda x: ((x, x), max))
+    assert_same(jax.grad(lambda x: 3 * larger(x)[0] + 7 * larger(x)[1])(1.0), jnp.float32(10))
+
+
+def test_builtin_function():
+    """`itemgetter` as `f`: the pair is among its arguments, the rule a static one."""
+    h = custom_gradient(operator.itemgetter(0))
+    rule = lambda dy: [7 * dy]  # noqa: E731
+    assert_same(jax.grad(lambda x: h([(x, rule)]))(1.0), jnp.float32(7))
+    assert h([(2.0, rule)]) == 2.0
 
 
 # --- arguments that are no arrays -----------------------------------------------------------------

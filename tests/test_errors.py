@@ -518,6 +518,32 @@ def test_names_of_callables(h, code, name):
     assert f" of `{name}` ({__file__}:{line}) returned 2 gradients" in text
 
 
+def test_name_of_a_function_under_another_decorator():
+    """The function that the user wrote, not the wrapper that a decorator put around it."""
+
+    def logged(f):
+        @functools.wraps(f)
+        def wrapper(*args):
+            return f(*args)
+
+        return wrapper
+
+    def f(x):
+        def grad(dy):
+            return dy, dy
+
+        return x, grad
+
+    text = gradient_message(ValueError, logged(f), 1.0)
+    assert text.startswith(f"{prefix(f)} returned 2 gradients")
+
+    def lonely(x):
+        return None
+
+    text = message(TypeError, custom_gradient(logged(lonely)), 1.0)
+    assert text.startswith(f"{at(lonely)} must return a pair")
+
+
 def test_name_of_a_rule_that_is_no_plain_function():
     class Rule:
         def __call__(self, dy):
