@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import assert_same
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tfgrad_jax import custom_gradient
 from tfgrad_jax._structure import Outputs, Spec, conjugate, is_operand, spec, split
@@ -302,6 +304,76 @@ def test_empty_arrays():
 def test_same_input_twice():
     h = custom_gradient(lambda x, y: (x * y, lambda dy: (7 * dy, 5 * dy)))
     check_gradients(lambda x: h(x, x), (1.0,), (jnp.float32(12),))
+
+
+# Random inputs: "w" stands for an array, "i" for one of integers, "s" for a static leaf.
+TREES = st.recursive(
+    st.sampled_from(["w", "w", "w", "i", "s", None]),
+    lambda children: (
+        st.lists(children, max_size=3)
+        | st.lists(children, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from("abc"), children, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def swapped(tree):
+    """Make tuples of the lists in a tree, and lists of the tuples."""
+    if isinstance(tree, dict):
+        return {key: swapped(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return tuple(swapped(value) for value in tree)
+    return [swapped(value) for value in tree] if isinstance(tree, tuple) else tree
+
+
+@given(inputs=st.lists(TREES, min_size=1, max_size=3).map(tuple), data=st.data())
+def test_random_structures(inputs, data):
+    """Every form of the same answer gives the same gradients: leaf number n gets n + 1."""
+    kinds, treedef = jax.tree.flatten(inputs)
+    count = len(kinds)
+    make = {"w": lambda: jnp.ones(2), "i": lambda: jnp.arange(2), "s": lambda: "static"}
+    leaves = [make[kind]() for kind in kinds]
+    dropped = data.draw(st.lists(st.booleans(), min_size=count, max_size=count), label="None")
+    numbers = [
+        (n + 1) * jnp.ones(2) if kind == "w" and not drop else None
+        for n, (kind, drop) in enumerate(zip(kinds, dropped, strict=True))
+    ]
+    answers = {
+        "structure": jax.tree.unflatten(treedef, numbers),
+        "swapped": swapped(jax.tree.unflatten(treedef, numbers)),
+    }
+    if not any(dropped):  # a flat answer with None in it may also be one of subtrees
+        answers["flat"] = numbers
+        answers["differentiable"] = tuple(g for g in numbers if g is not None)
+    weights = [leaf for leaf, kind in zip(leaves, kinds, strict=True) if kind == "w"]
+    expected = [
+        jnp.zeros(2) if g is None else g
+        for g, kind in zip(numbers, kinds, strict=True)
+        if kind == "w"
+    ]
+
+    for answer in answers.values():
+        h = custom_gradient(
+            lambda *args, answer=answer: (
+                sum((jnp.sum(w) for w in jax.tree.leaves(args) if is_weight(w)), jnp.float32(0)),
+                lambda dy: answer,
+            )
+        )
+
+        def loss(weights, h=h):
+            rest = iter(weights)
+            mixed = [
+                next(rest) if kind == "w" else leaf
+                for leaf, kind in zip(leaves, kinds, strict=True)
+            ]
+            return h(*jax.tree.unflatten(treedef, mixed))
+
+        assert_same(jax.grad(loss)(weights), expected)
+
+
+def is_weight(leaf):
+    return isinstance(leaf, jax.Array) and leaf.dtype == jnp.float32
 
 
 # --- what a rule receives -------------------------------------------------------------------------
