@@ -36,23 +36,13 @@ def hoist(call: Call, operands: Sequence[Any], forward_mode: bool) -> tuple["Hoi
         if outer.same_as(this):
             # The rule of `outer` calls its own function. JAX needs the rule of the inner call
             # only once that is differentiated, and by then the rule of `outer` is known.
-            if outer.result.value is None:
-                raise _RecursionSignal(outer)
-            return Hoisted(outer.result, forward_mode), outer.captured
+            return Hoisted(outer.linked(), forward_mode), outer.captured
     token = _hoisting.set((*_hoisting.get(), this))
     try:
         this.trace()
-    except _RecursionSignal as signal:
-        if signal.args[0] is not this:
-            raise
-        this.trace_recursive()
     finally:
         _hoisting.reset(token)
     return Hoisted(this.result, forward_mode), this.captured
-
-
-class _RecursionSignal(Exception):  # noqa: N818 - no error: it unwinds to the call in its args
-    """The rule of a call made the same call again, before its value was known."""
 
 
 class _Result:
@@ -80,6 +70,7 @@ class _Hoisting:
         self._call = call
         self._operands = operands
         self.captured: list[Any] = []
+        self._given = 0  # how many of them a call of `f` from its own rule was given
         self.result = _Result()
         self.result.contract = call.contract
         self.result.inputs = [spec(o) for o in operands]
@@ -92,6 +83,30 @@ class _Hoisting:
 
     def trace(self) -> None:
         """Trace `f` and then its rule; find what they capture and where its gradients are."""
+        self._trace()
+        # Calls that the rule made of its own function must have been given all captured values.
+        while self.result.value is not None and self._given != len(self.captured):
+            self._given = len(self.captured)
+            self._trace()
+
+    def linked(self) -> _Result:
+        """Return the result for a call of `f` from its own rule, which needs its value only."""
+        result = self.result
+        if result.value is None:
+
+            def f(*operands: Any) -> Any:
+                return self._call.apply(operands)[0]
+
+            value = Traced(f, self._operands)
+            captured = value.captured()
+            self.captured = list(captured.values())
+            self._given = len(captured)
+            value.release(captured)
+            result.ignored = [[] for _ in range(result.outputs.count)]  # until it is known
+            result.value = value
+        return result
+
+    def _trace(self) -> None:
         call, result = self._call, self.result
         variables, listed = None, []
         if result.declared:
@@ -175,25 +190,6 @@ class _Hoisting:
         specs = [] if variables is None else variables.specs
         rule = lifted_rule(result.contract, rebuild, (), result.outputs, result.inputs, given)
         return rule.static
-
-    def trace_recursive(self) -> None:
-        """Trace a call whose rule calls its own function."""
-        result = self.result
-
-        def f(*operands: Any) -> Any:
-            leaves, result.outputs, _ = self._call.apply(operands)
-            return leaves
-
-        value = Traced(f, self._operands)
-        captured = value.captured()
-        self.captured = list(captured.values())
-        value.release(captured)
-        result.value = value
-        result.ignored = [[] for _ in range(result.outputs.count)]  # until it is known
-        known = -1
-        while known != len(self.captured):  # the inner calls must be given all captured values
-            known = len(self.captured)
-            self.trace()
 
 
 @jax.tree_util.register_static
