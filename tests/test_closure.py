@@ -392,6 +392,24 @@ def linen_inside_apply(w):
     return lambda x: Layer().apply({"params": {"w": w}}, x)
 
 
+@capture()
+def linen_method(w):
+    linen = pytest.importorskip("flax.linen")
+
+    class Layer(linen.Module):
+        def setup(self):
+            self.w = self.param("w", linen.initializers.ones, ())
+
+        @custom_gradient
+        def __call__(self, x):
+            def grad(dy, variables):
+                return 7 * dy * self.w * x, [5 * dy * x**2 for _ in variables]
+
+            return self.w * x**2, grad
+
+    return lambda x: Layer().apply({"params": {"w": w}}, x)
+
+
 GLOBAL = {}
 
 
