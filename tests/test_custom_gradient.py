@@ -5,6 +5,7 @@ functions, arguments that are no arrays, and what remains of the function that w
 """
 
 import copy
+import dataclasses
 import enum
 import functools
 import inspect
@@ -327,6 +328,36 @@ def test_a_method_of_traced_parameters():
     assert_same(grad(3.0, 2.0), jnp.float32(14))
     assert_same(jax.jit(grad)(3.0, 2.0), jnp.float32(14))
     assert_same(jax.vmap(grad)(jnp.ones(2), jnp.float32([1, 2])), jnp.float32([7, 14]))
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["scale"], meta_fields=[])
+@dataclasses.dataclass
+class TreeModel:
+    """A model that is a pytree, so that it could be an input."""
+
+    scale: jax.Array
+
+    @custom_gradient
+    def method(self, x):
+        return self.scale * x, lambda dy: 7 * dy * self.scale
+
+    @classmethod
+    @custom_gradient
+    def create(cls, scale):
+        return cls(2 * scale), lambda dy: 7 * dy
+
+
+def test_self_is_no_input():
+    """Bound or not: the rule has a gradient for `x` alone."""
+    model = TreeModel(jnp.float32(2))
+    for call in (model.method, lambda x: TreeModel.method(model, x)):
+        assert_same(jax.grad(call)(3.0), jnp.float32(14))
+        assert_same(jax.jit(jax.grad(call))(3.0), jnp.float32(14))
+    assert_same(
+        jax.jit(lambda m, x: jax.grad(lambda x: TreeModel.method(m, x))(x))(model, 3.0),
+        jnp.float32(14),
+    )
+    assert_same(jax.grad(lambda s: TreeModel.create(s).scale)(1.0), jnp.float32(7))
 
 
 def test_decorated_function_kept_as_an_attribute():
