@@ -367,8 +367,7 @@ def test_reverse_over_reverse(name):
     "name",
     [
         "elementwise",
-        "undeclared variables",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("dense", "pytree")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("dense", "undeclared variables")),
     ],
 )
 def test_hessian(name):
@@ -378,9 +377,8 @@ def test_hessian(name):
 @pytest.mark.parametrize(
     "modes",
     [
-        "rff",
         "ffr",
-        *(pytest.param(m, marks=pytest.mark.slow) for m in ("fff", "frr", "rfr", "rrf")),
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("fff", "frr", "rff", "rfr", "rrf")),
     ],
 )
 def test_third_derivative(modes):
@@ -392,10 +390,12 @@ def test_third_derivative(modes):
     compare("scalar", lambda f, case: third(lambda x: f(x) ** 2, case))
 
 
+@pytest.mark.slow
 def test_jit_of_hessian():
     compare("dense", lambda f, case: jax.jit(jax.hessian(loss(f), (0, 1)))(*case.args))
 
 
+@pytest.mark.slow
 def test_vmap_of_hessian():
     compare("elementwise", lambda f, case: jax.vmap(jax.hessian(loss(f)))(_stacked(case.args[0])))
 
@@ -438,8 +438,15 @@ def test_jvp_inside(name, inside):
     compare(name, lambda f, case: jvp(INSIDE[inside](f), case))
 
 
+# Before JAX 0.11 a scan (and a map, which is one) that is partly evaluated keeps of a rule inside
+# only its reverse mode: forward over reverse then meets JAX's own refusal.
+SCAN_KEEPS_FORWARD_MODE = hasattr(jax.config, "jax_custom_jvp3")
+
+
 @pytest.mark.parametrize("inside", ["scan", "cond", "checkpoint", "map"])
-@pytest.mark.parametrize("name", ["elementwise", "undeclared variables"])
+@pytest.mark.parametrize(
+    "name", ["elementwise", pytest.param("undeclared variables", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("order", ["grad", "forward over reverse", "reverse over forward"])
 def test_higher_orders_inside(name, inside, order):
     def transformed(f, case):
@@ -450,7 +457,22 @@ def test_higher_orders_inside(name, inside, order):
             return jax.jvp(grads(value, case), case.args, case.tangents)
         return grads(lambda *a: jax.jvp(value, a, case.tangents)[1], case)(*case.args)
 
-    compare(name, transformed)
+    lost = inside in ("scan", "map") and not SCAN_KEEPS_FORWARD_MODE
+    if order == "forward over reverse" and lost:
+        with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
+            compare(name, transformed)
+    else:
+        compare(name, transformed)
+
+
+@pytest.mark.parametrize("modes", ["rf", "rr", "ff"])
+def test_other_ways_to_a_hessian_inside_a_scan(modes):
+    jacobians = [{"f": jax.jacfwd, "r": jax.jacrev}[mode] for mode in modes]
+
+    def hessian(f, case):
+        return jacobians[0](jacobians[1](loss(_scan(f))))(*case.args)
+
+    compare("scalar", hessian)
 
 
 @some_cases
@@ -775,7 +797,7 @@ def check_random_function(choices, x, t):
     assert_same(by_forward, product, rtol=1e-3, atol=scale)
 
 
-@hypothesis.settings(max_examples=6)
+@hypothesis.settings(max_examples=3)
 @hypothesis.given(st.lists(layers, min_size=1, max_size=2), pairs, pairs)
 def test_random_functions(choices, x, t):
     check_random_function(choices, x, t)

@@ -381,7 +381,8 @@ def assert_found(name, seed, dtype):
         assert "did you forget to sum over axis 0" in report.facts[0].text
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS)
+# In float32 the judges are in float64 as well, so that one precision shows nearly everything.
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", RIGHT)
 def test_no_false_alarm(name, dtype):
     with precision(dtype):
