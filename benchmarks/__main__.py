@@ -2,8 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # nothing that imports JAX is imported before its platform is chosen
+    from benchmarks.settings import Settings, Task
 
 HERE = Path(__file__).parent
 
@@ -35,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if options.device:
         jax.config.update("jax_platforms", {"gpu": "cuda"}.get(options.device, options.device))
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # JAX has no single way to say so
+        print(f"no device {options.device!r} here: {error}".rstrip(": "), file=sys.stderr)
+        return 2
 
     from benchmarks import machine, targets
     from benchmarks.results import Results, table
@@ -84,21 +93,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def all_tasks(settings: object) -> Iterator[object]:
+def all_tasks(settings: "Settings") -> Iterator["Task"]:
     from benchmarks import frameworks, growth, machine, overhead, work
 
-    sections: tuple[Callable[..., Iterator[object]], ...] = (
-        machine.tasks,
-        overhead.tasks,
-        growth.tasks,
-        work.tasks,
-        frameworks.tasks,
-    )
-    for tasks in sections:
-        yield from tasks(settings)
+    for section in (machine, overhead, growth, work, frameworks):
+        yield from section.tasks(settings)
 
 
-def progress(tasks: Sequence[object]) -> Iterator[object]:
+def progress(tasks: Sequence["Task"]) -> Iterator["Task"]:
     """Go through the tasks, with a progress bar where there is one."""
     try:
         from tqdm import tqdm

@@ -91,7 +91,7 @@ def measure(name: str, build: Callable[[], Case], settings: Settings) -> list[Gr
             }
         else:
             contestants = {key: calls(kind, f) for key, f in functions.items()}
-        seconds = 4 if kind == "lower + compile" else 1.5
+        seconds = 3 if kind == "lower + compile" else 1
         measured = compare(contestants, OURS, seconds * settings.scale, settings.rounds)
         measured.failures.update(failures)
         groups.append(Group.timed(SECTION, name, kind, measured, case.note))

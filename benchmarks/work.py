@@ -39,7 +39,7 @@ def measure(workload: Workload, settings: Settings) -> list[Group]:
         compiled = jax.jit(workload.timed_function(way)).lower(*args).compile()
         contestants[way] = functools.partial(compiled, *args)
     least, most = settings.rounds
-    measured = compare(contestants, OURS, 6 * settings.scale, (min(5, least), min(50, most)))
+    measured = compare(contestants, OURS, 3 * settings.scale, (min(5, least), min(50, most)))
     what = "training step" if workload.step else "value and gradient"
     shapes = ", ".join(str(a.shape) for a in args if isinstance(a, jax.Array))
     note = "; ".join(part for part in (what, shapes, workload.note) if part)
