@@ -59,7 +59,8 @@ class BinaryDense:
 
         def grad(dy, variables):
             inside = jnp.abs(variables["kernel"]) <= 1.0
-            return dy @ signs.T, {"kernel": (x.T @ dy) * inside, "bias": dy.sum(axis=0)}
+            kernel = jnp.where(inside, x.T @ dy, 0)
+            return dy @ signs.T, {"kernel": kernel, "bias": dy.sum(axis=0)}
 
         return x @ signs + self.params["bias"][None, :], grad
 

@@ -1,5 +1,7 @@
 """Rules 60 and 61, and the table of misuses: what is raised, and when."""
 
+import concurrent.futures
+
 import numpy as np
 
 from .case import Differs, case
@@ -139,3 +141,16 @@ def assertion_in_the_rule(b):
         return dy
 
     return b.error(lambda: b.value_and_gradient(b.custom_gradient(lambda x: (x * x, grad)), 2.0))
+
+
+@case(21, 22, graph_differs="the type of the error is `InternalError`")
+def two_nones_for_one_input(b):
+    f = b.custom_gradient(lambda x: (x * x, lambda dy: (None, None)))
+    return b.error(lambda: b.value_and_gradient(f, 2.0))
+
+
+@case(63, modes=("eager",))
+def threads(b):
+    f = b.custom_gradient(lambda x: (x**3, lambda dy: dy * b.sin(x)))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        return list(pool.map(lambda x: b.derivatives(f, x, 2), [0.5, 1.0, 2.0, 3.0]))

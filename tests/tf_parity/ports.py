@@ -3,6 +3,7 @@
 import importlib
 
 import numpy as np
+import pytest
 
 from .case import case, floats
 
@@ -175,3 +176,40 @@ def binary_layer(b):
         return [y, tape.gradient(y, [x, *variables])]
 
     return b.run(answer, ROWS)
+
+
+@case(1, 44, modes=("eager",))
+def training_run(b):
+    """A differentiable sign, trained by Adam: every tenth of 100 steps."""
+
+    @b.custom_gradient
+    def sign(x):
+        s = b.sigmoid(x)
+        return b.sign(x), lambda dy: dy * s * (1 - s)
+
+    def loss(x):
+        return b.sum((sign(x) - 1.0) ** 2) / 2
+
+    if b.is_jax:
+        optax = pytest.importorskip("optax")
+        adam = optax.adam(1e-1, eps=1e-7)
+
+        @b.jax.jit
+        def step(x, state):
+            updates, state = adam.update(b.jax.grad(loss)(x), state)
+            return optax.apply_updates(x, updates), state
+
+        x = b.constant(-1.0)
+        state, xs = adam.init(x), []
+        for _ in range(100):
+            x, state = step(x, state)
+            xs.append(x)
+        return b.stack(xs[9::10])
+    x = b.tf.Variable(-1.0)
+    adam, xs = b.tf.keras.optimizers.Adam(1e-1), []
+    for _ in range(100):
+        with b.tf.GradientTape() as tape:
+            y = loss(x)
+        adam.apply_gradients([(tape.gradient(y, x), x)])
+        xs.append(b.tf.identity(x))
+    return b.stack(xs[9::10])

@@ -4,6 +4,8 @@ A case gives TensorFlow's eager answer on JAX, eagerly and compiled, unless it s
 differs; then it gives the answer that it says, and TensorFlow must still differ.
 """
 
+import runpy
+
 import pytest
 
 from . import document
@@ -62,10 +64,22 @@ def test_the_recorded_answers_are_those_of_the_cases():
 
 def test_every_rule_with_a_meaning_in_jax_has_a_case():
     covered = {rule for case in CASES.values() for rule in case.rules}
-    # 17, 26: RaggedTensor and IndexedSlices; 63: SavedModel. JAX has none of them.
-    assert covered >= set(range(1, 75)) - {17, 26, 63}
+    # 17, 26: RaggedTensor and IndexedSlices, which JAX does not have.
+    assert covered >= set(range(1, 75)) - {17, 26}
 
 
 def test_the_page_lists_every_difference():
     text = document.PAGE.read_text()
     assert document.rendered(text) == text, "run `python -m tests.tf_parity.document`"
+
+
+@pytest.mark.parametrize("name", document.PORTS)
+def test_every_port_runs_and_is_compared(name, capsys):
+    runpy.run_module(f"examples.ports.{name}", run_name="__main__")
+    assert capsys.readouterr().out
+    assert any(case.startswith(f"ports.{name}") for case in CASES)
+
+
+def test_all_ports_are_on_the_page():
+    folder = document.ROOT / "examples" / "ports"
+    assert {p.stem for p in folder.glob("[a-z]*.py")} == set(document.PORTS)
