@@ -5,6 +5,7 @@ gives each operand its gradient; it outlives the call, inside jaxprs, and so ref
 that JAX traces. Nothing here differentiates: `_derivatives.py` decides what runs when.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -166,6 +167,12 @@ class Call:
     def autodiff(self) -> bool:
         """Whether captured values get the ordinary gradient of `f`."""
         return isinstance(self.variables, str)
+
+    def with_function(self, f: Callable[..., Any]) -> "Call":
+        """Return the same call of another function."""
+        other = copy.copy(self)
+        other._f = f
+        return other
 
     @property
     def surroundings(self) -> list[Any]:

@@ -21,7 +21,8 @@ from . import _errors
 from ._call import Call, Variables, check_outputs, checked_pair
 from ._closure import hoist
 from ._derivatives import CapturedTracerError, Direct, differentiable
-from ._rules import Transparent, captures
+from ._rules import NeedsValuesError, Transparent, captures, lift
+from ._seen import Seen
 from ._signature import Bound, Signature
 from ._structure import split
 
@@ -152,7 +153,14 @@ class CustomGradient(Transparent, Generic[_P, _R]):
         return tree_unflatten(program.treedef, leaves)
 
     def _hoisted(self, call: Call, operands: list[Any]) -> Any:
-        program, captured = hoist(call, operands, self._forward_mode)
+        try:
+            program, captured = hoist(call, operands, self._forward_mode)
+        except NeedsValuesError:
+            visible = lift(self._f)
+            if visible is None or not visible[1] or call.autodiff:
+                raise
+            captured = visible[1]
+            program = Seen(call, visible[0], captured, self._forward_mode)
         leaves = differentiable(program, [*captured, *operands])
         return tree_unflatten(program.treedef, leaves)
 

@@ -150,10 +150,10 @@ class Layout:
         wanted = [s is _OPERAND and next(differentiable) for s in self._statics]
         flat = list(result) if isinstance(result, (list, tuple)) else [result]
         nested = [isinstance(g, (list, tuple, dict)) for g in flat]
-        if len(flat) == len(wanted):
-            traced = [s is _OPERAND for s in self._statics]
-            if not any(n and t for n, t in zip(nested, traced, strict=True)):
-                return flat
+        if len(flat) == len(wanted) and not any(
+            n and (w or _has_gradient(g)) for n, w, g in zip(nested, wanted, flat, strict=True)
+        ):
+            return flat
         if len(flat) == sum(wanted) and not any(nested):
             rest = iter(flat)
             return [next(rest) if w else None for w in wanted]
@@ -181,6 +181,14 @@ class Layout:
         if shape != wanted.shape:
             raise _errors.wrong_shape(where, Spec(shape, dtype), wanted, self.path(index))
         return jnp.asarray(gradient, wanted.dtype)
+
+
+def _has_gradient(value: Any) -> bool:
+    """Tell whether a container that stands for no gradient has one in it: a wrong place."""
+    return any(
+        isinstance(leaf, (jax.Array, np.ndarray)) and is_kind(leaf.dtype, jnp.inexact)
+        for leaf in jax.tree_util.tree_leaves(value)
+    )
 
 
 def _match(treedef: Any, got: Any, found: list[Any]) -> bool:
