@@ -9,8 +9,8 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = pathlib.Path(__file__).parent.parent  # nox starts every session in the folder of this file
 # What the tests need and every supported JAX has.
 TOOLS = [
-    "chex", "equinox", "flatbuffers", "hypothesis", "optax", "pytest", "pytest-randomly", "pytest-timeout",
-    "pytest-xdist", "sybil",
+    "chex", "equinox", "flatbuffers", "hypothesis", "optax", "pytest", "pytest-randomly",
+    "pytest-timeout", "pytest-xdist", "sybil",
 ]  # fmt: skip
 
 
