@@ -6,6 +6,7 @@ import zipfile
 import nox
 
 nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["lint", "docs", "package", "tensorflow", "oldest", "newest"]
 ROOT = pathlib.Path(__file__).parent.parent  # nox starts every session in the folder of this file
 # What the tests need and every supported JAX has.
 TOOLS = [
@@ -21,7 +22,6 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("pyrefly", "check")
-    session.run("pyright", "--verifytypes", "tfgrad_jax", "--ignoreexternal")
 
 
 @nox.session(python="3.11")
@@ -35,7 +35,7 @@ def docs(session: nox.Session) -> None:
 def package(session: nox.Session) -> None:
     """Build, look into the wheel, and import it where only it is installed."""
     session.chdir(ROOT)
-    session.install("build")
+    session.install("build", "pyright==1.1.414")
     out = pathlib.Path(session.create_tmp()).resolve()
     session.run("python", "-m", "build", "--outdir", str(out))
     (wheel,) = out.glob("*.whl")
@@ -45,6 +45,7 @@ def package(session: nox.Session) -> None:
     session.install("--force-reinstall", str(wheel))
     with session.chdir(out):
         session.run("python", "-c", "import tfgrad_jax; print(tfgrad_jax.__version__)")
+        session.run("pyright", "--verifytypes", "tfgrad_jax", "--ignoreexternal")
 
 
 @nox.session(python="3.11")
@@ -69,3 +70,14 @@ def tensorflow(session: nox.Session) -> None:
     session.chdir(ROOT)
     session.install("-e", ".", "tensorflow", *TOOLS)
     session.run("python", "-m", "pytest", "tests/tf_parity")
+
+
+@nox.session(python="3.11")
+def adopters(session: nox.Session) -> None:
+    """Put our decorator where Keras and TFP wrap `jax.custom_gradient`, and run their tests.
+
+    Not among the default sessions: it needs TFP's nightly build, which changes every day.
+    """
+    session.chdir(ROOT)
+    session.install("-e", ".", "keras", "tfp-nightly[jax]", "absl-py", *TOOLS)
+    session.run("python", "-m", "tests.adopters", env={"KERAS_BACKEND": "jax"})
