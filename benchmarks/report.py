@@ -8,6 +8,7 @@ from benchmarks.results import (
     EQUINOX,
     HAND,
     HAND_EVERY_ORDER,
+    HAND_JVP,
     JAX_CUSTOM_GRADIENT,
     NNX,
     OURS,
@@ -19,7 +20,7 @@ from benchmarks.results import (
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
-PEERS = (UNDECORATED, HAND, HAND_EVERY_ORDER, JAX_CUSTOM_GRADIENT, EQUINOX, NNX)
+PEERS = (UNDECORATED, HAND, HAND_EVERY_ORDER, HAND_JVP, JAX_CUSTOM_GRADIENT, EQUINOX, NNX)
 
 
 def main() -> None:

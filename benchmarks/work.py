@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -63,7 +64,8 @@ def check(workload: Workload) -> tuple[dict[str, float], dict[str, str]]:
             except TypeError as error:
                 if way != OURS_FORWARD:
                     raise
-                failures[way] = f"{type(error).__name__}: {str(error)[:120]}"
+                reason = str(error).replace(f"{Path.cwd()}/", "")
+                failures[way] = f"{type(error).__name__}: {reason[:120]}"
                 continue
             errors[way] = max(_error(a, b) for a, b in zip(got, expected, strict=True))
             if not errors[way] < TOLERANCE:
