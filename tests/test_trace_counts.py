@@ -207,14 +207,12 @@ def closure_of_arrays():
     "f", [module_level, Layer().method, closure_of_arrays()], ids=["module", "method", "closure"]
 )
 def test_once_per_eager_call_when_nothing_is_captured(f):
-    # With JAX's flag `jax_custom_vjp3`, JAX traces every function once before it runs the rule.
-    traced = counted(lambda f: jax.grad(f, BOTH)(3.0, 2.0), by_hand)["f"] - 1
     for _ in range(2):
         assert counted(lambda f: f(2.0), f) == {"f": 1}
         assert counted(lambda f: f(jnp.float32(2.0)), f) == {"f": 1}
-        assert counted(lambda f: jax.grad(f)(2.0), f) == {"f": 1 + traced, "rule": 1}
+        assert counted(lambda f: jax.grad(f)(2.0), f) == {"f": 1, "rule": 1}
         twice = counted(lambda f: jax.grad(lambda x: f(f(x)))(2.0), f)
-        assert twice == {"f": 2 + 2 * traced, "rule": 2}
+        assert twice == {"f": 2, "rule": 2}
 
 
 def test_not_traced_again_by_a_compiled_function():

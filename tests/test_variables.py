@@ -393,7 +393,9 @@ def test_eagerly_f_and_its_rule_see_values(argnums):
 
         return f(x)
 
-    if getattr(jax.config, "jax_custom_vjp3", False):  # JAX itself traces every `custom_vjp` then
+    captured = argnums != 1
+    # With this flag JAX traces every `custom_vjp`, and only known values can be kept from it.
+    if captured and getattr(jax.config, "jax_custom_vjp3", False):
         with pytest.raises(jax.errors.TracerBoolConversionError):
             jax.grad(loss, argnums)(3.0, 2.0)
         return

@@ -22,6 +22,12 @@ _BATCHES_TOO_LATE = hasattr(jax.custom_derivatives, "custom_vjp_call_jaxpr_p")
 SCAN_DROPS_CUSTOM_JVP = not hasattr(jax.config, "jax_custom_jvp3")
 
 
+def traces_eagerly() -> bool:
+    """Tell whether JAX traces a function with a custom derivative even when called eagerly."""
+    config = jax.config
+    return getattr(config, "jax_custom_vjp3", False) or getattr(config, "jax_custom_jvp3", False)
+
+
 def without_consts(closed: ClosedJaxpr) -> Jaxpr:
     """Return the jaxpr with its constants as leading arguments, and without their values."""
     jaxpr = closed.jaxpr

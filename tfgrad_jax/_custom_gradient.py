@@ -20,6 +20,7 @@ from jax.tree_util import all_leaves, tree_leaves, tree_unflatten
 from . import _errors
 from ._call import Call, Variables, check_outputs, checked_pair
 from ._closure import hoist
+from ._compat import traces_eagerly
 from ._derivatives import CapturedTracerError, Direct, differentiable
 from ._rules import NeedsValuesError, Transparent, captures, lift
 from ._seen import Seen
@@ -149,6 +150,8 @@ class CustomGradient(Transparent, Generic[_P, _R]):
         declared = call.variables is not None and not call.autodiff
         variables = Variables.of(call.variables)[0] if declared else None
         program = Direct(call, self._forward_mode, may_capture, variables)
+        if traces_eagerly():
+            program.run_on_values(operands)
         leaves = differentiable(program, operands)
         return tree_unflatten(program.treedef, leaves)
 

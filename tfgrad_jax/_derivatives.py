@@ -183,6 +183,8 @@ def depending(leaf: Any, operands: Sequence[Any]) -> Any:
     adds the upstreams of all examples up before the rule, and not their gradients after it. It
     compiles to nothing.
     """
+    if not spec(leaf).differentiable:
+        return leaf  # it has no upstream
     for operand in operands:
         if isinstance(operand, Tracer) and not jnp.issubdtype(operand.dtype, jax.dtypes.extended):
             first = jnp.reshape(operand, (-1,))[:1]
@@ -247,8 +249,22 @@ class Direct:
         self.forward_mode = forward_mode
         self.source = call.contract.source
         self.treedef: Any = None  # of `y`, once `f` has run
+        self._known: Any = None
+
+    def run_on_values(self, operands: Sequence[Any]) -> None:
+        """Run `f` now if, apart from being differentiated, its operands are concrete.
+
+        For versions of JAX that trace even what is called eagerly: they get this result.
+        """
+        values = [jax.lax.stop_gradient(o) for o in operands]
+        if not _traced(values):
+            self._known = self._run(self._call.forward, values)
+            if _traced(self._known[0]):
+                raise CapturedTracerError
 
     def primal(self, operands: Sequence[Any]) -> list[Any]:
+        if self._known is not None:
+            return self._known[0]
         return _depending(self._run(self._call.apply, operands)[0], operands)
 
     def _run(self, f: Any, operands: Sequence[Any]) -> tuple[list[Any], Outputs, Any, bool]:
@@ -266,7 +282,10 @@ class Direct:
     def forward(
         self, operands: Sequence[Any], perturbed: Sequence[bool] | None
     ) -> tuple[list[Any], Rule]:
-        leaves, outputs, grad_fn, concrete = self._run(self._call.forward, operands)
+        if self._known is not None and not _traced(operands):
+            leaves, outputs, grad_fn, concrete = self._known
+        else:
+            leaves, outputs, grad_fn, concrete = self._run(self._call.forward, operands)
         specs = [spec(o) for o in operands]
         # With concrete values there is nothing for JAX to carry, and nothing to trace.
         as_it_is = self._rule(lambda _: grad_fn, [], outputs, specs)
