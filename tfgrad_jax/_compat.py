@@ -1,6 +1,6 @@
 """What differs between versions of JAX, in one place, each with the condition for its removal.
 
-`without_consts` and `evaluate` run where a traced function of the user is kept and called
+`traces_eagerly` is asked at every direct call; `without_consts` and `evaluate` run where a traced function of the user is kept and called
 again; `same_axes` runs on every gradient of a traced input.
 """
 
@@ -12,13 +12,13 @@ import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-# Up to JAX 0.6, the batching rule of a custom_vjp inside a jaxpr fails if it is differentiated
-# at the same time. Remove when JAX 0.7 is the oldest supported.
+# On JAX 0.6, the batching rule of a custom_vjp inside a jaxpr fails if it is differentiated at
+# the same time; not on 0.10. Remove when the oldest supported JAX lacks this primitive.
 _BATCHES_TOO_LATE = hasattr(jax.custom_derivatives, "custom_vjp_call_jaxpr_p")
 
 # Before custom_jvp became a primitive of its own, JAX dropped a custom_jvp rule inside a scan
-# when it evaluated the scan in part, and put the function itself in its place. Remove when JAX
-# 0.11 is the oldest supported.
+# when it evaluated the scan in part, and put the function itself in its place: so on 0.6 and
+# 0.10, not on 0.12. Remove when the oldest supported JAX has this flag.
 SCAN_DROPS_CUSTOM_JVP = not hasattr(jax.config, "jax_custom_jvp3")
 
 
