@@ -1,7 +1,8 @@
 """What differs between versions of JAX, in one place, each with the condition for its removal.
 
-`traces_eagerly` is asked at every direct call; `without_consts` and `evaluate` run where a traced function of the user is kept and called
-again; `same_axes` runs on every gradient of a traced input.
+`traces_eagerly` is asked at every direct call; `without_consts` and `evaluate` run where a traced
+function of the user is kept and called again; `same_axes` runs on every gradient of a traced
+input.
 """
 
 import functools
