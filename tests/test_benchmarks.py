@@ -28,14 +28,17 @@ from benchmarks.settings import Settings
 from benchmarks.timing import Stats, Timed, compare
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.common import with_ours
+from tfgrad_jax._compat import SYSTEM_LOSES_ZEROS
 
 # The depths of the reversible stack are one workload at this size.
 NAMES = [n for n in WORKLOADS if not n.startswith("reversible") or n.endswith("depth 4")]
-# Transposing a rule twice gives the rule back, but `a - b` as `a + (-b)`, and a scan that
-# recomputes as one that stores; a Pallas kernel has no transpose. These rules have none of it.
-SAME_IN_FORWARD_MODE = [
-    "log1pexp", "linear + cross-entropy", "fixed-point layer", "digits training step",
-]  # fmt: skip
+# A Pallas kernel has no transpose. On JAX 0.6, where `_system.py` has no part, transposing a rule
+# twice gives `a + (-b)` for `a - b`, and a scan that stores for one that recomputes.
+SAME_IN_FORWARD_MODE = [n for n in NAMES if "Pallas" not in n]
+if SYSTEM_LOSES_ZEROS:
+    SAME_IN_FORWARD_MODE = [
+        "log1pexp", "linear + cross-entropy", "fixed-point layer", "digits training step",
+    ]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -59,15 +62,9 @@ def test_compiled_gradient_costs_what_the_hand_written_one_does(name):
 
 @pytest.mark.parametrize("name", SAME_IN_FORWARD_MODE)
 def test_compiled_gradient_costs_the_same_in_forward_mode(name):
-    assert counts(name, OURS_FORWARD) == counts(name, HAND)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["RMSNorm", "attention, recomputed", "transformer step"])
-def test_forward_mode_moves_no_more_memory(name):
     expected, got = counts(name, HAND), counts(name, OURS_FORWARD)
-    assert got["bytes accessed"] == expected["bytes accessed"]
-    assert got["temp memory"] == expected["temp memory"]
+    assert got.pop("temp memory") <= expected.pop("temp memory")  # XLA orders some more tightly
+    assert got == expected
 
 
 def test_counts_tell_programs_apart():

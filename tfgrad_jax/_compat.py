@@ -17,6 +17,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 # the same time; not on 0.10. Remove when the oldest supported JAX lacks this primitive.
 _BATCHES_TOO_LATE = hasattr(jax.custom_derivatives, "custom_vjp_call_jaxpr_p")
 
+# On JAX 0.6, a third derivative through a linear system fails at a cotangent that is a symbolic
+# zero; not on 0.7. Remove together with the above.
+SYSTEM_LOSES_ZEROS = _BATCHES_TOO_LATE
+
 # Before custom_jvp became a primitive of its own, JAX dropped a custom_jvp rule inside a scan
 # when it evaluated the scan in part, and put the function itself in its place: so on 0.6 and
 # 0.10, not on 0.12. Remove when the oldest supported JAX has this flag.

@@ -12,11 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from ._compat import evaluate, without_consts
-from ._flow import call_body, flow
+from ._compat import SYSTEM_LOSES_ZEROS, evaluate, varying, without_consts
+from ._flow import call_body, flow, open_jaxpr
 from ._rules import NeedsValuesError
+from ._system import solved
 
 # What an intermediate value of a rule is, as a function of the upstream gradients.
 _ZERO, _CONSTANT, _LINEAR = range(3)  # max(a, b) is the kind of a sum
@@ -42,6 +44,8 @@ _LINEAR_IN: dict[str, tuple[int, ...] | None] = {
     "triangular_solve": (1,),
     "select_n": tuple(range(1, 100)),
 }
+# Operations of which JAX stores what they compute on the way, once they are transposed.
+_STORED = {"scan", "while", "cond", "remat2", "checkpoint"}
 _PRODUCTS = {"mul", "dot_general", "conv_general_dilated"}
 
 
@@ -69,13 +73,46 @@ def push_forward(
     if _CONSTANT in flow(jaxpr, kinds, analysis):
         raise NotLinearError("a gradient that is not zero and does not depend on the upstreams")
     linear = _linear_part(closed)
-    try:
-        return list(jax.linear_transpose(linear, *outputs)(list(tangents())))
-    except (NotImplementedError, AssertionError, TypeError, ValueError) as error:
-        if analysis.unknown:
-            raise NotLinearError(f"{analysis.unknown[0]}, which JAX cannot transpose") from error
-        # Linear, but in a form that only differentiation can transpose.
-        return list(jax.vjp(linear, *map(jnp.zeros_like, outputs))[1](list(tangents())))
+
+    def push(tangents: list[Any]) -> Sequence[Any]:
+        try:
+            return jax.linear_transpose(linear, *outputs)(tangents)
+        except Exception as error:  # of any type, by version and operation
+            if analysis.unknown:
+                unknown = analysis.unknown[0]
+                raise NotLinearError(f"{unknown}, which JAX cannot transpose") from error
+            # Linear, but in a form that only differentiation can transpose.
+            return jax.vjp(linear, *map(jnp.zeros_like, outputs))[1](tangents)
+
+    moved = list(tangents())
+    if _is_transposed_again(moved, outputs) and (
+        _stores(closed.jaxpr) or (analysis.subtracts and any(map(_is_tracer, outputs)))
+    ):
+        pull = functools.partial(evaluate, jaxpr, *closed.consts)
+        return solved(push, lambda cotangents: pull(*cotangents), moved, outputs)
+    return list(push(moved))
+
+
+def _is_tracer(value: Any) -> bool:
+    return isinstance(value, Tracer)
+
+
+def _is_transposed_again(tangents: Sequence[Any], outputs: Sequence[Any]) -> bool:
+    """Tell whether reverse mode may follow, and a system can be made for it."""
+    return (
+        any(map(_is_tracer, tangents))
+        and not SYSTEM_LOSES_ZEROS
+        and not any(map(varying, (*tangents, *outputs)))  # its parts must vary alike
+    )
+
+
+def _stores(jaxpr: Any) -> bool:
+    """Tell whether JAX, to transpose a function twice, would store what is computed on the way."""
+    for eqn in jaxpr.eqns:
+        body = call_body(eqn)
+        if eqn.primitive.name in _STORED or (body is not None and _stores(open_jaxpr(body))):
+            return True
+    return False
 
 
 def _pull_back_at_zero(rule: Any, outputs: Sequence[Any]) -> Callable[[Any], Any]:
@@ -167,6 +204,7 @@ class _Linearity:
 
     def __init__(self) -> None:
         self.unknown: list[str] = []
+        self.subtracts = False
 
     def constant(self, value: Any) -> int:
         """Tell whether a constant is zero; large ones are not looked into."""
@@ -188,6 +226,8 @@ class _Linearity:
             for i, kind in enumerate(operands):
                 if kind == _LINEAR and i not in positions:
                     raise NotLinearError(f"`{name}`, which is not linear in its operand {i}")
+            if name == "sub" and operands[1] == _LINEAR:
+                self.subtracts = True
             kinds = [kind for i, kind in enumerate(operands) if i in positions]
             return functools.reduce(functools.partial(self.join, name), kinds)
         if _LINEAR not in operands:
