@@ -1,8 +1,8 @@
 """What differs between versions of JAX, in one place, each with the condition for its removal.
 
-`traces_eagerly` is asked at every direct call; `without_consts` and `evaluate` run where a traced
-function of the user is kept and called again; `same_axes` runs on every gradient of a traced
-input.
+`traces_eagerly` is asked at every direct call, and `is_staging` before a closure is traced;
+`without_consts` and `evaluate` run where a traced function of the user is kept and called again;
+`same_axes` runs on every gradient of a traced input.
 """
 
 import functools
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
@@ -31,6 +32,11 @@ def traces_eagerly() -> bool:
     """Tell whether JAX traces a function with a custom derivative even when called eagerly."""
     config = jax.config
     return getattr(config, "jax_custom_vjp3", False) or getattr(config, "jax_custom_jvp3", False)
+
+
+def is_staging() -> bool:
+    """Tell whether operations are being recorded, as under `jit` and `scan`, and not run."""
+    return isinstance(jax.lax.iota(np.int32, 1), Tracer)
 
 
 def without_consts(closed: ClosedJaxpr) -> Jaxpr:

@@ -22,8 +22,15 @@ from ._call import Call, Variables, check_outputs, checked_pair
 from ._closure import hoist
 from ._compat import traces_eagerly
 from ._derivatives import CapturedTracerError, Direct, differentiable
-from ._rules import NeedsValuesError, Transparent, captures, lift
-from ._seen import Seen
+from ._rules import (
+    Cleared,
+    NeedsValuesError,
+    Transparent,
+    captures,
+    cleared,
+    search,
+)
+from ._seen import branching, on_values
 from ._signature import Bound, Signature
 from ._structure import split
 
@@ -125,26 +132,31 @@ class CustomGradient(Transparent, Generic[_P, _R]):
             variables = variables(*self_)
         operands, inputs = split(bound.inputs, signature.input_names(bound))
         call = Call(self._f, self_, inputs, bound, self._mirrored, variables)
-        captured = self._captures(call)
-        if captured is not True and not any(isinstance(x, Tracer) for x in operands):
-            y, traced = self._checked(call.run(bound.inputs))
-            if not traced:
-                return y
-            captured = True  # there are other ways to a tracer than those that can be seen
-        if captured is not True:
-            try:
-                return self._direct(call, operands, captured is None)
-            except (CapturedTracerError, UnexpectedTracerError):
-                pass
-        return self._hoisted(call, operands)
+        captured, found = self._search(call)
+        token = None if found is None else cleared.set(found)
+        try:
+            if captured is not True and not any(isinstance(x, Tracer) for x in operands):
+                y, traced = self._checked(call.run(bound.inputs))
+                if not traced:
+                    return y
+                captured = True  # there are other ways to a tracer than those that can be seen
+            if captured is not True:
+                try:
+                    return self._direct(call, operands, captured is None)
+                except (CapturedTracerError, UnexpectedTracerError):
+                    pass
+            return self._hoisted(call, operands)
+        finally:
+            if token is not None:
+                cleared.reset(token)
 
-    def _captures(self, call: Call) -> bool | None:
+    def _search(self, call: Call) -> tuple[bool | None, Cleared | None]:
         """Tell whether `f` closes over a tracer; None if that cannot be seen."""
         if call.variables is not None and any(
             isinstance(v, Tracer) for v in tree_leaves(call.variables)
         ):
-            return True
-        return captures(call.surroundings)
+            return True, None
+        return search(call.surroundings)
 
     def _direct(self, call: Call, operands: list[Any], may_capture: bool) -> Any:
         declared = call.variables is not None and not call.autodiff
@@ -152,20 +164,27 @@ class CustomGradient(Transparent, Generic[_P, _R]):
         program = Direct(call, self._forward_mode, may_capture, variables)
         if traces_eagerly():
             program.run_on_values(operands)
-        leaves = differentiable(program, operands)
-        return tree_unflatten(program.treedef, leaves)
+        return _run(program, [], operands)
 
     def _hoisted(self, call: Call, operands: list[Any]) -> Any:
+        seen = on_values(call, self._forward_mode)
+        if seen is not None:
+            try:
+                return _run(seen, seen.captured, operands)
+            except CapturedTracerError:
+                pass
         try:
-            program, captured = hoist(call, operands, self._forward_mode)
+            return _run(*hoist(call, operands, self._forward_mode), operands)
         except NeedsValuesError:
-            visible = lift(self._f)
-            if visible is None or not visible[1] or call.autodiff:
+            seen = branching(call, self._forward_mode)
+            if seen is None:
                 raise
-            captured = visible[1]
-            program = Seen(call, visible[0], captured, self._forward_mode)
-        leaves = differentiable(program, [*captured, *operands])
-        return tree_unflatten(program.treedef, leaves)
+        return _run(seen, seen.captured, operands)
+
+
+def _run(program: Any, captured: list[Any], operands: list[Any]) -> Any:
+    leaves = differentiable(program, [*captured, *operands])
+    return tree_unflatten(program.treedef, leaves)
 
 
 @overload

@@ -29,7 +29,7 @@ from . import _errors
 from ._call import Call, Variables, inside_derivative
 from ._compat import SCAN_DROPS_CUSTOM_JVP
 from ._linear import NotLinearError, push_forward
-from ._rules import NeedsValuesError, Rule, lift, lifted_rule, traced_rule
+from ._rules import NeedsValuesError, Rule, Static, lift, lifted_rule, traced_rule
 from ._structure import Outputs, Spec, spec
 
 
@@ -124,43 +124,61 @@ def _jvp(primals: Any, tangents: Any) -> Any:
 def attach(leaves: list[Any], operands: Sequence[Any], rule: Rule) -> list[Any]:
     """Return `leaves` with the rule as their derivative with respect to the operands."""
     positions = rule.static.outputs.differentiable
-    if len(positions) == len(leaves):
-        return _attach(leaves, list(operands), rule)
-    ys = iter(_attach([leaves[i] for i in positions], list(operands), rule))
-    return [next(ys) if i in positions else leaf for i, leaf in enumerate(leaves)]
+    ys = [leaves[i] for i in positions]
+    places = {id(v): i for i, v in enumerate((*ys, *operands))}
+    shared = [places.get(id(r)) for r in rule.residuals]
+    rest = [r for r, place in zip(rule.residuals, shared, strict=True) if place is None]
+    attached = iter(_attach(ys, list(operands), rest, _Shared(rule.static, shared)))
+    return [next(attached) if i in positions else leaf for i, leaf in enumerate(leaves)]
+
+
+@jax.tree_util.register_static
+class _Shared:
+    """A rule without its residuals, some of which are among the outputs and the operands."""
+
+    def __init__(self, static: Static, places: Sequence[int | None]) -> None:
+        self.static = static
+        self._places = places
+
+    def rule(self, ys: Sequence[Any], operands: Sequence[Any], rest: Sequence[Any]) -> Rule:
+        known, others = [*ys, *operands], iter(rest)
+        return Rule(self.static, [next(others) if p is None else known[p] for p in self._places])
 
 
 @_signed
-def _keep(ys: Any, operands: Any, rule: Rule) -> Any:
+def _keep(ys: Any, operands: Any, rest: Any, shared: _Shared) -> Any:
     return ys
 
 
 @_signed
-def _keep_reverse(ys: Any, operands: Any, rule: Rule) -> Any:
-    return _reverse_of(rule)(ys, operands, rule)
+def _keep_reverse(ys: Any, operands: Any, rest: Any, shared: _Shared) -> Any:
+    return _reverse_of(shared)(ys, operands, rest, shared)
 
 
 @_signed
 def _attach_jvp(primals: Any, tangents: Any) -> Any:
-    ys, operands, rule = primals
+    ys, operands, rest, shared = primals
+    rule = shared.rule(ys, operands, rest)
     rule.check([not isinstance(t, SymbolicZero) for t in tangents[1]])
-    return _attach(ys, operands, rule), _pushed(rule, ys, operands, tangents[1], None)
+    return _attach(*primals), _pushed(rule, ys, operands, tangents[1], None)
 
 
 @_signed
-def _attach_forward(ys: Any, operands: Any, rule: Rule) -> Any:
-    return _attach(ys, operands, rule), rule
+def _attach_forward(ys: Any, operands: Any, rest: Any, shared: _Shared) -> Any:
+    return _attach(ys, operands, rest, shared), shared.rule(ys, operands, rest)
 
 
 @_signed
-def _attach_forward_perturbed(ys: Any, operands: Any, rule: Rule) -> Any:
-    rule.check([o.perturbed for o in operands])
-    return _attach_forward(*jax.tree.map(lambda p: p.value, (ys, operands, rule)))
+def _attach_forward_perturbed(ys: Any, operands: Any, rest: Any, shared: _Shared) -> Any:
+    perturbed = [o.perturbed for o in operands]
+    values = jax.tree.map(lambda p: p.value, (ys, operands, rest))
+    shared.rule(*values).check(perturbed)
+    return _attach_forward(*values, shared)
 
 
 @_signed
 def _attach_backward(rule: Rule, cotangents: Any) -> Any:
-    return None, rule([_instantiate(c) for c in cotangents]), None
+    return None, rule([_instantiate(c) for c in cotangents]), None, None
 
 
 # Where JAX puts the function in the place of the custom_jvp, let it be the same as a custom_vjp.
@@ -172,7 +190,7 @@ _attach_reverse_perturbed = jax.custom_vjp(_keep)
 _attach_reverse_perturbed.defvjp(_attach_forward_perturbed, _attach_backward, symbolic_zeros=True)
 
 
-def _reverse_of(rule: Rule) -> Any:
+def _reverse_of(rule: Rule | _Shared) -> Any:
     return _attach_reverse if rule.static.refuse is None else _attach_reverse_perturbed
 
 
@@ -225,7 +243,8 @@ def _pushed(
         mixed = list(operands)
         for i, operand in zip(moved, changed, strict=True):
             mixed[i] = operand
-        return _reverse_of(rule)(ys, mixed, rule)
+        shared = _Shared(rule.static, [None] * len(rule.residuals))
+        return _reverse_of(rule)(ys, mixed, rule.residuals, shared)
 
     return jax.jvp(reverse, [operands[i] for i in moved], [tangents[i] for i in moved])[1]
 
@@ -287,10 +306,13 @@ class Direct:
         else:
             leaves, outputs, grad_fn, concrete = self._run(self._call.forward, operands)
         specs = [spec(o) for o in operands]
-        # With concrete values there is nothing for JAX to carry, and nothing to trace.
-        as_it_is = self._rule(lambda _: grad_fn, [], outputs, specs)
+
+        def as_it_is() -> Rule:
+            return self._rule(lambda _: grad_fn, [], outputs, specs)
+
         if concrete and not self._may_capture:
-            return leaves, as_it_is
+            # With concrete values there is nothing for JAX to carry, and nothing to trace.
+            return leaves, as_it_is()
         try:
             lifted = lift(grad_fn)
             if lifted is not None:
@@ -303,12 +325,12 @@ class Direct:
                 # The rule branches on values, so these are concrete one level down: let the
                 # next level of differentiation call `f` again, where it will see them.
                 leaves = differentiable(self, operands)
-            return leaves, as_it_is
+            return leaves, as_it_is()
         if not concrete:
             return attach(_depending(leaves, operands), operands, rule), rule
         if rule.residuals:
             raise CapturedTracerError
-        return leaves, as_it_is
+        return leaves, as_it_is()
 
     def _rule(self, rebuild: Any, residuals: Any, outputs: Outputs, specs: Sequence[Spec]) -> Rule:
         contract, variables = self._call.contract, self._variables

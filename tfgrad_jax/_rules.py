@@ -10,8 +10,10 @@ before it is called.
 import dataclasses
 import enum
 import functools
+import operator
 import types
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -96,9 +98,13 @@ def lift(grad_fn: Callable[..., Any]) -> tuple[Rebuild, list[Any]] | None:
     changes = []  # (index of the slot, leaves, treedef) of those that hold tracers
     for index, content in enumerate(slots):
         if isinstance(content, Tracer):
-            leaves, treedef = [content], _LEAF
-        else:
-            leaves, treedef = tree_flatten(content)
+            residuals.append(content)
+            changes.append((index, [_TRACER], _LEAF))
+            slots[index] = None
+            continue
+        if content is None:
+            continue
+        leaves, treedef = tree_flatten(content)
         traced = [isinstance(leaf, Tracer) for leaf in leaves]
         rest = [leaf for t, leaf in zip(traced, leaves, strict=True) if not t]
         if captures(rest, but=grad_fn) is not False:
@@ -157,28 +163,72 @@ class Transparent:
         raise NotImplementedError
 
 
-def captures(values: Iterable[Any], but: Any = None) -> bool | None:
+class Cleared:
+    """Values from which no tracer can be reached while these cells keep their contents."""
+
+    __slots__ = ("_cells", "_contents", "_visited")
+
+    def __init__(self, visited: dict[int, Any], cells: list[types.CellType]) -> None:
+        self._visited = visited
+        self._cells = cells
+        self._contents = [cell.cell_contents for cell in cells]
+
+    def covers(self, values: Sequence[Any]) -> bool:
+        """Tell whether all of the values are among these, and nothing has been reassigned."""
+        return all(id(v) in self._visited or isinstance(v, _SIMPLE) for v in values) and all(
+            map(operator.is_, map(_cell_contents, self._cells), self._contents)
+        )
+
+
+_cell_contents = operator.attrgetter("cell_contents")
+# What the call around this one has looked through: decorated functions that call each other would
+# look through those below them at every level.
+cleared: ContextVar[Cleared | None] = ContextVar("cleared", default=None)
+
+
+def captures(values: Sequence[Any], but: Any = None) -> bool | None:
     """Tell whether a tracer can be reached from `values` through functions and containers.
 
     True if there is one, False if there is none, None if that cannot be seen. What can be
     reached only through `but` does not count.
     """
+    return search(values, but)[0]
+
+
+def search(values: Sequence[Any], but: Any = None) -> tuple[bool | None, Cleared | None]:
+    """Do as `captures`, and return what the calls inside need not look through again."""
+    known = cleared.get()
+    if known is not None and known.covers(values):
+        return False, None
     pending = list(values)
     visited = {id(but): but}  # by id, and kept, so that no id is used twice
-    opaque = False
+    cells: list[types.CellType] = []
+    opaque, calls, fixed = False, 0, but is None
     while pending:
         value = pending.pop()
         if isinstance(value, Tracer):
-            return True
+            return True, None
         if isinstance(value, _SIMPLE) or id(value) in visited:
             continue
         visited[id(value)] = value
         parts = _parts(value)
         if parts is None:
             opaque = True
+            continue
+        pending.extend(parts)
+        if isinstance(value, types.FunctionType):
+            cells.extend(value.__closure__ or ())
+            fixed = fixed and value.__defaults__ is None and value.__kwdefaults__ is None
+        elif isinstance(value, Transparent):
+            calls += 1
         else:
-            pending.extend(parts)
-    return None if opaque else False
+            fixed = fixed and isinstance(value, tuple)
+    if opaque:
+        return None, None
+    try:
+        return False, Cleared(visited, cells) if fixed and calls else None
+    except ValueError:  # a variable that is not assigned yet
+        return False, None
 
 
 def _parts(value: Any) -> Iterable[Any] | None:

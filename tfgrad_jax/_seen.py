@@ -1,8 +1,9 @@
-"""Run a closure that branches on values: replace what it captured, and trace nothing.
+"""Run a closure with other values for what it captured, and trace nothing.
 
-`Seen` is tried where hoisting failed because `f` or its rule needs concrete values. It works
-where the tracers are in plain sight, in the cells of `f`: rebuilt around the operands, `f`
-sees the values that are known one level of differentiation down.
+`Seen` works where the tracers are in plain sight, in the cells of `f`: rebuilt around its operands,
+`f` sees the values that are known one level of differentiation down. `on_values` makes one
+before `f` is traced, because it costs no trace, and `branching` where that failed, because `f`
+or its rule needs concrete values.
 """
 
 from collections.abc import Sequence
@@ -10,12 +11,46 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
+from jax.tree_util import tree_leaves
 
 from . import _errors
 from ._call import Call, Variables, accepts_variables
-from ._derivatives import differentiable
-from ._rules import Rebuild, Rule, Static
+from ._compat import is_staging
+from ._derivatives import CapturedTracerError, differentiable
+from ._rules import Rule, Static, captures, lift
 from ._structure import spec
+
+
+def on_values(call: Call, forward_mode: bool) -> "Seen | None":
+    """Return a call for concrete values, where all that `f` captures are declared variables.
+
+    It raises `CapturedTracerError` if the values turn out to be traced.
+    """
+    if call.variables is None or call.autodiff or is_staging():
+        return None
+    seen = _see(call, forward_mode, concrete=True)
+    if seen is None:
+        return None
+    declared = {id(v) for v in tree_leaves(call.variables) if isinstance(v, Tracer)}
+    known = {id(c) for c in seen.captured}
+    others = [c for c in seen.captured if id(c) not in declared and spec(c).differentiable]
+    return None if others or not declared <= known else seen
+
+
+def branching(call: Call, forward_mode: bool) -> "Seen | None":
+    """Return a call of a function that branches on values, unless these cannot be seen."""
+    if call.autodiff:
+        return None
+    seen = _see(call, forward_mode, concrete=False)
+    return seen if seen is not None and seen.captured else None
+
+
+def _see(call: Call, forward_mode: bool, concrete: bool) -> "Seen | None":
+    f, *others = call.surroundings
+    visible = lift(f)
+    if visible is None or captures(others) is not False:
+        return None
+    return Seen(call, *visible, forward_mode, concrete)
 
 
 @jax.tree_util.register_static
@@ -25,12 +60,16 @@ class Seen:
     has_refused = True  # it may: which captured values have a gradient is known once `f` has run
 
     def __init__(
-        self, call: Call, rebuild: Rebuild, captured: Sequence[Any], forward_mode: bool
+        self, call: Call, rebuild: Any, found: Sequence[Any], forward_mode: bool, concrete: bool
     ) -> None:
+        unique = {id(c): c for c in found}
+        self._ids = list(unique)
+        self._places = [self._ids.index(id(c)) for c in found]
+        self._count = len(unique)
         self._call = call
         self._rebuild = rebuild
-        self._count = len(captured)
-        self._ids = [id(c) for c in captured]
+        self._concrete = concrete
+        self.captured = list(unique.values())
         self.forward_mode = forward_mode
         self.source = call.contract.source
         self.treedef: Any = None  # of `y`, once `f` has run
@@ -48,7 +87,8 @@ class Seen:
         self.treedef = outputs.treedef
         specs = [spec(o) for o in operands]
         variables, positions = self._variables(captured, grad_fn)
-        refused = [i for i in range(self._count) if specs[i].differentiable and i not in positions]
+        given = set(positions)
+        refused = [i for i in range(self._count) if specs[i].differentiable and i not in given]
         if perturbed is not None and any(perturbed[i] for i in refused):
             uses = [(specs[i], "") for i in refused if perturbed[i]]
             declared = self._call.variables is not None
@@ -62,16 +102,21 @@ class Seen:
             count = len(inputs)
             gradients: list[Any] = [None] * self._count
             for position, g in zip(positions, found[count:], strict=True):
-                if position is not None:
-                    gradients[position] = g
+                if position is not None and g is not None:
+                    known = gradients[position]
+                    gradients[position] = g if known is None else known + g
             return [*gradients, *found[:count]]
 
         if any(isinstance(v, Tracer) for v in (*operands, *leaves)):
+            if self._concrete:
+                raise CapturedTracerError
             leaves = differentiable(self, operands)  # the next level calls `f` again, on values
         return leaves, Rule(Static(run, specs, outputs), ())
 
     def _rebuilt(self, operands: Sequence[Any]) -> Call:
-        return self._call.with_function(self._rebuild(operands[: self._count]))
+        if self._concrete and any(isinstance(o, Tracer) for o in operands):
+            raise CapturedTracerError
+        return self._call.with_function(self._rebuild([operands[i] for i in self._places]))
 
     def _variables(
         self, captured: Sequence[Any], grad_fn: Any
