@@ -60,17 +60,10 @@ class CustomGradient(Transparent, Generic[_P, _R]):
         self._forward_mode = forward_mode
         self._mirrored = convention == "tf"
         self._signature = Signature(f)
-        self._method_signature = Signature(f, bound=1)
         # A function without cells and defaults can close over nothing, now or later.
         self._closed = not getattr(f, "__closure__", ()) and captures([f]) is False
         scope = getattr(f, "__qualname__", "").rpartition(".")[0]
         self._in_class = bool(scope) and not scope.endswith("<locals>")
-
-        def method(obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-            signature = self._method_signature
-            return self._call((obj,), signature.bind(f, args, kwargs), signature)
-
-        self._method = functools.update_wrapper(method, f)
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Return `y`, whose derivative is the declared one."""
@@ -92,6 +85,15 @@ class CustomGradient(Transparent, Generic[_P, _R]):
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         """Bind a method: `self` is no input, but part of what the function closes over."""
         return self if obj is None else types.MethodType(self._method, obj)
+
+    @functools.cached_property
+    def _method(self) -> Callable[..., Any]:
+        f, signature = self._f, Signature(self._f, bound=1)
+
+        def method(obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return self._call((obj,), signature.bind(f, args, kwargs), signature)
+
+        return functools.update_wrapper(method, f)
 
     def __reduce__(self) -> str:
         return self.__qualname__  # like any function: by name
