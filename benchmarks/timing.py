@@ -4,6 +4,10 @@ The contestants of one comparison run in turn, one sample each a round, and the 
 changes, so that a machine that slows down slows all of them. A ratio is the median over the
 rounds of the ratio within a round. Calls that take less than `SHORTEST` are repeated within a
 sample. The garbage collector does not run while a sample is taken.
+
+Each round runs at another depth of the Python stack. CPython keeps the frames of a thread in blocks
+of 16 KiB, and a call that crosses into a new block again and again takes several times as long: at
+one depth or another this hits one contestant and spares the next.
 """
 
 import gc
@@ -14,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+DEPTHS = [i * 7 % 16 * 10 for i in range(16)]  # frames; 160 of them fill such a block
 SHORTEST = 2e-4  # seconds a sample takes at least, where a call can be repeated
 
 
@@ -103,7 +108,7 @@ def compare(
                 if settle:
                     time.sleep(settle)
                     timed.sample(1)
-                samples[name].append(timed.sample(calls))
+                samples[name].append(_deeper(DEPTHS[i % len(DEPTHS)], timed.sample, calls))
     finally:
         if enabled:
             gc.enable()
@@ -114,6 +119,10 @@ def compare(
                 pairs = zip(samples[ours], samples[name], strict=True)
                 ratios[name] = Stats.of([a / b for a, b in pairs])
     return Comparison({n: Stats.of(s) for n, s in samples.items()}, ratios, failures)
+
+
+def _deeper(frames: int, sample: Callable[[int], float], calls: int) -> float:
+    return sample(calls) if frames == 0 else _deeper(frames - 1, sample, calls)
 
 
 def _reason(error: Exception) -> str:

@@ -166,7 +166,8 @@ class CustomGradient(Transparent, Generic[_P, _R]):
         program = Direct(call, self._forward_mode, may_capture, variables)
         if traces_eagerly():
             program.run_on_values(operands)
-        return _run(program, [], operands)
+        leaves = differentiable(program, operands)
+        return tree_unflatten(program.treedef, leaves)
 
     def _hoisted(self, call: Call, operands: list[Any]) -> Any:
         seen = on_values(call, self._forward_mode)
