@@ -148,6 +148,7 @@ class Call:
     def __init__(
         self,
         f: Callable[..., Any],
+        source: _errors.Source,
         self_: tuple[Any, ...],
         inputs: Layout,
         bound: Bound,
@@ -161,7 +162,7 @@ class Call:
         self._rest = bound.rest
         self._mirrored = mirrored
         self.variables = variables  # None, "autodiff" or the declared pytree
-        self.contract = Contract(_errors.Source.of(f), inputs.without_statics(), mirrored)
+        self.contract = Contract(source, inputs.without_statics(), mirrored)
 
     @property
     def autodiff(self) -> bool:
@@ -190,25 +191,23 @@ class Call:
             and _identical(self._rest.values(), other._rest.values())
         )
 
-    def run(self, values: Sequence[Any]) -> Any:
-        """Call `f` itself on values for its inputs."""
-        if self._named:
-            split_at = len(values) - len(self._named)
-            keywords = dict(zip(self._named, values[split_at:], strict=True))
-            return self._f(*self._self, *values[:split_at], **keywords, **self._rest)
-        return self._f(*self._self, *values, **self._rest)
+    def arguments(self, values: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Return the arguments of `f`, given values for its inputs."""
+        split_at = len(values) - len(self._named)
+        keywords = dict(zip(self._named, values[split_at:], strict=True))
+        return [*self._self, *values[:split_at]], keywords | dict(self._rest)
 
-    def forward(self, operands: Sequence[Any]) -> tuple[list[Any], Outputs, Callable[..., Any]]:
-        """Do as `apply`, in a forward pass."""
-        outer = inside_derivative.set(True)
+    def apply(
+        self, operands: Sequence[Any], in_forward_pass: bool = False
+    ) -> tuple[list[Any], Outputs, Callable[..., Any]]:
+        """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
+        args, kwargs = self.arguments(self._inputs.join(operands))
+        outer = inside_derivative.set(in_forward_pass or inside_derivative.get())
         try:
-            return self.apply(operands)
+            result = self._f(*args, **kwargs)
         finally:
             inside_derivative.reset(outer)
-
-    def apply(self, operands: Sequence[Any]) -> tuple[list[Any], Outputs, Callable[..., Any]]:
-        """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
-        y, grad_fn = checked_pair(self._f, self.run(self._inputs.join(operands)))
+        y, grad_fn = checked_pair(self._f, result)
         leaves, treedef = tree_flatten(y)
         check_outputs(self._f, y, leaves)
         leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]

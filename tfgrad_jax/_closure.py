@@ -118,7 +118,7 @@ class _Hoisting:
 
         def f_then_residuals(*operands: Any) -> Any:
             nonlocal asks, lifted
-            leaves, result.outputs, grad_fn = call.forward(operands)
+            leaves, result.outputs, grad_fn = call.apply(operands, in_forward_pass=True)
             found = lift(grad_fn)
             lifted = found and (found[0], [id(r) for r in found[1]])
             asks = not answered and accepts_variables(grad_fn)

@@ -56,6 +56,7 @@ class CustomGradient(Transparent, Generic[_P, _R]):
     ) -> None:
         functools.update_wrapper(self, f)
         self._f = f
+        self._source = _errors.Source.of(f)
         self._variables = variables
         self._forward_mode = forward_mode
         self._mirrored = convention == "tf"
@@ -133,12 +134,13 @@ class CustomGradient(Transparent, Generic[_P, _R]):
         if callable(variables) and all_leaves([variables]):
             variables = variables(*self_)
         operands, inputs = split(bound.inputs, signature.input_names(bound))
-        call = Call(self._f, self_, inputs, bound, self._mirrored, variables)
+        call = Call(self._f, self._source, self_, inputs, bound, self._mirrored, variables)
         captured, found = self._search(call)
         token = None if found is None else cleared.set(found)
         try:
             if captured is not True and not any(isinstance(x, Tracer) for x in operands):
-                y, traced = self._checked(call.run(bound.inputs))
+                args, kwargs = call.arguments(bound.inputs)
+                y, traced = self._checked(self._f(*args, **kwargs))
                 if not traced:
                     return y
                 captured = True  # there are other ways to a tracer than those that can be seen
@@ -166,7 +168,7 @@ class CustomGradient(Transparent, Generic[_P, _R]):
         program = Direct(call, self._forward_mode, may_capture, variables)
         if traces_eagerly():
             program.run_on_values(operands)
-        leaves = differentiable(program, operands)
+        leaves = differentiable(program)(program, *operands)
         return tree_unflatten(program.treedef, leaves)
 
     def _hoisted(self, call: Call, operands: list[Any]) -> Any:
@@ -186,7 +188,7 @@ class CustomGradient(Transparent, Generic[_P, _R]):
 
 
 def _run(program: Any, captured: list[Any], operands: list[Any]) -> Any:
-    leaves = differentiable(program, [*captured, *operands])
+    leaves = differentiable(program)(program, *captured, *operands)
     return tree_unflatten(program.treedef, leaves)
 
 

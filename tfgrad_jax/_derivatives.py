@@ -2,7 +2,7 @@
 
 A *program* is what gets differentiated: `primal(operands)` is its value, `forward(operands,
 perturbed)` its value and its `Rule` (`_rules.py`). `Direct` below calls the user's function;
-`_closure.Hoisted` evaluates a jaxpr of it. `differentiable(program, operands, ...)` runs it:
+`_closure.Hoisted` evaluates a jaxpr of it. `differentiable(program)` tells how to run it:
 
     not differentiated       primal
     reverse mode             _forward, later _backward
@@ -50,13 +50,11 @@ class Program(Protocol):
     def forward(self, operands: Sequence[Any], perturbed: Sequence[bool] | None) -> Any: ...
 
 
-def differentiable(program: Program, operands: Sequence[Any]) -> list[Any]:
-    """Run a program so that JAX differentiates it by its rule."""
+def differentiable(program: Program) -> Callable[..., list[Any]]:
+    """Return what runs the program on operands so that JAX differentiates it by its rule."""
     if program.forward_mode or inside_derivative.get():
-        return _either_mode(program, *operands)
-    if program.has_refused:
-        return _reverse_perturbed(program, *operands)
-    return _reverse(program, *operands)
+        return _either_mode
+    return _reverse_perturbed if program.has_refused else _reverse
 
 
 @_signed
@@ -96,7 +94,8 @@ _reverse_perturbed.defvjp(_forward_perturbed, _backward, symbolic_zeros=True)
 
 @_signed
 def _primal_reverse(program: Program, *operands: Any) -> list[Any]:
-    return (_reverse_perturbed if program.has_refused else _reverse)(program, *operands)
+    chosen = _reverse_perturbed if program.has_refused else _reverse
+    return chosen(program, *operands)
 
 
 _either_mode = jax.custom_jvp(_primal_reverse if SCAN_DROPS_CUSTOM_JVP else _primal)
@@ -277,34 +276,45 @@ class Direct:
         """
         values = [jax.lax.stop_gradient(o) for o in operands]
         if not _traced(values):
-            self._known = self._run(self._call.forward, values)
+            self._known = self._call.apply(values, in_forward_pass=True)
             if _traced(self._known[0]):
                 raise CapturedTracerError
+            self.treedef = self._known[1].treedef
 
     def primal(self, operands: Sequence[Any]) -> list[Any]:
         if self._known is not None:
             return self._known[0]
-        return _depending(self._run(self._call.apply, operands)[0], operands)
+        concrete = self._concrete(operands)
+        leaves, outputs, _ = self._call.apply(operands)
+        self._still_concrete(concrete, leaves)
+        self.treedef = outputs.treedef
+        return _depending(leaves, operands)
 
-    def _run(self, f: Any, operands: Sequence[Any]) -> tuple[list[Any], Outputs, Any, bool]:
+    def _concrete(self, operands: Sequence[Any]) -> bool:
+        """Tell whether `f` is about to see concrete values."""
         concrete = not _traced(operands)
         if self._may_capture and not concrete:
             raise CapturedTracerError
-        leaves, outputs, grad_fn = f(operands)
-        self.treedef = outputs.treedef
+        return concrete
+
+    def _still_concrete(self, concrete: bool, leaves: Sequence[Any]) -> bool:
+        """Tell whether all that `f` has seen was: its outputs show a captured tracer."""
         if concrete and _traced(leaves):
             if self._may_capture:
                 raise CapturedTracerError
-            concrete = False
-        return leaves, outputs, grad_fn, concrete
+            return False
+        return concrete
 
     def forward(
         self, operands: Sequence[Any], perturbed: Sequence[bool] | None
     ) -> tuple[list[Any], Rule]:
         if self._known is not None and not _traced(operands):
-            leaves, outputs, grad_fn, concrete = self._known
+            concrete, (leaves, outputs, grad_fn) = True, self._known
         else:
-            leaves, outputs, grad_fn, concrete = self._run(self._call.forward, operands)
+            concrete = self._concrete(operands)
+            leaves, outputs, grad_fn = self._call.apply(operands, in_forward_pass=True)
+            concrete = self._still_concrete(concrete, leaves)
+            self.treedef = outputs.treedef
         specs = [spec(o) for o in operands]
 
         def as_it_is() -> Rule:
@@ -324,7 +334,7 @@ class Direct:
             if not concrete:
                 # The rule branches on values, so these are concrete one level down: let the
                 # next level of differentiation call `f` again, where it will see them.
-                leaves = differentiable(self, operands)
+                leaves = differentiable(self)(self, *operands)
             return leaves, as_it_is()
         if not concrete:
             return attach(_depending(leaves, operands), operands, rule), rule

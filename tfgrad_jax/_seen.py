@@ -83,7 +83,7 @@ class Seen:
         self, operands: Sequence[Any], perturbed: Sequence[bool] | None
     ) -> tuple[list[Any], Rule]:
         captured, inputs = operands[: self._count], operands[self._count :]
-        leaves, outputs, grad_fn = self._rebuilt(operands).forward(inputs)
+        leaves, outputs, grad_fn = self._rebuilt(operands).apply(inputs, in_forward_pass=True)
         self.treedef = outputs.treedef
         specs = [spec(o) for o in operands]
         variables, positions = self._variables(captured, grad_fn)
@@ -110,7 +110,8 @@ class Seen:
         if any(isinstance(v, Tracer) for v in (*operands, *leaves)):
             if self._concrete:
                 raise CapturedTracerError
-            leaves = differentiable(self, operands)  # the next level calls `f` again, on values
+            # The next level calls `f` again, on values.
+            leaves = differentiable(self)(self, *operands)
         return leaves, Rule(Static(run, specs, outputs), ())
 
     def _rebuilt(self, operands: Sequence[Any]) -> Call:
