@@ -110,6 +110,50 @@ def test_branching_with_a_closure():
     assert_same(jax.grad(loss)(-2.0, 3.0), jnp.float32(0))
 
 
+def test_declared_variables_are_values(capsys):
+    """A closure sees the values of the weights that it declares, and runs once on them."""
+    if getattr(jax.config, "jax_custom_vjp3", False):
+        pytest.skip("with this flag JAX traces even what is called eagerly")
+
+    def layer(w, x):
+        @custom_gradient(variables={"w": w})
+        def f(x):
+            print(f"f {float(w)} {float(x)}")
+
+            def grad(dy, variables):
+                print(f"rule {float(variables['w'])} {float(dy)}")
+                return 5 * dy * variables["w"], {"w": 7 * dy * x}
+
+            return w * x, grad
+
+        return f(x)
+
+    gradients = jax.grad(layer, (0, 1))(3.0, 2.0)
+    assert_same(gradients, (jnp.float32(14), jnp.float32(15)))
+    assert capsys.readouterr().out == "f 3.0 2.0\nrule 3.0 1.0\n"
+
+
+def test_a_declared_weight_in_two_places():
+    """The weight counts once, whether the closure holds it by itself or in a container."""
+
+    def layer(w, x):
+        both = [w, w]
+
+        @custom_gradient(variables=(w, both))
+        def f(x):
+            def grad(dy, variables):
+                v, (a, b) = variables
+                return dy * v, (7 * dy * x, [11 * dy * a, 13 * dy * b])
+
+            return w * both[0] * x, grad
+
+        return f(x)
+
+    expected = 7 * 2.0 + 11 * 3.0 + 13 * 3.0
+    for gradient in (jax.grad(layer), jax.jit(jax.grad(layer))):
+        assert_same(gradient(3.0, 2.0), jnp.float32(expected))
+
+
 def test_numpy_in_f_and_rule():
     """What only concrete arrays allow: NumPy functions, `float`, indices, `in`."""
 

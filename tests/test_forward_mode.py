@@ -445,7 +445,7 @@ def test_one_argument_of_several(name):
 # --- higher orders ---------------------------------------------------------------------------
 
 
-@all_cases
+@most_slow
 def test_forward_over_reverse(name):
     compare(name, lambda f, case: jax.jvp(grads(loss(f), case), case.args, case.tangents))
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from helpers import assert_same
 
-from tfgrad_jax import custom_gradient
+from tfgrad_jax import _rules, custom_gradient
 
 RUNS: collections.Counter[str] = collections.Counter()
 
@@ -238,6 +240,77 @@ def test_a_rule_that_calls_its_own_function_is_traced_a_few_times_at_any_depth()
         differentiated = jax.grad(differentiated, 1)
         counts.append(counted(lambda f: jax.jit(f)(1.0, 1.0), differentiated)["f"])
     assert max(counts) <= 8, counts
+
+
+def test_nested_functions_are_looked_through_once(monkeypatch):
+    """The cost of a call must not grow with the square of the depth."""
+
+    def nested(depth):
+        @custom_gradient
+        def innermost(x):
+            return jnp.sin(x), lambda dy: 7 * dy * jnp.cos(x)
+
+        def around(inner):
+            @custom_gradient
+            def f(x):
+                y = inner(x)
+                return y, lambda dy: dy * y
+
+            return f
+
+        h = innermost
+        for _ in range(depth):
+            h = around(h)
+        return h
+
+    def looked_through(depth):
+        count = 0
+
+        def counting(value, parts=_rules._parts):
+            nonlocal count
+            count += 1
+            return parts(value)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_rules, "_parts", counting)
+            got = jax.jit(jax.grad(nested(depth)))(0.5)
+        assert_same(got, jnp.float32(np.sin(0.5)))
+        return count
+
+    counts = [looked_through(depth) for depth in (4, 8, 16)]
+    assert counts[2] - counts[1] == 2 * (counts[1] - counts[0])
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_what_a_function_assigns_is_seen_by_those_below_it(jit):
+    """They have been looked through before `f` ran, and then held no tracer."""
+
+    def loss(x):
+        w = None
+
+        @custom_gradient
+        def inner(x):
+            def grad(dy, variables):
+                (v,) = variables
+                return 5 * dy * v, [7 * dy * x]
+
+            return w * x, grad
+
+        @custom_gradient
+        def outer(x):
+            dx = jax.grad(through)(x)
+            return 1.0 * x, lambda dy: dy * dx
+
+        def through(x):
+            nonlocal w
+            w = 3 * x
+            return inner(x)
+
+        return outer(x)
+
+    gradient = jax.jit(jax.grad(loss)) if jit else jax.grad(loss)
+    # The rule of `outer` is the gradient of `inner` at w = 3 x: 5 w + 3 * 7 x.
+    assert_same(gradient(2.0), jnp.float32(5 * 6 + 21 * 2))
 
 
 def costs(f: Any, *args: Any) -> tuple[Any, ...]:
