@@ -282,6 +282,27 @@ def test_nested_functions_are_looked_through_once(monkeypatch):
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_a_keyword_below_a_function_that_was_looked_through(jit):
+    def loss(x):
+        @custom_gradient
+        def inner(x, *, scale):
+            def grad(dy, variables):
+                return 5 * dy * scale, [7 * dy * x for _ in variables]
+
+            return scale * x, grad
+
+        @custom_gradient
+        def outer(x):
+            dx = jax.grad(lambda x: inner(x, scale=3 * x))(x)
+            return 1.0 * x, lambda dy: dy * dx
+
+        return outer(x)
+
+    gradient = jax.jit(jax.grad(loss)) if jit else jax.grad(loss)
+    assert_same(gradient(2.0), jnp.float32(5 * 6 + 21 * 2))
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_what_a_function_assigns_is_seen_by_those_below_it(jit):
     """They have been looked through before `f` ran, and then held no tracer."""
 

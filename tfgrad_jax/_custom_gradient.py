@@ -21,7 +21,8 @@ from . import _errors
 from ._call import Call, Variables, check_outputs, checked_pair
 from ._closure import hoist
 from ._compat import traces_eagerly
-from ._derivatives import CapturedTracerError, Direct, differentiable
+from ._derivatives import differentiable
+from ._direct import CapturedTracerError, Direct
 from ._rules import (
     Cleared,
     NeedsValuesError,

@@ -175,9 +175,13 @@ class Cleared:
 
     def covers(self, values: Sequence[Any]) -> bool:
         """Tell whether all of the values are among these, and nothing has been reassigned."""
-        return all(id(v) in self._visited or isinstance(v, _SIMPLE) for v in values) and all(
-            map(operator.is_, map(_cell_contents, self._cells), self._contents)
-        )
+        known = all(id(v) in self._visited or _is_simple(v) for v in values)
+        contents = map(_cell_contents, self._cells)
+        return known and all(map(operator.is_, contents, self._contents))
+
+
+def _is_simple(value: Any) -> bool:
+    return isinstance(value, _SIMPLE) and not isinstance(value, Tracer)  # which is a `jax.Array`
 
 
 _cell_contents = operator.attrgetter("cell_contents")
@@ -208,7 +212,7 @@ def search(values: Sequence[Any], but: Any = None) -> tuple[bool | None, Cleared
         value = pending.pop()
         if isinstance(value, Tracer):
             return True, None
-        if isinstance(value, _SIMPLE) or id(value) in visited:
+        if id(value) in visited or isinstance(value, _SIMPLE):
             continue
         visited[id(value)] = value
         parts = _parts(value)

@@ -16,7 +16,8 @@ from jax.tree_util import tree_leaves
 from . import _errors
 from ._call import Call, Variables, accepts_variables
 from ._compat import is_staging
-from ._derivatives import CapturedTracerError, differentiable
+from ._derivatives import differentiable
+from ._direct import CapturedTracerError
 from ._rules import Rule, Static, captures, lift
 from ._structure import spec
 
