@@ -30,7 +30,7 @@ from ._call import inside_derivative
 from ._compat import SCAN_DROPS_CUSTOM_JVP
 from ._linear import NotLinearError, push_forward
 from ._rules import Rule, Static
-from ._structure import spec
+from ._structure import spec, sum_of_nothing
 
 
 def _signed(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,15 +200,15 @@ def depending(leaf: Any, operands: Sequence[Any]) -> Any:
     adds the upstreams of all examples up before the rule, and not their gradients after it. It
     compiles to nothing.
     """
-    if not spec(leaf).differentiable:
-        return leaf  # it has no upstream
-    for operand in operands:
-        if isinstance(operand, Tracer) and not jnp.issubdtype(operand.dtype, jax.dtypes.extended):
-            first = jnp.reshape(operand, (-1,))[:1]
-            leaf = jnp.asarray(leaf)
-            other = jnp.broadcast_to(jnp.sum(first).astype(leaf.dtype), leaf.shape)
-            leaf = jax.lax.select_n(jnp.zeros(leaf.shape, bool), leaf, other)
-    return leaf
+    traced = [
+        o
+        for o in operands
+        if isinstance(o, Tracer) and not jnp.issubdtype(o.dtype, jax.dtypes.extended)
+    ]
+    if not traced or not spec(leaf).differentiable:  # it has no upstream
+        return leaf
+    leaf = jnp.asarray(leaf)
+    return jax.lax.sub(leaf, jax.lax.broadcast(sum_of_nothing(traced, leaf.dtype), leaf.shape))
 
 
 def _pushed(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_structure, tree_unflatten
 
 from . import _errors
@@ -57,6 +58,21 @@ def is_operand(leaf: Any) -> bool:
     if isinstance(leaf, _ARRAYS):
         return True
     return isinstance(leaf, _NUMPY) and (leaf.dtype == bool or is_kind(leaf.dtype, jnp.number))
+
+
+def sum_of_nothing(values: Sequence[Any], dtype: Any) -> Any:
+    """Return a zero that depends on all values, by none of their elements.
+
+    To subtract it makes something depend on the values for JAX, and compiles to nothing.
+    """
+    total = np.zeros((), dtype)
+    for value in values:
+        none = lax.slice_in_dim(value if value.ndim else lax.reshape(value, (1,)), 0, 0)
+        if is_kind(value.dtype, jnp.complexfloating) and not is_kind(dtype, jnp.complexfloating):
+            none = lax.real(none)
+        none = lax.convert_element_type(none, dtype)
+        total = lax.add(total, lax.reduce(none, np.zeros((), dtype), lax.add, range(none.ndim)))
+    return total
 
 
 class Layout:

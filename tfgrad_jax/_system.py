@@ -20,8 +20,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
+
+from ._structure import sum_of_nothing
 
 Map = Callable[[list[Any]], Sequence[Any]]
 
@@ -59,18 +60,6 @@ def _linked(x: Any) -> Any:
     compiles to nothing.
     """
     leaves, treedef = jax.tree.flatten(x)
-    none = {dtype: _none(leaves, dtype) for dtype in {leaf.dtype for leaf in leaves}}
-    return treedef.unflatten([_add_none(leaf, none[leaf.dtype]) for leaf in leaves])
-
-
-def _none(leaves: Sequence[Any], dtype: Any) -> Any:
-    """Return an array without elements that depends on all leaves."""
-    parts = [lax.slice(lax.reshape(leaf, (leaf.size,)), (0,), (0,)) for leaf in leaves]
-    real = not jnp.issubdtype(dtype, jnp.complexfloating)
-    parts = [lax.real(p) if real and jnp.iscomplexobj(p) else p for p in parts]
-    return lax.concatenate([lax.convert_element_type(p, dtype) for p in parts], 0)
-
-
-def _add_none(leaf: Any, none: Any) -> Any:
-    zeros = lax.pad(none, np.zeros((), leaf.dtype), [(0, leaf.size, 0)])
-    return lax.add(leaf, lax.reshape(zeros, leaf.shape))
+    none = {dtype: sum_of_nothing(leaves, dtype) for dtype in {leaf.dtype for leaf in leaves}}
+    linked = [lax.sub(leaf, lax.broadcast(none[leaf.dtype], leaf.shape)) for leaf in leaves]
+    return treedef.unflatten(linked)
