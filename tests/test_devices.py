@@ -106,7 +106,9 @@ every_function = pytest.mark.parametrize("h", FUNCTIONS, ids=lambda h: h.__name_
 forward_mode = pytest.mark.parametrize(
     "h", (forward, forward_loop, forward_subtraction), ids=lambda h: h.__name__
 )
-jit_or_not = pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+jit_or_not = pytest.mark.parametrize(
+    "jit", [pytest.param(False, marks=pytest.mark.slow), True], ids=["eager", "jit"]
+)
 
 
 # JAX 0.6 cannot differentiate inside a `shard_map`, nor transpose a loop there.

@@ -583,7 +583,9 @@ def test_higher_orders_inside(name, inside, order):
         compare(name, transformed)
 
 
-@pytest.mark.parametrize("modes", ["rf", "rr", "ff"])
+@pytest.mark.parametrize(
+    "modes", ["rr", *(pytest.param(m, marks=pytest.mark.slow) for m in ("rf", "ff"))]
+)
 def test_other_ways_to_a_hessian_inside_a_scan(modes):
     jacobians = [{"f": jax.jacfwd, "r": jax.jacrev}[mode] for mode in modes]
 

@@ -93,7 +93,7 @@ GRADIENTS = {
 }
 
 
-@products(GRADIENTS, always=("grad", "jit of grad", "check_tracer_leaks"))
+@products(GRADIENTS, always=("grad", "jit of grad"))
 def test_gradient(case, transformation):
     assert_same(GRADIENTS[transformation](case), case.expected(), rtol=case.rtol)
 
