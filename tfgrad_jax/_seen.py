@@ -58,8 +58,6 @@ def _see(call: Call, forward_mode: bool, concrete: bool) -> "Seen | None":
 class Seen:
     """A call as a function of the tracers in the cells of its function, and of its inputs."""
 
-    has_refused = True  # it may: which captured values have a gradient is known once `f` has run
-
     def __init__(
         self, call: Call, rebuild: Any, found: Sequence[Any], forward_mode: bool, concrete: bool
     ) -> None:
@@ -70,6 +68,8 @@ class Seen:
         self._call = call
         self._rebuild = rebuild
         self._concrete = concrete
+        # Which captured values have a gradient is known here, or else once `f` has run.
+        self.has_refused = not concrete
         self.captured = list(unique.values())
         self.forward_mode = forward_mode
         self.source = call.contract.source
