@@ -154,6 +154,93 @@ def test_a_declared_weight_in_two_places():
         assert_same(gradient(3.0, 2.0), jnp.float32(expected))
 
 
+def _by_own_name(w, x):
+    def f(x):
+        y = jnp.exp(w * x)
+
+        def grad(dy, variables):
+            z, _ = f(x)  # not the decorated one
+            return dy * z * variables[0], [7 * dy * x * z]
+
+        return y, grad
+
+    return custom_gradient(f, variables=[w])(x)
+
+
+def test_a_closure_that_calls_itself_undecorated():
+    e = np.float32(np.exp(1))
+    for around in (lambda f: f, jax.jit):
+        got = around(jax.grad(_by_own_name, (0, 1)))(jnp.float32(0.5), jnp.float32(2))
+        assert_same(got, (14 * e, e / 2))
+
+
+def test_a_closure_that_recurses_undecorated():
+    def power(w, n):
+        def f(x, n):
+            y = f(x, n - 1)[0] * w if n > 1 else w * x
+            return y, lambda dy, variables: (dy, [7 * dy * x])
+
+        return custom_gradient(f, variables=[w])(2.0, n)
+
+    assert_same(jax.value_and_grad(power)(3.0, 4), (jnp.float32(162), jnp.float32(14)))
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "nonlocal"])
+def test_what_a_closure_assigns_beside_a_weight_is_kept(kind):
+    def loss(w, seen):
+        items, entries, n = [w], {"w": w, "n": 0}, w
+
+        @custom_gradient(variables=[w])
+        def f(x):
+            nonlocal n
+            if kind == "list":
+                items.append("seen")
+            elif kind == "dict":
+                entries["n"] += 1
+            else:
+                n = "seen"
+            v = entries["w"] if kind == "dict" else items[0]
+            return x * v, lambda dy, variables: (dy, [7 * dy * x])
+
+        y = f(2.0)
+        seen.append({"list": items[1:], "dict": entries["n"], "nonlocal": n}[kind])
+        return y
+
+    seen = []
+    assert_same(jax.grad(loss)(3.0, seen), jnp.float32(14))
+    assert seen == [{"list": ["seen"], "dict": 1, "nonlocal": "seen"}[kind]]
+
+
+@pytest.mark.parametrize("forward_mode", [False, True])
+def test_a_closure_runs_once_on_python_numbers(forward_mode):
+    runs = []
+
+    def loss(w):
+        @custom_gradient(variables=[w], forward_mode=forward_mode)
+        def f(x):
+            runs.append(w)
+            return x * w, lambda dy, variables: (dy, [7 * dy * x])
+
+        return f(2.0)
+
+    assert_same(jax.grad(loss)(3.0), jnp.float32(14))
+    assert len(runs) == 1
+
+
+def test_a_closure_that_ran_on_values_keeps_no_tracer():
+    def loss(w):
+        @custom_gradient(variables=[w])
+        def f(x):
+            return x * w, lambda dy, variables: (dy, [7 * dy * x])
+
+        return f(jnp.float32(2))
+
+    with jax.checking_leaks():
+        assert_same(jax.grad(loss)(jnp.float32(3)), jnp.float32(14))
+        y, pull_back = jax.vjp(loss, jnp.float32(3))
+        assert_same((y, pull_back(y)), (jnp.float32(6), (jnp.float32(84),)))
+
+
 def test_numpy_in_f_and_rule():
     """What only concrete arrays allow: NumPy functions, `float`, indices, `in`."""
 

@@ -334,6 +334,28 @@ def test_what_a_function_assigns_is_seen_by_those_below_it(jit):
     assert_same(gradient(2.0), jnp.float32(5 * 6 + 21 * 2))
 
 
+def test_a_cell_that_a_function_empties():
+    def make():
+        scale = 1.0
+
+        @custom_gradient
+        def inner(x):
+            return x**2, lambda dy: 7 * dy * x * scale
+
+        @custom_gradient
+        def outer(x):
+            nonlocal scale
+            del scale
+            y = inner(x)
+            scale = 2.0
+            return y, lambda dy: 5 * dy * scale
+
+        return outer
+
+    assert_same(jnp.asarray(make()(3.0)), jnp.float32(9))
+    assert_same(jax.grad(make())(3.0), jnp.float32(10))
+
+
 def costs(f: Any, *args: Any) -> tuple[Any, ...]:
     compiled = jax.jit(jax.grad(f, BOTH)).lower(*args).compile()
     analysis, memory = compiled.cost_analysis(), compiled.memory_analysis()

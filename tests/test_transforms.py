@@ -281,3 +281,44 @@ def test_export(case):
     count = len(case.arrays)
     assert_same(differentiated(loss, count, 1)(*case.arrays), case.expected(), rtol=case.rtol)
     assert_same(differentiated(loss, count, 2)(*case.arrays), case.expected(2), rtol=case.rtol)
+
+
+# --- inputs that only the rule uses --------------------------------------------------------------
+
+
+@custom_gradient
+def _scaled_gradient(x, z):
+    return x**2, lambda dy: (dy * z, None)
+
+
+@custom_gradient
+def _one_output_ignores(x, z):
+    return (x**2, x * z), lambda d1, d2: (d1 * z + d2, None)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("first", [0, 1], ids=["x outside", "z outside"])
+def test_vmaps_in_each_other_over_what_only_the_rule_uses(first, jit):
+    axes = ((None, 0), (0, None)) if first == 0 else ((0, None), (None, 0))
+    xs, zs = jnp.asarray([1.0, 2.0, 3.0]), jnp.asarray([1.0, 10.0])
+
+    def total_of(h):
+        def f(xs):
+            return total(jax.vmap(jax.vmap(h, axes[0]), axes[1])(xs, zs))
+
+        return jax.jit(jax.grad(f))(xs) if jit else jax.grad(f)(xs)
+
+    assert_same(total_of(_scaled_gradient), jnp.full(3, 11.0))
+    assert_same(total_of(_one_output_ignores), jnp.full(3, 11.0 + 2))
+
+
+def test_three_vmaps_in_each_other_over_what_only_the_rule_uses():
+    xs, zs = jnp.asarray([1.0, 2.0, 3.0]), jnp.asarray([1.0, 10.0])
+
+    def f(xs):
+        h = jax.vmap(_scaled_gradient, (None, 0))
+        for axes in ((0, None), (0, None)):
+            h = jax.vmap(h, axes)
+        return total(h(jnp.stack([xs, xs, xs]), zs))
+
+    assert_same(jax.grad(f)(xs), jnp.full(3, 33.0))

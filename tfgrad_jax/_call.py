@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.tree_util import tree_flatten
 
 from . import _errors
@@ -210,8 +211,9 @@ class Call:
         y, grad_fn = checked_pair(self._f, result)
         leaves, treedef = tree_flatten(y)
         check_outputs(self._f, y, leaves)
+        traced = any(isinstance(leaf, Tracer) for leaf in leaves)  # which `asarray` may make one
         leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
-        return leaves, Outputs(leaves, treedef, self._mirrored), grad_fn
+        return leaves, Outputs(leaves, treedef, self._mirrored, traced), grad_fn
 
 
 def _identical(these: Iterable[Any], those: Iterable[Any]) -> bool:

@@ -39,6 +39,19 @@ def is_staging() -> bool:
     return isinstance(jax.lax.iota(np.int32, 1), Tracer)
 
 
+@functools.cache
+def batch_tracer() -> type:
+    """Return the type of the tracers of `vmap`."""
+    types: list[type] = []
+
+    def see(x: Any) -> Any:
+        types.append(type(x))
+        return x
+
+    jax.eval_shape(jax.vmap(see), jax.ShapeDtypeStruct((1,), np.float32))
+    return types[0]
+
+
 def without_consts(closed: ClosedJaxpr) -> Jaxpr:
     """Return the jaxpr with its constants as leading arguments, and without their values."""
     jaxpr = closed.jaxpr

@@ -176,21 +176,18 @@ class CustomGradient(Transparent, Generic[_P, _R]):
         seen = on_values(call, self._forward_mode)
         if seen is not None:
             try:
-                return _run(seen, seen.captured, operands)
+                return seen.run(operands)
             except CapturedTracerError:
                 pass
         try:
-            return _run(*hoist(call, operands, self._forward_mode), operands)
+            program, captured = hoist(call, operands, self._forward_mode)
+            leaves = differentiable(program)(program, *captured, *operands)
+            return tree_unflatten(program.treedef, leaves)
         except NeedsValuesError:
             seen = branching(call, self._forward_mode)
             if seen is None:
                 raise
-        return _run(seen, seen.captured, operands)
-
-
-def _run(program: Any, captured: list[Any], operands: list[Any]) -> Any:
-    leaves = differentiable(program)(program, *captured, *operands)
-    return tree_unflatten(program.treedef, leaves)
+        return seen.run(operands)
 
 
 @overload

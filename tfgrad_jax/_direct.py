@@ -12,6 +12,7 @@ import jax
 from jax.core import Tracer
 
 from ._call import Call, Variables
+from ._compat import batch_tracer
 from ._derivatives import attach, depending, differentiable
 from ._rules import NeedsValuesError, Rule, lift, lifted_rule, traced_rule
 from ._structure import Outputs, Spec, spec
@@ -46,7 +47,7 @@ class Direct:
         values = [jax.lax.stop_gradient(o) for o in operands]
         if not _traced(values):
             self._known = self._call.apply(values, in_forward_pass=True)
-            if _traced(self._known[0]):
+            if self._known[1].traced:
                 raise CapturedTracerError
             self.treedef = self._known[1].treedef
 
@@ -55,7 +56,7 @@ class Direct:
             return self._known[0]
         concrete = self._concrete(operands)
         leaves, outputs, _ = self._call.apply(operands)
-        self._still_concrete(concrete, leaves)
+        self._still_concrete(concrete, outputs)
         self.treedef = outputs.treedef
         return _depending(leaves, operands)
 
@@ -66,9 +67,9 @@ class Direct:
             raise CapturedTracerError
         return concrete
 
-    def _still_concrete(self, concrete: bool, leaves: Sequence[Any]) -> bool:
+    def _still_concrete(self, concrete: bool, outputs: Outputs) -> bool:
         """Tell whether all that `f` has seen was: its outputs show a captured tracer."""
-        if concrete and _traced(leaves):
+        if concrete and outputs.traced:
             if self._may_capture:
                 raise CapturedTracerError
             return False
@@ -82,7 +83,7 @@ class Direct:
         else:
             concrete = self._concrete(operands)
             leaves, outputs, grad_fn = self._call.apply(operands, in_forward_pass=True)
-            concrete = self._still_concrete(concrete, leaves)
+            concrete = self._still_concrete(concrete, outputs)
             self.treedef = outputs.treedef
         specs = [spec(o) for o in operands]
 
@@ -122,16 +123,18 @@ def _depending(leaves: list[Any], operands: Sequence[Any]) -> list[Any]:
     An output that is one of the operands does not depend on the others; one that another
     transformation traces is not mapped where the operands of this one are.
     """
-    kinds = {type(o) for o in operands}
+    batched, kinds = batch_tracer(), {type(o) for o in operands}
     ids = {id(o) for o in operands}
-    if len(kinds) == 1 and all(type(y) in kinds and id(y) not in ids for y in leaves):
+    alike = len(kinds) == 1 and (batched not in kinds or len(operands) == 1)
+    if alike and all(type(y) in kinds and id(y) not in ids for y in leaves):
         return leaves
-    return [
-        depending(
-            y, [o for o in operands if o is not y and (id(y) in ids or type(o) is not type(y))]
-        )
-        for y in leaves
-    ]
+
+    def may_ignore(y: Any, operand: Any) -> bool:
+        kind = type(operand)
+        # Tracers of two vmaps, one in the other, are of one type.
+        return operand is not y and (id(y) in ids or kind is not type(y) or kind is batched)
+
+    return [depending(y, [o for o in operands if may_ignore(y, o)]) for y in leaves]
 
 
 def _traced(values: Sequence[Any]) -> bool:

@@ -85,64 +85,79 @@ _SIMPLE = (
 _WRAPPERS = (type(jax.jit(len)), jax.custom_vjp, jax.custom_jvp)
 
 
-def lift(grad_fn: Callable[..., Any]) -> tuple[Rebuild, list[Any]] | None:
+def lift(f: Callable[..., Any]) -> tuple[Rebuild, list[Any]] | None:
     """Return `(rebuild, residuals)`: the tracers in a closure, and how to replace them.
 
-    `rebuild(residuals)` is `grad_fn` with other values for its tracers; cells and defaults
-    that hold none stay the very same. None if the closure cannot be seen through.
+    `rebuild(residuals)` is `f` with other values for its tracers; cells and defaults that hold
+    none stay the very same. None if the closure cannot be seen through.
     """
-    if type(grad_fn) is not types.FunctionType:
+    if type(f) is not types.FunctionType:
         return None
-    slots = _slots(grad_fn)
+    slots = _slots(f)
     residuals: list[Any] = []
     changes = []  # (index of the slot, leaves, treedef) of those that hold tracers
     for index, content in enumerate(slots):
         if isinstance(content, Tracer):
             residuals.append(content)
             changes.append((index, [_TRACER], _LEAF))
-            slots[index] = None
             continue
-        if content is None:
+        if content is None or content is f:
             continue
         leaves, treedef = tree_flatten(content)
         traced = [isinstance(leaf, Tracer) for leaf in leaves]
         rest = [leaf for t, leaf in zip(traced, leaves, strict=True) if not t]
-        if captures(rest, but=grad_fn) is not False:
+        if captures(rest) is not False:
             return None
         if any(traced):
             residuals += [leaf for t, leaf in zip(traced, leaves, strict=True) if t]
             leaves = [_TRACER if t else leaf for t, leaf in zip(traced, leaves, strict=True)]
             changes.append((index, leaves, treedef))
-            slots[index] = None
     if not changes:
-        return lambda _: grad_fn, []
-    return functools.partial(_rebuild, _Skeleton(grad_fn, slots, changes)), residuals
+        return lambda _: f, []
+    return Skeleton(f, slots, changes), residuals
 
 
-class _Skeleton:
+class Skeleton:
     """A closure without its tracers, which must not outlive their trace."""
 
     def __init__(self, f: types.FunctionType, slots: list[Any], changes: list[Any]) -> None:
-        self.code, self.globals, self.name = f.__code__, f.__globals__, f.__name__
-        self.qualname = f.__qualname__
+        self._code, self._globals, self._name = f.__code__, f.__globals__, f.__name__
+        self._qualname = f.__qualname__
+        self._changes = changes
         changed = {index for index, *_ in changes}
-        self.cells = [None if i in changed else c for i, c in enumerate(f.__closure__ or ())]
-        self.slots, self.changes = slots, changes
+        self._itself = [index for index, content in enumerate(slots) if content is f]
+        self._slots = [None if i in changed or s is f else s for i, s in enumerate(slots)]
+        new = changed.union(self._itself)
+        self._cells = [None if i in new else c for i, c in enumerate(f.__closure__ or ())]
 
+    def __call__(self, residuals: Sequence[Any]) -> Callable[..., Any]:
+        """Return the closure around other values."""
+        slots = list(self._slots)
+        for index, leaves, treedef in self._filled(residuals):
+            slots[index] = tree_unflatten(treedef, leaves)
+        closure = tuple(
+            types.CellType(slots[i]) if cell is None else cell for i, cell in enumerate(self._cells)
+        )
+        f = types.FunctionType(self._code, self._globals, self._name, slots[-2], closure)
+        f.__kwdefaults__ = slots[-1]
+        f.__qualname__ = self._qualname
+        for index in self._itself:
+            closure[index].cell_contents = f
+        return f
 
-def _rebuild(skeleton: _Skeleton, residuals: Sequence[Any]) -> Callable[..., Any]:
-    slots = list(skeleton.slots)
-    rest = iter(residuals)
-    for index, leaves, treedef in skeleton.changes:
-        filled = [next(rest) if leaf is _TRACER else leaf for leaf in leaves]
-        slots[index] = tree_unflatten(treedef, filled)
-    closure = tuple(
-        types.CellType(slots[i]) if cell is None else cell for i, cell in enumerate(skeleton.cells)
-    )
-    f = types.FunctionType(skeleton.code, skeleton.globals, skeleton.name, slots[-2], closure)
-    f.__kwdefaults__ = slots[-1]
-    f.__qualname__ = skeleton.qualname
-    return f
+    def is_intact(self, f: Any, residuals: Sequence[Any]) -> bool:
+        """Tell whether `f`, made here, has assigned to nothing that it was given."""
+        slots = _slots(f)
+        for index, leaves, treedef in self._filled(residuals):
+            now, structure = tree_flatten(slots[index])
+            if structure != treedef or not all(map(operator.is_, now, leaves)):
+                return False
+        return True
+
+    def _filled(self, residuals: Sequence[Any]) -> Iterable[tuple[int, list[Any], Any]]:
+        rest = iter(residuals)
+        for index, leaves, treedef in self._changes:
+            yield index, [next(rest) if leaf is _TRACER else leaf for leaf in leaves], treedef
 
 
 def _slots(f: types.FunctionType) -> list[Any]:
@@ -175,9 +190,12 @@ class Cleared:
 
     def covers(self, values: Sequence[Any]) -> bool:
         """Tell whether all of the values are among these, and nothing has been reassigned."""
-        known = all(id(v) in self._visited or _is_simple(v) for v in values)
-        contents = map(_cell_contents, self._cells)
-        return known and all(map(operator.is_, contents, self._contents))
+        if not all(id(v) in self._visited or _is_simple(v) for v in values):
+            return False
+        try:
+            return all(map(operator.is_, map(_cell_contents, self._cells), self._contents))
+        except ValueError:  # one has been emptied
+            return False
 
 
 def _is_simple(value: Any) -> bool:
@@ -190,24 +208,23 @@ _cell_contents = operator.attrgetter("cell_contents")
 cleared: ContextVar[Cleared | None] = ContextVar("cleared", default=None)
 
 
-def captures(values: Sequence[Any], but: Any = None) -> bool | None:
+def captures(values: Sequence[Any]) -> bool | None:
     """Tell whether a tracer can be reached from `values` through functions and containers.
 
-    True if there is one, False if there is none, None if that cannot be seen. What can be
-    reached only through `but` does not count.
+    True if there is one, False if there is none, None if that cannot be seen.
     """
-    return search(values, but)[0]
+    return search(values)[0]
 
 
-def search(values: Sequence[Any], but: Any = None) -> tuple[bool | None, Cleared | None]:
+def search(values: Sequence[Any]) -> tuple[bool | None, Cleared | None]:
     """Do as `captures`, and return what the calls inside need not look through again."""
     known = cleared.get()
     if known is not None and known.covers(values):
         return False, None
     pending = list(values)
-    visited = {id(but): but}  # by id, and kept, so that no id is used twice
+    visited: dict[int, Any] = {}  # by id, and kept, so that no id is used twice
     cells: list[types.CellType] = []
-    opaque, calls, fixed = False, 0, but is None
+    opaque, calls, fixed = False, 0, True
     while pending:
         value = pending.pop()
         if isinstance(value, Tracer):

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.tree_util import tree_leaves
+from jax.tree_util import tree_leaves, tree_unflatten
 
 from . import _errors
 from ._call import Call, Variables, accepts_variables
@@ -76,16 +76,21 @@ class Seen:
         self.treedef: Any = None  # of `y`, once `f` has run
 
     def primal(self, operands: Sequence[Any]) -> list[Any]:
-        leaves, outputs, _ = self._rebuilt(operands).apply(operands[self._count :])
-        self.treedef = outputs.treedef
-        return leaves
+        return self._apply(operands, in_forward_pass=False)[0]
+
+    def run(self, operands: Sequence[Any]) -> Any:
+        """Call it once; JAX may keep it for longer than its tracers may live."""
+        try:
+            leaves = differentiable(self)(self, *self.captured, *operands)
+            return tree_unflatten(self.treedef, leaves)
+        finally:
+            del self.captured, self._call
 
     def forward(
         self, operands: Sequence[Any], perturbed: Sequence[bool] | None
     ) -> tuple[list[Any], Rule]:
         captured, inputs = operands[: self._count], operands[self._count :]
-        leaves, outputs, grad_fn = self._rebuilt(operands).apply(inputs, in_forward_pass=True)
-        self.treedef = outputs.treedef
+        leaves, outputs, grad_fn = self._apply(operands, in_forward_pass=True)
         specs = [spec(o) for o in operands]
         variables, positions = self._variables(captured, grad_fn)
         given = set(positions)
@@ -95,30 +100,34 @@ class Seen:
             declared = self._call.variables is not None
             raise _errors.no_gradient_for_captured(self.source, uses, declared)
 
+        contract, total = self._call.contract, self._count
+
         def run(residuals: Any, cotangents: Sequence[Any]) -> list[Any]:
-            contract = self._call.contract
-            found = contract.gradients(
-                grad_fn, outputs, cotangents, specs[self._count :], variables
-            )
+            found = contract.gradients(grad_fn, outputs, cotangents, specs[total:], variables)
             count = len(inputs)
-            gradients: list[Any] = [None] * self._count
+            gradients: list[Any] = [None] * total
             for position, g in zip(positions, found[count:], strict=True):
                 if position is not None and g is not None:
                     known = gradients[position]
                     gradients[position] = g if known is None else known + g
             return [*gradients, *found[:count]]
 
-        if any(isinstance(v, Tracer) for v in (*operands, *leaves)):
-            if self._concrete:
-                raise CapturedTracerError
-            # The next level calls `f` again, on values.
-            leaves = differentiable(self)(self, *operands)
+        if outputs.traced or any(isinstance(v, Tracer) for v in operands):
+            leaves = differentiable(self)(self, *operands)  # the next level runs `f`, on values
         return leaves, Rule(Static(run, specs, outputs), ())
 
-    def _rebuilt(self, operands: Sequence[Any]) -> Call:
+    def _apply(self, operands: Sequence[Any], in_forward_pass: bool) -> Any:
         if self._concrete and any(isinstance(o, Tracer) for o in operands):
             raise CapturedTracerError
-        return self._call.with_function(self._rebuild([operands[i] for i in self._places]))
+        values = [operands[i] for i in self._places]
+        f = self._rebuild(values)
+        inputs = operands[self._count :]
+        result = self._call.with_function(f).apply(inputs, in_forward_pass)
+        outputs = result[1]
+        if self._concrete and (outputs.traced or not self._rebuild.is_intact(f, values)):
+            raise CapturedTracerError
+        self.treedef = outputs.treedef
+        return result
 
     def _variables(
         self, captured: Sequence[Any], grad_fn: Any

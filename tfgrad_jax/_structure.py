@@ -248,10 +248,13 @@ def split(values: Any, names: Sequence[str]) -> tuple[list[Any], Layout]:
 class Outputs:
     """The structure of what `f` returned, and how to call a rule for it."""
 
-    __slots__ = ("_mirrored", "_plain", "_specs", "count", "differentiable", "treedef")
+    __slots__ = ("_mirrored", "_plain", "_specs", "count", "differentiable", "traced", "treedef")
 
-    def __init__(self, leaves: Sequence[Any], treedef: Any, mirrored: bool) -> None:
+    def __init__(
+        self, leaves: Sequence[Any], treedef: Any, mirrored: bool, traced: bool = True
+    ) -> None:
         self.treedef = treedef
+        self.traced = traced  # whether any of them was a tracer when `f` returned it
         self.count = len(leaves)
         self._mirrored = mirrored
         self._specs = [spec(leaf) for leaf in leaves]
