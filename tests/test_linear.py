@@ -157,7 +157,7 @@ def transposed(rule, upstreams=None):
         return jax.tree.leaves(rule(*cotangents))
 
     results = gradients(ys)
-    return results, lambda tangents: push_forward(gradients, ys, lambda: tangents)
+    return results, lambda tangents: push_forward(gradients, ys, lambda: tangents, True)
 
 
 @pytest.mark.parametrize("name", LINEAR)

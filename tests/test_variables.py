@@ -1139,3 +1139,28 @@ def test_in_a_rule_captured_values_are_constant_unless_it_takes_variables():
         second = jax.grad(jax.grad(loss(takes_variables), 1), (0, 1))
         for mode in (lambda f: f, jax.jit):
             same(mode(second)(3.0, 2.0), (jnp.float32(by_w), jnp.float32(7 * 3 * 3)))
+
+
+@pytest.mark.parametrize("forward_mode", [False, True])
+def test_autodiff_inside_a_rule(forward_mode):
+    """It was asked for, so it is given, also where a rule calls the function."""
+
+    def declared(f):
+        def outer(x, v):
+            @custom_gradient(variables="autodiff", forward_mode=forward_mode)
+            def h(x):
+                def grad(dy):
+                    return jax.vjp(lambda x: f(x, v), x)[1](dy)[0]
+
+                return f(x, v), grad
+
+            return h(x)
+
+        return outer
+
+    f = declared(lambda x, v: declared(lambda x, v: jnp.sin(x * v))(x, v) ** 2)
+    x, v = jnp.float32(0.5), jnp.float32(0.7)
+    expected = jax.grad(jax.grad(lambda x, v: jnp.sin(x * v) ** 2), 1)(x, v)
+    for around in (lambda f: f, jax.jit):
+        same(around(jax.grad(jax.grad(f), 1))(x, v), expected)
+        same(around(jax.grad(jax.grad(f, 1)))(x, v), expected)

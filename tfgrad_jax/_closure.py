@@ -238,7 +238,7 @@ class Hoisted:
             self._check(perturbed)
         captured, inputs = self._split(operands)
         pull_back: list[Any] = []
-        if result.autodiff and not self._constant:
+        if result.autodiff:
             results, pull_back, treedef = self._ordinary(captured, inputs)
         else:
             results, treedef = result.traced.evaluate(captured, inputs), None

@@ -6,10 +6,11 @@
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
@@ -42,14 +43,25 @@ def is_staging() -> bool:
 @functools.cache
 def batch_tracer() -> type:
     """Return the type of the tracers of `vmap`."""
-    types: list[type] = []
+    (found,) = _tracers(lambda f: jax.vmap(f)(jnp.zeros(1)))
+    return found
+
+
+@functools.cache
+def derivative_tracers() -> set[type]:
+    """Return the types of the tracers of `jvp`, `linearize` and `grad`."""
+    return _tracers(lambda f: jax.jvp(f, (1.0,), (1.0,))) | _tracers(lambda f: jax.grad(f)(1.0))
+
+
+def _tracers(transform: Callable[[Callable[[Any], Any]], Any]) -> set[type]:
+    found: set[type] = set()
 
     def see(x: Any) -> Any:
-        types.append(type(x))
+        found.add(type(x))
         return x
 
-    jax.eval_shape(jax.vmap(see), jax.ShapeDtypeStruct((1,), np.float32))
-    return types[0]
+    jax.eval_shape(lambda: transform(see))
+    return found
 
 
 def without_consts(closed: ClosedJaxpr) -> Jaxpr:

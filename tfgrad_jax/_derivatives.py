@@ -232,7 +232,8 @@ def _pushed(
         return [found[i] for i in reached]
 
     try:
-        return push_forward(gradients, ys, lambda: [tangents[i] for i in reached])
+        first = must_be_linear is not None
+        return push_forward(gradients, ys, lambda: [tangents[i] for i in reached], first)
     except NotLinearError as error:
         if must_be_linear is not None:
             raise _errors.not_linear(must_be_linear, str(error)) from None

@@ -15,7 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from ._compat import SYSTEM_LOSES_ZEROS, evaluate, varying, without_consts
+from ._compat import SYSTEM_LOSES_ZEROS, derivative_tracers, evaluate, varying, without_consts
 from ._flow import call_body, flow, open_jaxpr
 from ._rules import NeedsValuesError
 from ._system import solved
@@ -57,11 +57,12 @@ def push_forward(
     rule: Callable[[Sequence[Any]], Sequence[Any]],
     outputs: Sequence[Any],
     tangents: Callable[[], Sequence[Any]],
+    first: bool,
 ) -> list[Any]:
     """Return the tangents of `outputs`: the transpose of `rule`, applied to `tangents`.
 
     `rule` maps cotangents like `outputs` to gradients like `tangents()`, which is asked for
-    after the rule has run.
+    after the rule has run. It may be a first derivative, which reverse mode is about to take.
     """
     try:
         closed = jax.make_jaxpr(rule)(outputs)
@@ -85,22 +86,26 @@ def push_forward(
             return jax.vjp(linear, *map(jnp.zeros_like, outputs))[1](tangents)
 
     moved = list(tangents())
-    if _is_transposed_again(moved, outputs) and (
-        _stores(closed.jaxpr) or (analysis.subtracts and any(map(_is_tracer, outputs)))
+    compiled = any(isinstance(y, Tracer) for y in outputs)
+    if (
+        first
+        and _gives_itself_back(moved, outputs)
+        and (_stores(closed.jaxpr) or (analysis.subtracts and compiled))
     ):
         pull = functools.partial(evaluate, jaxpr, *closed.consts)
         return solved(push, lambda cotangents: pull(*cotangents), moved, outputs)
     return list(push(moved))
 
 
-def _is_tracer(value: Any) -> bool:
-    return isinstance(value, Tracer)
+def _gives_itself_back(tangents: Sequence[Any], outputs: Sequence[Any]) -> bool:
+    """Tell whether the rule had better be part of a system: reverse mode gets it back from that.
 
-
-def _is_transposed_again(tangents: Sequence[Any], outputs: Sequence[Any]) -> bool:
-    """Tell whether reverse mode may follow, and a system can be made for it."""
+    Where the outputs are being differentiated themselves, by `hessian` for one, it had not: the
+    derivative of a system computes what the rule computes once more for each of its parts.
+    """
     return (
-        any(map(_is_tracer, tangents))
+        any(isinstance(t, Tracer) for t in tangents)
+        and not any(type(y) in derivative_tracers() for y in outputs)
         and not SYSTEM_LOSES_ZEROS
         and not any(map(varying, (*tangents, *outputs)))  # its parts must vary alike
     )
