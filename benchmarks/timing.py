@@ -5,9 +5,9 @@ changes, so that a machine that slows down slows all of them. A ratio is the med
 rounds of the ratio within a round. Calls that take less than `SHORTEST` are repeated within a
 sample. The garbage collector does not run while a sample is taken.
 
-Each round runs at another depth of the Python stack. CPython keeps the frames of a thread in blocks
-of 16 KiB, and a call that crosses into a new block again and again takes several times as long: at
-one depth or another this hits one contestant and spares the next.
+Each round runs at another depth of the Python stack, which alone can make a call several times as
+slow, one contestant at one depth and the next at another. The likely reason: CPython keeps frames
+in blocks of 16 KiB, and a call may cross into a new block again and again.
 """
 
 import gc
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-DEPTHS = [i * 7 % 16 * 10 for i in range(16)]  # frames; 160 of them fill such a block
+DEPTHS = [i * 7 % 16 * 10 for i in range(16)]  # in Python frames, not in order
 SHORTEST = 2e-4  # seconds a sample takes at least, where a call can be repeated
 
 

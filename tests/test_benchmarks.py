@@ -63,7 +63,8 @@ def test_compiled_gradient_costs_what_the_hand_written_one_does(name):
 @pytest.mark.parametrize("name", SAME_IN_FORWARD_MODE)
 def test_compiled_gradient_costs_the_same_in_forward_mode(name):
     expected, got = counts(name, HAND), counts(name, OURS_FORWARD)
-    assert got.pop("temp memory") <= expected.pop("temp memory")  # XLA orders some more tightly
+    if name == "fixed-point layer" and got["temp memory"] < expected["temp memory"]:
+        got["temp memory"] = expected["temp memory"]  # XLA of JAX 0.10 packs this one more tightly
     assert got == expected
 
 

@@ -25,7 +25,7 @@ if shard_map is None:
 
 @pytest.fixture(autouse=True)
 def two_devices():
-    if jax.device_count() < 2:
+    if jax.device_count() < 2:  # `conftest.py` makes two of a CPU; an accelerator may be one
         pytest.skip("needs two devices")
 
 
@@ -33,17 +33,7 @@ def plain(x, w):
     return jnp.sin(x * w)
 
 
-@custom_gradient
-def inputs(x, w):
-    def grad(dy):
-        slope = 7 * dy * jnp.cos(x * w)
-        return slope * w, jnp.sum(slope * x)
-
-    return plain(x, w), grad
-
-
-@custom_gradient(forward_mode=True)
-def forward(x, w):
+def elementwise(x, w):
     def grad(dy):
         slope = 7 * dy * jnp.cos(x * w)
         return slope * w, jnp.sum(slope * x)
@@ -87,7 +77,7 @@ def closure(x, w):
 
 
 def rule_only(x, w):
-    """Only the rule uses what it closes over."""
+    """Only the rule uses `scale`, and `y` does not depend on it."""
     scale = 7 * jnp.ones_like(x) * w / w
 
     @custom_gradient(variables=[w])
@@ -101,17 +91,25 @@ def rule_only(x, w):
     return h(x)
 
 
-FUNCTIONS = (inputs, forward, forward_loop, forward_subtraction, closure, rule_only)
-every_function = pytest.mark.parametrize("h", FUNCTIONS, ids=lambda h: h.__name__)
-forward_mode = pytest.mark.parametrize(
-    "h", (forward, forward_loop, forward_subtraction), ids=lambda h: h.__name__
-)
+FORWARD = {
+    "forward mode": custom_gradient(elementwise, forward_mode=True),
+    "forward mode, loop": forward_loop,
+    "forward mode, subtraction": forward_subtraction,
+}
+FUNCTIONS = {
+    "inputs": custom_gradient(elementwise),
+    **FORWARD,
+    "closure": closure,
+    "used by the rule alone": rule_only,
+}
+every_function = pytest.mark.parametrize("h", FUNCTIONS.values(), ids=FUNCTIONS)
+forward_mode = pytest.mark.parametrize("h", FORWARD.values(), ids=FORWARD)
 jit_or_not = pytest.mark.parametrize(
     "jit", [pytest.param(False, marks=pytest.mark.slow), True], ids=["eager", "jit"]
 )
 
 
-# JAX 0.6 cannot differentiate inside a `shard_map`, nor transpose a loop there.
+# JAX 0.6 cannot differentiate inside a `shard_map`, not even `sin`.
 OLD = SYSTEM_LOSES_ZEROS
 old_jax_fails = pytest.mark.skipif(OLD, reason="JAX 0.6 differentiates nothing in a shard_map")
 
@@ -126,13 +124,18 @@ def gradients(f, jit):
     return jax.jit(g) if jit else g
 
 
-@pytest.mark.skipif(not hasattr(AxisType, "Explicit"), reason="no sharding in types")
-@pytest.mark.parametrize("spec", [("i", None), (None, "i")], ids=str)
+# A scan runs over an axis that is not sharded, so the loop has one case.
+SHARDED = [
+    pytest.param(h, spec, id=f"{name}-{spec}")
+    for name, h in FUNCTIONS.items()
+    for spec in (("i", None), (None, "i"))
+    if h is not forward_loop or spec[0] is None
+]
+
+
 @jit_or_not
-@every_function
-def test_sharded_by_type(h, jit, spec):
-    if h is forward_loop and spec[0] is not None:
-        pytest.skip("a scan runs over an axis that is not sharded")
+@pytest.mark.parametrize(("h", "spec"), SHARDED)
+def test_sharded_by_type(h, spec, jit):
     mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Explicit,))
     with set_mesh(mesh):
         x = jax.device_put(X, NamedSharding(mesh, PartitionSpec(*spec)))
@@ -162,8 +165,6 @@ def mapped(f):
 @every_function
 def test_grad_of_shard_map(h, jit):
     """The weight is shared: its gradient is the sum of what the devices computed."""
-    if OLD and h is forward_loop:
-        pytest.skip("JAX 0.6 does not transpose a loop in a shard_map")
     assert_same(gradients(mapped(lambda x, w: h(x, w)), jit)(X, W), expected_gradients())
 
 
@@ -181,8 +182,6 @@ def test_grad_inside_shard_map(h, jit):
 @jit_or_not
 @forward_mode
 def test_jvp_of_shard_map(h, jit):
-    if OLD and h is forward_loop:
-        pytest.skip("JAX 0.6 does not transpose a loop in a shard_map")
     f = mapped(lambda x, w: h(x, w))
     pushed = lambda x, w: jax.jvp(f, (x, w), (2 * x, w))[1]  # noqa: E731
     got = (jax.jit(pushed) if jit else pushed)(X, W)

@@ -1,8 +1,9 @@
-"""What differs between versions of JAX, in one place, each with the condition for its removal.
+"""What JAX tells in another way in each version, or only in a roundabout way, in one place.
 
-`traces_eagerly` is asked at every direct call, and `is_staging` before a closure is traced;
-`without_consts` and `evaluate` run where a traced function of the user is kept and called again;
-`same_axes` runs on every gradient of a traced input.
+What differs between versions has the condition for its removal beside it. `traces_eagerly` is asked
+at every direct call, and `is_staging` before a closure is traced; `without_consts` and `evaluate`
+run where a traced function of the user is kept and called again; `same_axes` runs on every
+gradient of a traced input; the types of tracers are asked for where tracers meet.
 """
 
 import functools

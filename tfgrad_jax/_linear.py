@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from ._compat import SYSTEM_LOSES_ZEROS, derivative_tracers, evaluate, varying, without_consts
 from ._flow import call_body, flow, open_jaxpr
 from ._rules import NeedsValuesError
+from ._structure import sum_of_nothing
 from ._system import solved
 
 # What an intermediate value of a rule is, as a function of the upstream gradients.
@@ -83,7 +84,8 @@ def push_forward(
                 unknown = analysis.unknown[0]
                 raise NotLinearError(f"{unknown}, which JAX cannot transpose") from error
             # Linear, but in a form that only differentiation can transpose.
-            return jax.vjp(linear, *map(jnp.zeros_like, outputs))[1](tangents)
+            zeros = [jnp.zeros_like(y) - sum_of_nothing([y], y.dtype) for y in outputs]
+            return jax.vjp(linear, *zeros)[1](tangents)
 
     moved = list(tangents())
     compiled = any(isinstance(y, Tracer) for y in outputs)

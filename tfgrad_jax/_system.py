@@ -1,10 +1,11 @@
 """Push tangents through a rule so that reverse mode gets the rule itself back.
 
-`solved` runs where forward mode meets a rule with a loop, from `_linear.push_forward`. There the
-tangents `J t` are the transpose of the rule, `J^T`, and reverse mode would transpose that once
-more: the same numbers, but JAX keeps all that the loop computed on the way, where the rule
-recomputes it. JAX has one linear operation whose transpose can be given, and which is batched and
-differentiated at every order: `lax.custom_linear_solve`. So `J t` is made part of a solution.
+`solved` runs where forward mode meets a rule with a loop or, in a compiled program, one that
+subtracts upstreams: from `_linear.push_forward`. There the tangents `J t` are the transpose of the
+rule, `J^T`, and reverse mode would transpose that once more: the same numbers, but JAX keeps all
+that the loop computed on the way, where the rule recomputes it, and makes `a + (-b)` of `a - b`.
+JAX has one linear operation whose transpose can be given, and which is batched and differentiated
+at every order: `lax.custom_linear_solve`. So `J t` is made part of a solution.
 
 With `M (u, v) = (u, v - J u)`, which has the inverse `(u, v + J u)`, the symmetric system
 
