@@ -1,0 +1,46 @@
+"""The declared gradient at every order inside `scan` and `map`, in both modes."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import assert_same
+from order_cases import AROUND, FUNCTIONS, closed_over, h, in_scan, third
+
+# JAX keeps the rule of a custom_jvp inside a scan since custom_jvp is a primitive of its own.
+SCAN_KEEPS_EVERY_RULE = hasattr(jax.config, "jax_custom_jvp3")
+
+
+@pytest.mark.parametrize("loop", [in_scan, AROUND["map"]])
+def test_scan_in_reverse_mode(loop):
+    loss = loop(lambda x: h(x) ** 2)
+    assert_same(jax.grad(loss)(2.0), jnp.float32(112))
+    assert_same(jax.grad(jax.grad(loss))(2.0), jnp.float32(448))
+    assert_same(jax.jit(jax.grad(jax.grad(loss)))(2.0), jnp.float32(448))
+    assert_same(third(loss)(2.0), jnp.float32(588))
+
+
+def test_scan_with_a_closure():
+    loss = in_scan(lambda x: closed_over(x) ** 2)
+    assert_same(jax.grad(jax.grad(loss))(2.0), jnp.float32(448))
+
+
+def test_scan_forward_over_reverse():
+    loss = in_scan(lambda x: h(x) ** 2)
+    if SCAN_KEEPS_EVERY_RULE:
+        assert_same(jax.hessian(loss)(2.0), jnp.float32(448))
+    else:  # before that, JAX refuses: no number rather than a wrong one
+        with pytest.raises(TypeError, match=r"forward-mode autodiff \(jvp\) to a custom_vjp"):
+            jax.hessian(loss)(2.0)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_checkpoint_of_scan(function):
+    """Where `jax.checkpoint` evaluates the scan in part, the rule must stay in it."""
+    loss = jax.checkpoint(in_scan(lambda x: FUNCTIONS[function](x) ** 2))
+    assert_same(jax.grad(loss)(2.0), jnp.float32(112))
+    assert_same(jax.grad(jax.grad(loss))(2.0), jnp.float32(448))
+
+
+def test_scan_of_checkpoint():
+    loss = in_scan(jax.checkpoint(lambda x: h(x) ** 2))
+    assert_same(jax.grad(jax.grad(loss))(2.0), jnp.float32(448))
