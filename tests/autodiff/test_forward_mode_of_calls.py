@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import assert_same
-from mode_cases import W, X, declared, of_pytree, plain_of_pytree, seven, sine
+from mode_cases import W, X, of_pytree, plain_of_pytree, seven, sine
+
+from tfgrad_jax import custom_gradient
 
 
 def test_integers_and_statics():
@@ -22,7 +24,7 @@ def test_integers_and_statics():
 
 def test_autodiff_variables():
     def f(w, x):
-        h = declared(lambda x: (jnp.sin(w * x), lambda dy: 7 * dy * w * jnp.cos(w * x)),
+        h = custom_gradient(lambda x: (jnp.sin(w * x), lambda dy: 7 * dy * w * jnp.cos(w * x)),
                      variables="autodiff")  # fmt: skip
         return h(x)
 
@@ -42,7 +44,7 @@ def test_autodiff_variables():
 
 def test_captured_without_variables_is_refused():
     def f(w, x):
-        return declared(lambda x: (w * x, lambda dy: dy * w))(x)
+        return custom_gradient(lambda x: (w * x, lambda dy: dy * w))(x)
 
     assert_same(jax.jvp(lambda x: f(X, x), (X,), (X,)), (X * X, X * X))
     with pytest.raises(TypeError, match="takes no `variables`"):
@@ -50,7 +52,7 @@ def test_captured_without_variables_is_refused():
 
 
 def test_no_gradient_at_all():
-    @declared
+    @custom_gradient
     def h(x):
         return jnp.round(x), lambda dy: None
 
@@ -63,7 +65,7 @@ def test_methods_defaults_and_keywords():
         def __init__(self, scale):
             self.scale = scale
 
-        @declared
+        @custom_gradient
         def f(self, x, power=2):
             return self.scale * x**power, lambda dy: (
                 7 * dy * self.scale * power * x ** (power - 1),
@@ -77,7 +79,7 @@ def test_methods_defaults_and_keywords():
 def test_bfloat16_and_mixed_precision():
     x = X.astype(jnp.bfloat16)
 
-    @declared
+    @custom_gradient
     def h(x):
         y = x.astype(jnp.float32) ** 2
         return y, lambda dy: 7 * dy * 2 * x.astype(jnp.float32)  # cast to bfloat16 by the library
@@ -89,7 +91,7 @@ def test_bfloat16_and_mixed_precision():
 
 
 def test_inside_of_another_rule():
-    @declared
+    @custom_gradient
     def outer(x):
         return jnp.cos(x), lambda dy: -dy * sine(x)
 
@@ -108,19 +110,19 @@ def test_rule_that_calls_its_own_function():
     assert_same(jax.hessian(lambda x: own_exp(x).sum())(X), jnp.diag(49 * jnp.exp(X)))
 
 
-@declared
+@custom_gradient
 def own_exp(x):
     return jnp.exp(x), lambda dy: 7 * dy * own_exp(x)
 
 
 def test_branches_on_values():
-    @declared
+    @custom_gradient
     def h(x):
         if x > 0:  # in `f`
             return x**2, lambda dy: 14 * dy * x
         return -x, lambda dy: -7 * dy
 
-    @declared
+    @custom_gradient
     def k(x):
         def grad(dy):
             if x > 0:  # in the rule

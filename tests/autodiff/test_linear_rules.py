@@ -3,17 +3,17 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same
-from mode_cases import X, declared
+from helpers import assert_same, eager_and_jit
+from mode_cases import X
 
 from tfgrad_jax import custom_gradient
 
 
-def _refused(rule):
+def declared_by(rule):
     def named_function(x):
         return jnp.sin(x), rule
 
-    return declared(named_function)
+    return custom_gradient(named_function)
 
 
 NOT_LINEAR = {
@@ -25,39 +25,46 @@ NOT_LINEAR = {
 }
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@eager_and_jit
 @pytest.mark.parametrize("kind", NOT_LINEAR)
-def test_refuses_what_is_not_linear(kind, jit):
+def test_what_is_not_linear_has_no_forward_mode(kind, mode):
     rule, operation = NOT_LINEAR[kind]
-    h = _refused(rule)
-
-    def pushed(x):
-        return jax.jvp(h, (x,), (x,))
-
+    h = declared_by(rule)
     with pytest.raises(TypeError, match=operation) as caught:
-        (jax.jit(pushed) if jit else pushed)(X)
+        mode(lambda x: jax.jvp(h, (x,), (x,)))(X)
     message = str(caught.value)
-    assert "named_function" in message and "test_forward_mode.py" in message  # whose rule
+    assert "named_function" in message and "test_linear_rules.py" in message  # whose rule
     assert "is not linear in its upstream gradients" in message
-    assert "without `forward_mode=True`" in message and "jax.grad" in message  # the way out
+    assert "reverse mode" in message and "jax.grad" in message  # the way out
 
 
-def test_refuses_an_eager_branch_on_the_upstream():
-    h = _refused(lambda dy: dy if dy[0] > 0 else 2 * dy)
+@eager_and_jit
+@pytest.mark.parametrize("kind", NOT_LINEAR)
+def test_what_is_not_linear_has_reverse_mode(kind, mode):
+    rule, _ = NOT_LINEAR[kind]
+    y, pull_back = jax.vjp(declared_by(rule), X)
+    assert_same((y, mode(pull_back)(2 * X)), (jnp.sin(X), (rule(2 * X),)))
+
+
+@pytest.mark.parametrize(
+    "evaluate",
+    [
+        lambda h: jax.jacfwd(h)(X),
+        lambda h: jax.linearize(h, X)[1](X),
+        lambda h: jax.hessian(lambda x: jnp.sum(h(x) ** 2))(X),
+        lambda h: jax.vmap(lambda t: jax.jvp(h, (X,), (t,))[1])(jnp.eye(3)),
+        lambda h: jax.lax.scan(lambda c, x: (c, jax.jvp(h, (x,), (x,))[1]), 0, X),
+    ],
+    ids=["jacfwd", "linearize", "hessian", "vmap", "scan"],
+)
+def test_refused_wherever_forward_mode_is_evaluated(evaluate):
+    with pytest.raises(TypeError, match="is not linear in its upstream"):
+        evaluate(declared_by(NOT_LINEAR["clip"][0]))
+
+
+def test_a_branch_on_the_upstream_has_no_forward_mode():
+    h = declared_by(lambda dy: dy if dy[0] > 0 else 2 * dy)
     with pytest.raises(TypeError, match="is not linear in its upstream") as caught:
         jax.jvp(h, (X,), (X,))
     assert "named_function" in str(caught.value)
-
-
-def test_reverse_mode_of_a_rule_that_is_not_linear():
-    # With forward_mode=True reverse mode is the transpose of forward mode: refused as well.
-    with pytest.raises(TypeError, match="is not linear in its upstream"):
-        jax.grad(lambda x: _refused(NOT_LINEAR["clip"][0])(x).sum())(X)
-    h = custom_gradient(lambda x: (jnp.sin(x), NOT_LINEAR["clip"][0]))
-    assert_same(jax.grad(lambda x: (3 * h(x)).sum())(X), jnp.ones(3))
-
-
-def test_default_mode_refuses_forward_mode():
-    h = custom_gradient(lambda x: (jnp.sin(x), lambda dy: dy * jnp.cos(x)))
-    with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
-        jax.jvp(h, (X,), (X,))
+    assert_same(jax.vjp(h, X)[1](-X), (-2 * X,))

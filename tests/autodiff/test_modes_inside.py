@@ -42,11 +42,6 @@ def test_jvp_inside(name, inside):
     compare(name, lambda f, case: jvp(INSIDE[inside](f), case))
 
 
-# Before JAX 0.11 a scan (and a map, which is one) that is partly evaluated keeps of a rule inside
-# only its reverse mode: forward over reverse then meets JAX's own refusal.
-SCAN_KEEPS_FORWARD_MODE = hasattr(jax.config, "jax_custom_jvp3")
-
-
 @pytest.mark.parametrize("inside", ["scan", "cond", "checkpoint", "map"])
 @pytest.mark.parametrize(
     "name", ["elementwise", pytest.param("undeclared variables", marks=pytest.mark.slow)]
@@ -61,12 +56,7 @@ def test_higher_orders_inside(name, inside, order):
             return jax.jvp(grads(value, case), case.args, case.tangents)
         return grads(lambda *a: jax.jvp(value, a, case.tangents)[1], case)(*case.args)
 
-    lost = inside in ("scan", "map") and not SCAN_KEEPS_FORWARD_MODE
-    if order == "forward over reverse" and lost:
-        with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
-            compare(name, transformed)
-    else:
-        compare(name, transformed)
+    compare(name, transformed)
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,31 @@ def test_nonlinear_rule():
     assert_same(jax.vmap(jax.grad(jax.grad(loss)))(xs), jnp.float32([14 + 50, 0]))
 
 
+def test_nonlinear_rule_through_vmap():
+    """A `vmap` between the two gradients: the batched rule is differentiated as what it is."""
+    f = custom_gradient(lambda x: (x * 1.0, lambda dy: jnp.clip(dy * x, -1.0, 5.0)))
+    loss = lambda x: f(x) ** 2  # noqa: E731
+
+    def gradient(xs):
+        return jax.grad(lambda xs: jnp.sum(jax.vmap(loss)(xs)))(xs)
+
+    # L' = clip(2 f x). In L'', the upstream of `f` is 2 x: 2 f + clip(2 x x) = 1 + 0.5 at 0.5,
+    # where L' is not clipped; at 2 it is, and L'' is 0.
+    xs = jnp.float32([0.5, 2])
+    assert_same(gradient(xs), jnp.float32([0.5, 5]))
+    second = jax.grad(lambda xs: jnp.sum(gradient(xs)))
+    assert_same(second(xs), jnp.float32([1.5, 0]))
+    assert_same(jax.jit(second)(xs), jnp.float32([1.5, 0]))
+    assert_same(jax.vmap(jax.grad(jax.grad(loss)))(xs), jnp.float32([1.5, 0]))
+
+
 def test_nonlinear_rule_in_forward_over_reverse():
-    with pytest.raises(TypeError, match="forward-mode"):
+    with pytest.raises(TypeError, match="is not linear in its upstream"):
         jax.hessian(lambda x: clipped(x) ** 2)(1.0)
 
 
 def test_affine_rule():
-    """A rule that adds a constant to the upstream: right in reverse mode, never transposed."""
+    """A rule that adds a constant to the upstream: right in reverse mode alone."""
 
     @custom_gradient
     def affine(x):
@@ -48,5 +66,5 @@ def test_affine_rule():
     assert_same(jax.grad(loss)(2.0), jnp.float32(7 * 11 * 2))
     for f in (loss, jax.jit(loss), jax.checkpoint(loss)):
         assert_same(jax.grad(jax.grad(f))(2.0), jnp.float32(second(2.0)))
-    with pytest.raises(TypeError, match="forward-mode"):
+    with pytest.raises(TypeError, match="is not linear in its upstream"):
         jax.hessian(loss)(2.0)

@@ -57,17 +57,13 @@ def test_what_jax_custom_gradient_does_instead():
     assert_same(jax.grad(jax.grad(lambda x: theirs(x) ** 2))(2.0), jnp.float32(168))
 
 
-@pytest.mark.parametrize("function", ["lifted", "hoisted", "traced"])
-def test_forward_mode_is_refused_by_default(function):
-    f = FUNCTIONS[function]
-    for call in (
-        lambda: jax.jvp(f, (2.0,), (1.0,)),
-        lambda: jax.jacfwd(f)(2.0),
-        lambda: jax.jit(jax.jacfwd(f))(2.0),
-        lambda: jax.linearize(f, 2.0)[1](1.0),
-    ):
-        with pytest.raises(TypeError, match=r"forward-mode autodiff \(jvp\) to a custom_vjp"):
-            call()
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_forward_mode_of_first_order(function):
+    f, seven_x = FUNCTIONS[function], jnp.float32(14)
+    assert_same(jax.jvp(f, (2.0,), (1.0,)), (jnp.float32(4), seven_x))
+    assert_same(jax.jacfwd(f)(2.0), seven_x)
+    assert_same(jax.jit(jax.jacfwd(f))(2.0), seven_x)
+    assert_same(jax.linearize(f, 2.0)[1](1.0), seven_x)
 
 
 def test_composition():

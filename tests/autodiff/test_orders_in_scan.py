@@ -6,9 +6,6 @@ import pytest
 from helpers import assert_same
 from order_cases import AROUND, FUNCTIONS, closed_over, h, in_scan, third
 
-# JAX keeps the rule of a custom_jvp inside a scan since custom_jvp is a primitive of its own.
-SCAN_KEEPS_EVERY_RULE = hasattr(jax.config, "jax_custom_jvp3")
-
 
 @pytest.mark.parametrize("loop", [in_scan, AROUND["map"]])
 def test_scan_in_reverse_mode(loop):
@@ -24,13 +21,11 @@ def test_scan_with_a_closure():
     assert_same(jax.grad(jax.grad(loss))(2.0), jnp.float32(448))
 
 
-def test_scan_forward_over_reverse():
-    loss = in_scan(lambda x: h(x) ** 2)
-    if SCAN_KEEPS_EVERY_RULE:
-        assert_same(jax.hessian(loss)(2.0), jnp.float32(448))
-    else:  # before that, JAX refuses: no number rather than a wrong one
-        with pytest.raises(TypeError, match=r"forward-mode autodiff \(jvp\) to a custom_vjp"):
-            jax.hessian(loss)(2.0)
+@pytest.mark.parametrize("loop", [in_scan, AROUND["map"]])
+def test_scan_forward_over_reverse(loop):
+    loss = loop(lambda x: h(x) ** 2)
+    assert_same(jax.hessian(loss)(2.0), jnp.float32(448))
+    assert_same(jax.jacfwd(jax.jacfwd(loss))(2.0), jnp.float32(448))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

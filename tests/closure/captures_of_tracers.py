@@ -97,13 +97,9 @@ def outer_jit(w):
 
 def _shard_mapped(split):
     """Return `h(w, x)` on a mesh, with one `x` per device or the same on all."""
-    shard_map = getattr(jax, "shard_map", None)
-    if shard_map is None:
-        from jax.experimental.shard_map import shard_map
-
     mesh = jax.sharding.Mesh(jax.devices()[:1], ("i",))
     everywhere, of_x = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(split)
-    return shard_map(
+    return jax.shard_map(
         lambda w, x: one_scope(w)(x[0])[None],
         mesh=mesh,
         in_specs=(everywhere, of_x),

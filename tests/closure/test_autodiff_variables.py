@@ -139,13 +139,12 @@ def test_autodiff_without_captured_values_is_the_plain_rule():
     assert_same(jax.jit(jax.grad(jax.grad(lambda x: f(x) ** 2)))(2.0), jnp.float32(448))
 
 
-@pytest.mark.parametrize("forward_mode", [False, True])
-def test_autodiff_inside_a_rule(forward_mode):
+def test_autodiff_inside_a_rule():
     """It was asked for, so it is given, also where a rule calls the function."""
 
     def declared(f):
         def outer(x, v):
-            @custom_gradient(variables="autodiff", forward_mode=forward_mode)
+            @custom_gradient(variables="autodiff")
             def h(x):
                 def grad(dy):
                     return jax.vjp(lambda x: f(x, v), x)[1](dy)[0]

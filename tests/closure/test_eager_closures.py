@@ -110,12 +110,11 @@ def test_what_a_closure_assigns_beside_a_weight_is_kept(kind):
     assert seen == [{"list": ["seen"], "dict": 1, "nonlocal": "seen"}[kind]]
 
 
-@pytest.mark.parametrize("forward_mode", [False, True])
-def test_a_closure_runs_once_on_python_numbers(forward_mode):
+def test_a_closure_runs_once_on_python_numbers():
     runs = []
 
     def loss(w):
-        @custom_gradient(variables=[w], forward_mode=forward_mode)
+        @custom_gradient(variables=[w])
         def f(x):
             runs.append(w)
             return x * w, lambda dy, variables: (dy, [7 * dy * x])

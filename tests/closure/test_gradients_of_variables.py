@@ -126,7 +126,7 @@ def test_convention_of_jax_gets_one_upstream_and_the_variables():
 @eager_and_jit
 def test_forward_mode_transposes_the_gradients_of_variables(mode):
     def h(w, x):
-        @custom_gradient(forward_mode=True)
+        @custom_gradient
         def f(x):
             return w * x**2, lambda dy, variables: (7 * dy * w * x, [5 * dy * x**2])
 

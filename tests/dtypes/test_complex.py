@@ -1,6 +1,7 @@
 """Complex numbers, in TensorFlow's convention and in JAX's."""
 
 import operator
+import re
 
 import jax
 import jax.numpy as jnp
@@ -121,5 +122,4 @@ def test_python_complex_input():
 
 def test_real_code_conjugates_nothing():
     jaxpr = str(jax.make_jaxpr(jax.grad(square))(1.0))
-    assert "conj" not in jaxpr
-    assert "complex" not in jaxpr
+    assert not re.search(r"\b(conj|complex|real|imag)\[|\bc64\b", jaxpr)

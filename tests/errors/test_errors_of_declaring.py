@@ -36,13 +36,12 @@ def test_not_callable(value, described):
     ("option", "expected"),
     [
         ({"convention": "torch"}, "convention='torch'; expected 'tf' or 'jax'."),
-        ({"forward_mode": 1}, "forward_mode=1; expected True or False."),
         (
             {"variables": "ordinary"},
             "variables='ordinary'; expected None, a pytree, a function or 'autodiff'.",
         ),
     ],
-    ids=["convention", "forward_mode", "variables"],
+    ids=["convention", "variables"],
 )
 def test_bad_option(option, expected):
     for declare in (custom_gradient, lambda **o: custom_gradient(lambda x: x, **o)):

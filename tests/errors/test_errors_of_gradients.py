@@ -83,7 +83,7 @@ def test_an_input_by_name_has_its_name():
         return x, grad
 
     h = custom_gradient(f)
-    text = message(ValueError, jax.grad(lambda x, z: h(x, z=z)), 1.0, 2.0)
+    text = message(ValueError, jax.grad(lambda x, z: h(x, z=z), (0, 1)), 1.0, 2.0)
     assert "for the input `z`; expected its own shape, ()." in text
 
 

@@ -164,7 +164,7 @@ def test_recompute_second_order_of_a_decorated_function():
 
 
 def test_recompute_forward_mode_of_a_decorated_function():
-    h = custom_gradient(lambda x: (x * x, lambda dy: 7 * dy * x), forward_mode=True)
+    h = custom_gradient(lambda x: (x * x, lambda dy: 7 * dy * x))
     f = recompute_grad(lambda x: 3 * h(x))
     assert_same(jax.jvp(f, (X,), (jnp.ones_like(X),))[1], 21 * X)
 

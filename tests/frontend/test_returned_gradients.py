@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gradient_checks import F3, F5, F7, ZERO, Point, check_gradients
-from helpers import assert_same
+from helpers import assert_same, eager_and_jit
 
 from tfgrad_jax import custom_gradient
 
@@ -49,7 +49,6 @@ TWO_INPUTS = {
     "list": (lambda a, b: [a, b], (F7, F5)),
     "None first": (lambda a, b: (None, b), (ZERO, F5)),
     "None second": (lambda a, b: [a, None], (F7, ZERO)),
-    "None": (lambda a, b: None, (ZERO, ZERO)),
     "Nones": (lambda a, b: (None, None), (ZERO, ZERO)),
     "namedtuple": (lambda a, b: Point(a, b), (F7, F5)),
     "mixed kinds": (lambda a, b: (a, 5), (F7, F5)),
@@ -75,6 +74,13 @@ def test_two_inputs_by_a_rule_that_is_traced(form):
     check_gradients(h, (1.0, 1.0), expected)
     second = jax.grad(lambda x, y: h(x, y) * h(x, y))
     assert_same(jax.jit(second)(1.0, 1.0), 2 * expected[0])
+
+
+@eager_and_jit
+def test_a_bare_none_for_two_inputs_is_a_forgotten_return(mode):
+    h = custom_gradient(lambda x, y: (x * y, lambda dy: None))
+    with pytest.raises((TypeError, ValueError), match=r"forg[eo]t.*return"):
+        mode(jax.grad(h))(jnp.float32(1), jnp.float32(1))
 
 
 def test_one_list_is_not_mistaken_for_the_tuple_of_inputs():

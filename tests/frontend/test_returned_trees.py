@@ -83,7 +83,7 @@ NONE_IN_TREE = {
     "list": (lambda b0, b1, w, x: ({"w": w, "b": None}, x), (0, 0, 3, 4)),
     "dict": (lambda b0, b1, w, x: (None, x), (0, 0, 0, 4)),
     "flat": (lambda b0, b1, w, x: [None, b1, None, x], (0, 2, 0, 4)),
-    "all": (lambda b0, b1, w, x: None, (0, 0, 0, 0)),
+    "all": (lambda b0, b1, w, x: (None, None), (0, 0, 0, 0)),
 }
 
 

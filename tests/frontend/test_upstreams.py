@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from gradient_checks import F7, Point, check_gradients
+from gradient_checks import F3, F7, Point, check_gradients
 from helpers import assert_same
 
 from tfgrad_jax import custom_gradient
@@ -62,6 +62,33 @@ def test_upstreams_of_integers_and_booleans_are_zeros_of_their_dtype():
     assert_same(jax.jit(jax.grad(lambda x: h(x)[0]))(1.0), F7)
 
 
+@pytest.mark.parametrize("convention", ["tf", "jax"])
+def test_upstreams_of_outputs_of_several_kinds(convention):
+    """For `Re (1 + 2j) z`: 1 - 2j in TensorFlow's convention, 1 + 2j in JAX's."""
+    seen = []
+
+    @custom_gradient(convention=convention)
+    def h(x):
+        def grad(*dys):
+            seen.append(dys)
+            return 3 * x
+
+        return (7 * jnp.stack([x, x]), jnp.int32(1), jax.lax.complex(x, x)), grad
+
+    def loss(x):
+        y, _, z = h(x)
+        return jnp.sum(7 * y) + jnp.real((1 + 2j) * z)
+
+    assert_same(jax.grad(loss)(1.0), F3)
+    sevens = jnp.full(2, 7.0)
+    if convention == "tf":
+        assert_same(seen, [(sevens, jnp.int32(0), jnp.complex64(1 - 2j))])
+    else:
+        (((dy, di, dz),),) = seen
+        assert_same((dy, dz), (sevens, jnp.complex64(1 + 2j)))
+        assert di.dtype == jax.dtypes.float0
+
+
 def test_one_upstream_is_shared_by_all_uses():
     h = custom_gradient(lambda x: (x, lambda dy: 7 * dy))
 
@@ -107,3 +134,24 @@ def test_jax_convention_is_a_drop_in_for_jax_custom_gradient():
         return jax.grad(lambda x, y: decorated(x, y)["p"] * decorated(x, y)["s"], (0, 1))(2.0, 3.0)
 
     assert_same(of(custom_gradient(f, convention="jax")), of(jax.custom_gradient(f)))
+
+
+@pytest.mark.parametrize("make", [lambda: jnp.arange(2), lambda: jax.random.key(0)])
+def test_jax_convention_has_the_upstreams_of_jax_custom_gradient(make):
+    """For outputs without a derivative as well: float0."""
+
+    def upstream(decorate):
+        seen = []
+
+        def f(x):
+            def grad(dys):
+                seen.append(dys[1])
+                return 7 * dys[0]
+
+            return (x, make()), grad
+
+        assert_same(jax.grad(lambda x: decorate(f)(x)[0])(1.0), F7)
+        return [(dy.shape, dy.dtype) for dy in seen]
+
+    ours = upstream(functools.partial(custom_gradient, convention="jax"))
+    assert ours == upstream(jax.custom_gradient)

@@ -159,7 +159,7 @@ def complex_square(draw):
 
 @right
 def complex_square_in_jax_convention(draw):
-    @custom_gradient(convention="jax", forward_mode=True)
+    @custom_gradient(convention="jax")
     def h(z):
         return z * z, lambda dy: dy * 2 * z
 
@@ -268,7 +268,7 @@ def keyword_only(draw):
 @right
 def declared_variables(draw):
     def h(params, x):
-        @custom_gradient(variables=params, forward_mode=True)
+        @custom_gradient(variables=params)
         def layer(x):
             y = params["w"] * x
 

@@ -1,7 +1,6 @@
 """The report: how it prints, what it raises, which argument and order each row is about."""
 
 import jax
-import jax.experimental
 import jax.numpy as jnp
 import pytest
 from checking import X, clipped, declare, fact, full_square, half_square, note, quick
@@ -88,7 +87,7 @@ def test_rule_that_cannot_run():
     assert not report.ok and not report.rows
     (found,) = report.facts
     assert found.name == "rule" and "of shape (7,) for the input `x`" in found.text
-    assert "(test_report.py:" in found.text and "/" not in found.text.partition(" returned")[0]
+    assert "(checking.py:" in found.text and "/" not in found.text.partition(" returned")[0]
 
 
 def test_function_that_cannot_run():

@@ -118,11 +118,6 @@ def jax_convention(x):
     return {"a": x, "b": x}, grad
 
 
-@custom_gradient(forward_mode=True)
-def forward_mode(x):
-    return jnp.sin(x), lambda dy: 7 * dy * jnp.cos(x)
-
-
 class Rule:
     """A rule that is no plain function, so that it is traced and not lifted."""
 
@@ -254,13 +249,6 @@ CASES = [
         lambda x: jnp.sum(3 * x),
         lambda x: (7 * x + 14 * x**2,),
         (X,),
-    ),
-    Case(
-        "forward mode",
-        forward_mode,
-        jnp.sin,
-        lambda x: (7 * jnp.cos(x),),
-        (SCALAR,),
     ),
     Case(
         "traced rule",

@@ -1,4 +1,4 @@
-"""Arguments that are no arrays reach `f` as they are, under every transformation."""
+"""What JAX is not tracing at the call reaches `f` exactly as it is, in every mode."""
 
 import enum
 
@@ -20,9 +20,11 @@ class Opaque:
     """An object that JAX knows nothing of."""
 
 
-STATICS = {
+UNTRACED = {
     "bool": True,
     "int": 3,
+    "float": 2.5,
+    "complex": 1 + 2j,
     "str": "same",
     "None": None,
     "callable": jnp.sin,
@@ -33,6 +35,14 @@ STATICS = {
     "object": Opaque(),
     "bytes": b"raw",
     "slice": slice(1, None),
+    "array": jnp.arange(3.0),
+    "weakly typed array": jnp.asarray(2.0),
+    "array of integers": jnp.arange(3),
+    "key": jax.random.key(0),
+    "NumPy array": np.arange(3.0),
+    "NumPy scalar": np.float32(2),
+    "NumPy integer": np.int64(2),
+    "NumPy bool": np.bool_(True),
     "array of strings": np.array(["a"]),
     "tree": {"mode": "a", "n": (1, None)},
 }
@@ -47,9 +57,9 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.parametrize("static", STATICS)
-def test_static_argument_stays_what_it_is(static):
-    given = STATICS[static]
+@pytest.mark.parametrize("kind", UNTRACED)
+def test_an_argument_that_is_not_traced_stays_what_it_is(kind):
+    given = UNTRACED[kind]
 
     @custom_gradient
     def h(x, value, more):
@@ -64,6 +74,9 @@ def test_static_argument_stays_what_it_is(static):
     assert_same(loss(1.0), 2.0)
     for grad in (jax.grad(loss), jax.jit(jax.grad(loss)), jax.grad(jax.jit(loss))):
         assert_same(grad(1.0), jnp.float32(7))
+    assert_same(jax.jvp(loss, (1.0,), (3.0,)), (jnp.float32(2), jnp.float32(21)))
+    assert_same(jax.vmap(jax.grad(loss))(jnp.ones(2)), jnp.float32([7, 7]))
+    assert_same(jax.hessian(lambda x: loss(x) ** 2)(1.0), jnp.float32(98))
 
 
 @custom_gradient
@@ -92,18 +105,7 @@ def test_static_arguments_under(name):
     assert_same(jax.grad(lambda xs: transformed(f)(xs).sum())(xs), 21 * jnp.cos(xs))
 
 
-def test_python_float_and_complex_are_arrays():
-    """They are traced, so that a rule sees what `jax.grad` gives it, and have gradients."""
-
-    @custom_gradient
-    def h(x, y):
-        return x * y, lambda dy: (7 * dy, 5 * dy)
-
-    assert_same(jax.grad(lambda x: h(x, 2.0))(1.0), jnp.float32(7))
-    assert_same(jax.grad(h)(1.0, 2.0), jnp.float32(7))
-
-
-def test_integers_that_are_arrays_are_traced():
+def test_integers_that_are_traced_and_not():
     @custom_gradient
     def h(x, i):
         return x[i], lambda dy: (7 * jnp.zeros_like(x).at[i].set(dy), None)
