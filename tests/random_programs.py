@@ -515,10 +515,10 @@ class Writer:
 
     def pick(self, scope: Scope) -> str:
         """Choose a name, preferably a recent one."""
-        names = list(scope.shapes)
-        if self.chance(0.6):
-            names = names[-4:]
-        return self.random.choice(names)
+        names = [n for n in scope.shapes if not n.startswith("C")]
+        if not names or self.chance(0.05):
+            return constant(self.random.choice(SHAPES))
+        return self.random.choice(names[-4:] if self.chance(0.6) else names)
 
     def of_shape(self, scope: Scope, shape: tuple[int, ...]) -> str:
         """Choose or make a value of this shape."""
@@ -954,7 +954,8 @@ class Definition:
         x = w.pick(inner)
         name = w.name("v")
         chosen = eval(self.static_values[0])
-        inner.lines.append(f"assert isinstance({mode}, str) and type({factor}) is float")
+        same = f"type({factor}) is float" if w.has("float as it is", 0.5) else "True"
+        inner.lines.append(f"assert isinstance({mode}, str) and {same}")
         inner.lines.append(
             f"{name} = {factor} * jnp.{chosen}({inner.read(x)}) if {mode} == {chosen!r} else None"
         )
@@ -1173,6 +1174,8 @@ class Definition:
         """Return the gradients of the inputs in one of the forms that a rule may choose."""
         w = self.w
         form = w.feature("form", ["structure", "leaves"])
+        if self.static_params and not w.has("leaves beside a number", 0.5):
+            form = "structure"
         if form == "leaves" and len(self.shapes) + len(self.static_params) > 1:
             return "[" + ", ".join(gradients[n] for n in self.shapes) + "]"
         trees = [text(t, gradients.get) for t in self.trees]
