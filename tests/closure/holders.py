@@ -1,4 +1,4 @@
-"""Where a function may hold a value: each holder takes `w` and returns what fetches it from there."""
+"""Where a function may hold a value: a holder takes `w` and returns what fetches it from there."""
 
 import collections
 import dataclasses

@@ -15,7 +15,9 @@ from tfgrad_jax import custom_gradient
 
 ARGS = jnp.float32(3), jnp.float32(2)  # w, x
 MODES = pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
-TWICE = {name: way for name, way in SECOND.items() if "scan" not in name}
+# Not those with forward mode first, which transposes the rule: it would have to be linear in `dy`
+# with the derivative that it has, where here another one is declared on purpose.
+TWICE = {name: way for name, way in SECOND.items() if not name.endswith("of jacfwd")}
 
 
 def fused(w, x):
