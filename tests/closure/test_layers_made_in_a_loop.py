@@ -49,7 +49,7 @@ def through_a_helper(weights, x):
 
         @custom_gradient
         def layer(x):
-            return scale(x), lambda dy: 7 * scale(dy)  # noqa: B023
+            return scale(x), lambda dy: 7 * scale(dy)
 
         x = layer(x)
     return x
@@ -109,7 +109,7 @@ def with_variables(weights, x):
 def declared(weights, x):
     for w in weights:
 
-        @custom_gradient(variables=lambda: [w])  # noqa: B023
+        @custom_gradient(variables=lambda: [w])
         def layer(x):
             def grad(dy, variables):
                 return 7 * dy * w, [5 * dy * x]  # noqa: B023
