@@ -39,15 +39,18 @@ _CONVENTIONS = ("tf", "jax")
 class CustomGradient(Generic[_P, _R]):
     """A function whose derivative is the one that it declares. Made by `custom_gradient`."""
 
-    __name__: str
-    __qualname__: str
-    __wrapped__: Callable[..., Any]
+    # What is ours stands in slots: `functools.update_wrapper` replaces what is in `__dict__`.
+    __slots__ = (
+        "__dict__", "__weakref__", "_convention", "_f", "_in_class", "_method", "_name", "_primal",
+        "_signature", "_source", "_variables",
+    )  # fmt: skip
 
     def __init__(self, f: Callable[..., Any], variables: Any, primal: Any, convention: str) -> None:
         # Without its attributes: they might have the names of ours. `__getattr__` finds them.
         functools.update_wrapper(self, f, updated=())
         self._f = f
         self._source = _errors.Source.of(f)
+        self._name = self._source.name.rpartition(".")[2]
         self._variables = variables
         self._primal = primal
         self._convention = convention
@@ -82,10 +85,11 @@ class CustomGradient(Generic[_P, _R]):
 
     def __reduce__(self) -> Any:
         found: Any = sys.modules.get(self.__module__)
-        for name in self.__qualname__.split("."):
-            found = getattr(found, name, None)
+        name = getattr(self, "__qualname__", "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
         if found is self:
-            return self.__qualname__  # like any function: by name
+            return name  # like any function: by name
         return CustomGradient, (self._f, self._variables, self._primal, self._convention)
 
     def __repr__(self) -> str:
@@ -95,7 +99,7 @@ class CustomGradient(Generic[_P, _R]):
         """Return whether `first` is the `self` of `Model.f(model, x)`, or a classmethod's `cls`."""
         is_class = isinstance(first, type)
         for cls in (first if is_class else type(first)).__mro__:
-            found = vars(cls).get(self.__name__)
+            found = vars(cls).get(self._name)
             if found is self:
                 return not is_class
             if isinstance(found, classmethod) and found.__func__ is self:
@@ -127,7 +131,7 @@ class CustomGradient(Generic[_P, _R]):
         body, captured = _body(call)
         if not captured and not call.operands:
             return call.value(())
-        return Program(body, self.__name__)(captured, call.operands)
+        return Program(body, self._name)(captured, call.operands)
 
 
 def _body(call: Call) -> tuple[Body, list[Any]]:

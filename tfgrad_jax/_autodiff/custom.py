@@ -26,7 +26,14 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from tfgrad_jax._closure.residuals import Rule, is_traced
-from tfgrad_jax._compat import DROPS_CUSTOM_JVP, below, instantiate, is_linearizing, is_staging
+from tfgrad_jax._compat import (
+    DROPS_CUSTOM_JVP,
+    below,
+    instantiate,
+    is_linearizing,
+    is_ref,
+    is_staging,
+)
 from tfgrad_jax._frontend.structure import is_array
 
 from . import primitives
@@ -42,7 +49,7 @@ def _named(f: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _arrays(operands: Sequence[Any]) -> list[Any]:
     """Return Python numbers that are differentiated as (weakly typed) arrays."""
-    return [o if is_array(o) else jnp.asarray(o) for o in operands]
+    return [o if isinstance(o, jax.Array) or is_ref(o) else jnp.asarray(o) for o in operands]
 
 
 def _tangents(leaves: Sequence[Any], rule: Rule, tangents: Sequence[Any]) -> list[Any]:

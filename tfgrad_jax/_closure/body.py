@@ -88,7 +88,9 @@ class Body:
         used = self.used(captured, inputs)
         source = self.contract.source
         uses = [
-            (spec(captured[i]), _errors.first_use(used[i], source)) for i in missing if i in used
+            (spec(captured[i]), _errors.first_use(eqn, source))
+            for i, eqn in used.items()
+            if i in missing
         ]
         if uses:
             raise _errors.no_gradient_for_captured(source, uses, self._declared)
