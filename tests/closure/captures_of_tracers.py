@@ -202,12 +202,15 @@ def only_residuals(w):
 @capture(ExpectedResidual(by_w_of_rule=0.0))
 def only_a_decorated_function_of_the_rule(w):
     @custom_gradient
-    def slope(x):
-        return w * x, lambda dy: dy * w
-
-    @custom_gradient
     def f(x):
-        return 3 * x**2, lambda dy: 7 * dy * slope(x)
+        def grad(dy):
+            @custom_gradient
+            def slope(x):
+                return w * x, lambda dy: dy * w
+
+            return 7 * dy * slope(x)
+
+        return 3 * x**2, grad
 
     return f
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from helpers import assert_same
+from holders import HOLDERS
 from ways import (
     FORWARD,
     REVERSE,
@@ -23,8 +24,6 @@ from ways import (
 )
 
 from tfgrad_jax import custom_gradient
-
-from holders import HOLDERS
 
 # --- where the holder is used ---------------------------------------------------------------------
 

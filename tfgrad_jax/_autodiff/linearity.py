@@ -84,7 +84,7 @@ class _Linearity:
         if name == "convert_element_type":
             dtype = eqn.outvars[0].aval.dtype
             if operands[0] == _LINEAR and not is_kind(dtype, jnp.inexact):
-                raise NotLinearError(f"a conversion to {np.dtype(dtype).name}")
+                raise NotLinearError(f"`convert_element_type` to {np.dtype(dtype).name}")
             return operands[0]
         if name in _LINEAR_IN:
             positions = _LINEAR_IN[name] or range(len(operands))
