@@ -166,11 +166,7 @@ def test_autodiff(compute, way):
 
 
 def test_a_captured_ref_that_holds_a_weight():
-    """Made outside of `f` from a weight: as good as the weight itself.
-
-    JAX gives a tangent to every Ref that is made under differentiation, so it cannot be told
-    from one that is state alone, and needs no `variables`.
-    """
+    """Made outside of `f` from a weight: as good as the weight itself."""
 
     def h(variables):
         def of(w, x):
@@ -187,4 +183,6 @@ def test_a_captured_ref_that_holds_a_weight():
 
     args = jnp.float32(3), jnp.float32(2)
     assert_same(gradient(h("autodiff"))(*args), gradient(ordinary)(*args))
+    with pytest.raises(TypeError):
+        gradient(h(None))(*args)
     assert_same(jax.grad(h(None), 1)(*args), jnp.float32(42))

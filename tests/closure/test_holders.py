@@ -24,7 +24,7 @@ from ways import (
 
 from tfgrad_jax import custom_gradient
 
-from .holders import HOLDERS
+from holders import HOLDERS
 
 # --- where the holder is used ---------------------------------------------------------------------
 
