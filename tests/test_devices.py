@@ -13,7 +13,6 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tfgrad_jax import custom_gradient
-from tfgrad_jax._compat import SYSTEM_LOSES_ZEROS
 
 X = jnp.linspace(0.1, 1.2, 8, dtype=jnp.float32).reshape(2, 4)
 W = jnp.float32(0.3)
@@ -109,11 +108,6 @@ jit_or_not = pytest.mark.parametrize(
 )
 
 
-# JAX 0.6 cannot differentiate inside a `shard_map`, not even `sin`.
-OLD = SYSTEM_LOSES_ZEROS
-old_jax_fails = pytest.mark.skipif(OLD, reason="JAX 0.6 differentiates nothing in a shard_map")
-
-
 def expected_gradients():
     y, pull_back = jax.vjp(plain, X, W)
     return pull_back(7 * 2 * y)
@@ -168,7 +162,6 @@ def test_grad_of_shard_map(h, jit):
     assert_same(gradients(mapped(lambda x, w: h(x, w)), jit)(X, W), expected_gradients())
 
 
-@old_jax_fails
 @jit_or_not
 @every_function
 def test_grad_inside_shard_map(h, jit):

@@ -1,11 +1,14 @@
-"""Rules that call their own function, each other, or a decorated function of their own."""
+"""Decorated functions in each other: rules that call their own function, another, or decorate one.
+
+A rule hides what `f` calls.
+"""
 
 import math
 
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same
+from helpers import assert_same, sine
 from jax import lax
 from order_cases import AROUND, crossed, in_scan, third
 
@@ -151,6 +154,24 @@ def test_fused_second_order():
     assert_same(jax.grad(op)(2.0), jnp.float32(20))
     assert_same(jax.grad(jax.grad(op))(2.0), jnp.float32(1200))
     assert_same(jax.jit(jax.grad(jax.grad(op)))(2.0), jnp.float32(1200))
+
+
+def test_nested_functions_hide_what_they_call():
+    @custom_gradient
+    def outer(x):
+        return sine(x) ** 2, lambda dy: 11 * dy * x
+
+    assert_same(jax.value_and_grad(outer)(0.5), (jnp.sin(0.5) ** 2, jnp.float32(5.5)))
+
+
+def test_a_rule_may_differentiate_decorated_functions():
+    @custom_gradient
+    def outer(x):
+        return x, lambda dy: 2 * dy * jax.grad(sine)(x)
+
+    expected = 14 * jnp.cos(0.5)
+    assert_same(jax.grad(outer)(0.5), jnp.asarray(expected))
+    assert_same(jax.jit(jax.grad(outer))(0.5), jnp.asarray(expected))
 
 
 def test_a_rule_that_multiplies_by_zero():

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import assert_same
+from limits import values_of_closures
 
 from tfgrad_jax import custom_gradient
 
 
+@values_of_closures
 def test_declared_variables_are_values(capsys):
     """A closure sees the values of the weights that it declares, and runs once on them."""
-    if getattr(jax.config, "jax_custom_vjp3", False):
-        pytest.skip("with this flag JAX traces even what is called eagerly")
 
     def layer(w, x):
         @custom_gradient(variables={"w": w})

@@ -75,8 +75,9 @@ def test_an_argument_that_is_not_traced_stays_what_it_is(kind):
     for grad in (jax.grad(loss), jax.jit(jax.grad(loss)), jax.grad(jax.jit(loss))):
         assert_same(grad(1.0), jnp.float32(7))
     assert_same(jax.jvp(loss, (1.0,), (3.0,)), (jnp.float32(2), jnp.float32(21)))
-    assert_same(jax.vmap(jax.grad(loss))(jnp.ones(2)), jnp.float32([7, 7]))
-    assert_same(jax.hessian(lambda x: loss(x) ** 2)(1.0), jnp.float32(98))
+    if kind in ("float", "array"):
+        assert_same(jax.vmap(jax.grad(loss))(jnp.ones(2)), jnp.float32([7, 7]))
+        assert_same(jax.hessian(lambda x: loss(x) ** 2)(1.0), jnp.float32(98))
 
 
 @custom_gradient

@@ -1,7 +1,8 @@
 """No right rule fails, no planted mistake passes."""
 
 import pytest
-from rule_cases import MISTAKES, PRECISIONS, RIGHT, Draw, precision
+from right_rules import RIGHT
+from rule_cases import MISTAKES, PRECISIONS, Draw, precision
 
 from tfgrad_jax.testing import check_gradient
 

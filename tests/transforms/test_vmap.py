@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, total
+from helpers import assert_same, eager_and_jit, total
 
 from tfgrad_jax import custom_gradient
 
@@ -30,16 +30,9 @@ def _one_output_ignores(x, z):
     return (x**2, x * z), lambda d1, d2: (d1 * z + d2, None)
 
 
-# With this flag JAX traces every function on its own, as `jit` does, and then refuses.
-refused = pytest.mark.skipif(
-    getattr(jax.config, "jax_custom_vjp3", False), reason="JAX refuses, as under a `jit` of its own"
-)
-
-
-@refused
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@eager_and_jit
 @pytest.mark.parametrize("first", [0, 1], ids=["x outside", "z outside"])
-def test_vmaps_in_each_other_over_what_only_the_rule_uses(first, jit):
+def test_vmaps_in_each_other_over_what_only_the_rule_uses(first, mode):
     axes = ((None, 0), (0, None)) if first == 0 else ((0, None), (None, 0))
     xs, zs = jnp.asarray([1.0, 2.0, 3.0]), jnp.asarray([1.0, 10.0])
 
@@ -47,13 +40,12 @@ def test_vmaps_in_each_other_over_what_only_the_rule_uses(first, jit):
         def f(xs):
             return total(jax.vmap(jax.vmap(h, axes[0]), axes[1])(xs, zs))
 
-        return jax.jit(jax.grad(f))(xs) if jit else jax.grad(f)(xs)
+        return mode(jax.grad(f))(xs)
 
     assert_same(total_of(_scaled_gradient), jnp.full(3, 11.0))
     assert_same(total_of(_one_output_ignores), jnp.full(3, 11.0 + 2))
 
 
-@refused
 def test_three_vmaps_in_each_other_over_what_only_the_rule_uses():
     xs, zs = jnp.asarray([1.0, 2.0, 3.0]), jnp.asarray([1.0, 10.0])
 
@@ -64,3 +56,40 @@ def test_three_vmaps_in_each_other_over_what_only_the_rule_uses():
         return total(h(jnp.stack([xs, xs, xs]), zs))
 
     assert_same(jax.grad(f)(xs), jnp.full(3, 33.0))
+
+
+@eager_and_jit
+@pytest.mark.parametrize(
+    "own", [lambda h: h, jax.jit, jax.checkpoint], ids=["", "jit", "checkpoint"]
+)
+def test_vmap_over_what_only_the_rule_uses(own, mode):
+    """Also of a function under its own `jit`: what `y` ignores is mapped all the same."""
+    zs = jnp.float32([1, 2, 3])
+
+    def loss(x):
+        return jnp.sum(zs * jax.vmap(own(quadratic), (None, 0))(x, zs))
+
+    # The upstream of each copy is z, and its rule gives z * z * z.
+    assert_same(mode(jax.grad(loss))(2.0), jnp.float32(36))
+    assert_same(mode(loss)(2.0), jnp.float32(12))
+
+
+@custom_gradient
+def quadratic(x, z):
+    """A rule that is not linear."""
+    return x * 1.0, lambda dy: (dy * z * dy, None)
+
+
+@eager_and_jit
+@pytest.mark.parametrize("own", [lambda h: h, jax.jit], ids=["", "jit"])
+def test_second_order_of_vmap_over_what_only_the_rule_uses(own, mode):
+    xs, zs = jnp.float32([1, 2, 3]), jnp.float32([1, 10, 100])
+
+    def loss(x):
+        return total(jax.vmap(own(_scaled_gradient), (None, 0))(x, zs) ** 2)
+
+    # L' = sum 2 h z, where h, of value x**2, has the gradient z again: L'' = sum 2 z z.
+    x = xs[1]
+    assert_same(mode(jax.grad(loss))(x), jnp.sum(2 * x**2 * zs))
+    assert_same(mode(jax.grad(jax.grad(loss)))(x), jnp.sum(2 * zs * zs))
+    assert_same(mode(jax.hessian(loss))(x), jnp.sum(2 * zs * zs))
