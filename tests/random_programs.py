@@ -523,7 +523,7 @@ class Writer:
     def of_shape(self, scope: Scope, shape: tuple[int, ...]) -> str:
         """Choose or make a value of this shape."""
         names = [n for n, s in scope.shapes.items() if s == shape and not n.startswith("C")]
-        if names and self.chance(0.8):
+        if names and self.chance(0.9):
             return self.random.choice(names)
         x = self.pick(scope)
         if scope.shapes[x]:
@@ -556,7 +556,7 @@ class Writer:
                 self.operation(scope)
 
     def nested(
-        self, scope: Scope, shapes: Sequence[Any], result: Any, count: int = 2, **changes: Any
+        self, scope: Scope, shapes: Sequence[Any], result: Any, count: int = 1, **changes: Any
     ) -> tuple[str, Callable[..., Any]]:
         """Write a function of arrays of these shapes; return its name and what it computes."""
         name, params = self.name("b"), [self.name("v") for _ in shapes]
@@ -922,7 +922,7 @@ class Definition:
         order = self.used = self.random.sample(self.used, len(self.used))
         # In the order of first use, so that all count.
         uses = [w.assign(inner, self.random.choice(["sin", "tanh", "scale"]), n) for n in order]
-        w.fill(inner, self.random.choice([0, 1, 2]))
+        w.fill(inner, self.random.choice([0, 1, 1]))
         residuals = inner.inner()
         residuals.lines, residuals.steps = inner.lines, inner.steps
         if self.rule_used and w.has("a residual of what only the rule captures", 0.5):
@@ -932,8 +932,8 @@ class Definition:
         self.residuals = residuals
         value = inner.inner(loops=self.protocol != "autodiff")
         value.lines, value.steps = inner.lines, inner.steps
-        w.fill(value, self.random.choice([0, 1, 2]))
-        count = self.random.choice([1, 1, 1, 2, 3])
+        w.fill(value, self.random.choice([0, 0, 1]))
+        count = self.random.choice([1, 1, 1, 2])
         outputs = []
         for i in range(count):
             shape = self.random.choice(SHAPES)
@@ -1023,7 +1023,7 @@ class Definition:
                 w.call(rule, rule.functions[self.name])
             elif self.functions:
                 w.call(rule, rule.functions[self.functions[0]])
-            w.fill(rule, self.random.choice([0, 0, 1, 2]))
+            w.fill(rule, self.random.choice([0, 0, 1]))
             self.gradients = self._maps(rule)
         gradients = {
             n: " + ".join(self._term(rule, n, *m, upstreams) for m in maps) if maps else "None"
@@ -1398,20 +1398,17 @@ def program(seed: int, without: Sequence[str] = (), exact: bool = False) -> Prog
     cut = w.random.randrange(1, len(names) + 1)
     trees = [w.arrange(g) for g in (names[:cut], names[cut:]) if g]
     params = [t if isinstance(t, str) else w.name("p") for t in trees]
-    scope = prelude.inner(depth=w.random.choice([1, 2, 2, 3]), forward=forward, loops=forward)
+    scope = prelude.inner(depth=w.random.choice([1, 1, 2, 2, 3]), forward=forward, loops=forward)
     scope.shapes |= shapes
     for tree, p in zip(trees, params, strict=True):
         scope.lines.extend(f"{n} = {path}" for n, path in paths(tree, p) if n != path)
     w.call(scope, w.define(scope))
-    w.fill(scope, w.random.choice([0, 1, 2]))
-    used = w.random.sample(sorted(n for n in scope.shapes if n not in constants), 2)
-    ends = [*names, list(scope.shapes)[-1], *used]
+    w.fill(scope, w.random.choice([0, 0, 1, 2]))
     total = None
-    for n in dict.fromkeys(ends):
-        n = w.assign(scope, "sin", n)
+    for n in dict.fromkeys([w.random.choice(names), *list(scope.shapes)[-2:]]):
         n = w.assign(scope, "sum", n) if scope.shapes[n] else n
         total = n if total is None else w.assign(scope, "add", total, n)
-    squared = w.assign(scope, "multiply", total, w.assign(scope, "cos", total))
+    squared = w.assign(scope, "sin", total)
     lines = [*prelude.lines, f"def loss({', '.join(params)}):"]
     lines += indented([*scope.lines, f"return {squared}"])
     # The arguments
@@ -1444,7 +1441,7 @@ def program(seed: int, without: Sequence[str] = (), exact: bool = False) -> Prog
         elif around:
             around -= 1
             steps.append((w.feature("around", list(AROUND)), None))
-    steps.append((final, w.has("jit of all", 0.4)))
+    steps.append((final, w.has("jit of all", 0.75)))
     w.features.add(f"order {order}")
 
     def value(*xs: Any) -> Any:
