@@ -59,6 +59,13 @@ LAST: dict[str, Callable[[Loss], Loss]] = {
 }
 
 
+MODES = {
+    "both": [*DERIVATIVES, *(n for n in LAST if n not in DERIVATIVES)],
+    "reverse": ["grad", "value_and_grad", "jacrev", "vjp"],
+    "forward": ["jvp", "jacfwd"],
+}
+
+
 def argnums(x: Sequence[Any]) -> tuple[int, ...]:
     return tuple(range(len(x)))
 
@@ -180,7 +187,7 @@ def program(seed: int, without: Sequence[str] = (), exact: bool = False) -> Prog
     order = w.random.choice([1, 2, 2, 3])
     w.features.add(f"order {order}")
     w.orders = int(order < 3 and w.chance(0.3))
-    forward = w.has("forward mode alone", 0.15)
+    forward = w.mode == "forward"
     numbers = np.random.default_rng(seed)
 
     # The arguments
@@ -225,14 +232,15 @@ def program(seed: int, without: Sequence[str] = (), exact: bool = False) -> Prog
 
     # Its derivatives
     last = w.feature(
-        "last", ["jacfwd"] if forward else [n for n in LAST if order > 1 or n != "hessian"]
+        "last", [n for n in MODES[w.mode] if n in LAST and (order > 1 or n != "hessian")]
     )
     left = order - (2 if last == "hessian" else 1)
-    kinds = ["jvp", "jacfwd"] if forward else list(DERIVATIVES)
+    kinds = [n for n in MODES[w.mode] if n in DERIVATIVES]
     steps: list[tuple[str, Any]] = [(w.feature("derivative", kinds), draw()) for _ in range(left)]
     for _ in range(w.random.choice([0, 0, 1, 2])):
         at = w.random.randint(0, len(steps))
-        steps.insert(at, (w.feature("around", list(AROUND)), None))
+        around = [n for n in AROUND if w.scans or n not in ("scan", "map")]
+        steps.insert(at, (w.feature("around", around), None))
     jit = not w.has("eager", 0.25)
     return Program(seed, "\n".join(source), w.features, [*steps, (last, jit)], args, value)
 

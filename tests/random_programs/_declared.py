@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ._oracle import Declared, Env, Function, add, base, bilinear, linear, mul, scale, smooth
-from ._vocabulary import CONSTANT_NAMES, HOLDERS, PLACES, SHAPES
+from ._vocabulary import CONSTANT_NAMES, HOLDERS, PLACES, SHAPES, choose
 from ._writer import Scope, Signature, Writer, indented, leaves, paths, text
 
 
@@ -118,19 +118,19 @@ class Definition:
                 held = w.name("held")
                 scope.lines.append(f"{held} = {put.format(scope.read(n))}")
                 self.reads[n] = get.format(None, held)
-        elif self.place in ("self", "callable object"):
+        elif self.place in ("self", "callable object", "class method"):
             self.reads = {n: f"self_{self.name}.{n}" for n in captured}
-        elif self.place != "cell":
+        elif self.place not in ("cell", "static method"):
             self.reads = {n: n for n in captured}
 
     def _body(self) -> list[str]:
         """Write what `f` computes; what only its value needs may hold a `while_loop`."""
         w, inner = self.w, self.inner
+        # In the order of first use, so that all count.
+        self.used = self.random.sample(self.used, len(self.used))
+        uses = [w.assign(inner, self.random.choice(["sin", "tanh", "scale"]), n) for n in self.used]
         if self.static_params:
             self._statics()
-        order = self.used = self.random.sample(self.used, len(self.used))
-        # In the order of first use, so that all count.
-        uses = [w.assign(inner, self.random.choice(["sin", "tanh", "scale"]), n) for n in order]
         w.fill(inner, self.random.choice([0, 1, 1]))
         residuals = inner.inner()
         residuals.lines, residuals.steps = inner.lines, inner.steps
@@ -298,7 +298,9 @@ class Definition:
             kinds += ["elementwise"] * 2
             if to and len(to) == 1:
                 kinds += ["flipped", "scanned", "mapped"]
-            kinds += ["cond"]
+            kinds += ["cond", "where"]
+            if w.mode == "reverse":
+                kinds += ["cond on a residual"] * 2
         if not of:
             kinds += ["spread"] * 2
         if not to:
@@ -308,8 +310,9 @@ class Definition:
         if to == (2, 3) and len(of) == 1:
             kinds += ["outer"] * 2
         kind = w.feature("rule", kinds)
-        if kind in ("elementwise", "flipped", "scanned", "mapped", "cond"):
-            shapes = [of, of] if kind in ("cond", "scanned") else [of]
+        two = ("scanned", "cond", "where", "cond on a residual")
+        if kind in ("elementwise", "flipped", "mapped", *two):
+            shapes = [of, of] if kind in two else [of]
         elif kind == "spread":
             shapes = [to]
         elif kind == "total":
@@ -349,11 +352,20 @@ class Definition:
                 f"jnp.stack([{a}, {b}]))[0]"
             )
             push = lambda e, t: mul(t, add(e[x], e[z]))  # noqa: E731
-        elif kind == "cond":
-            pull = f"lax.cond(jnp.sum({a}) > 0.2, lambda d: d * {a}, lambda d: 2.0 * d * {b}, {dy})"
+        elif kind in ("cond", "cond on a residual"):
+            # Mapped over a condition, `lax.cond` becomes what JAX cannot transpose.
+            condition = a if kind == "cond on a residual" else "C"
+            branches = f"lambda d: d * {a}, lambda d: 2.0 * d * {b}"
+            pull = f"lax.cond(jnp.sum({condition}) > 0.2, {branches}, {dy})"
 
             def push(e: Env, t: Any) -> Any:
-                return mul(t, e[x]) if np.sum(base(e[x])) > 0.2 else scale(2.0, mul(t, e[z]))
+                chosen = np.sum(base(e[x if condition == a else "C"])) > 0.2
+                return mul(t, e[x]) if chosen else scale(2.0, mul(t, e[z]))
+        elif kind == "where":
+            pull = f"jnp.where({a} > 0.1, {dy} * {a}, 2.0 * {dy} * {b})"
+
+            def push(e: Env, t: Any) -> Any:
+                return choose(e[x], mul(t, e[x]), scale(2.0, mul(t, e[z])))
         elif kind == "spread":
             pull, push = f"{dy} * {a}", lambda e, t: dot(t, e[x])
         elif kind == "total":
@@ -431,7 +443,20 @@ class Definition:
         elif place == "partial of f":
             params = [*captured, *params]
 
-        if place in ("self", "callable object"):
+        if place in ("static method", "class method"):
+            # In either order.
+            orders = [[f"@{place.replace(' ', '')}", f"@{decorate}"], ["", ""]]
+            orders[1] = orders[0][::-1]
+            takes_class = [self_name] if place == "class method" else []
+            scope.lines.append(f"class {name}_class:")
+            lines = [*self.random.choice(orders)]
+            lines += [f"def call({', '.join([*takes_class, *params])}):", *indented(body)]
+            scope.lines.extend(indented(lines))
+            if takes_class:
+                values = [f"{name}_class.{n} = {scope.read(n)}" for n in captured]
+                scope.lines.extend(values)
+            scope.lines.append(f"{name} = {name}_class.call")
+        elif place in ("self", "callable object"):
             method, made = ("call" if place == "self" else "__call__"), f"{name}_class({outer})"
             scope.lines.append(f"class {name}_class:")
             init = [f"{self_name}.{n} = {n}" for n in captured]

@@ -35,6 +35,31 @@ class Table(dict):
         self.a = a
 
 
+class Property(Slots):
+    __slots__ = ()
+
+    @property
+    def value(self) -> Any:
+        return self.a
+
+    def __call__(self) -> Any:
+        return self.a
+
+
+@jax.tree_util.register_pytree_node_class
+class Auxiliary(Slots):
+    """A pytree without leaves: what it holds is in its definition."""
+
+    __slots__ = ()
+
+    def tree_flatten(self) -> Any:
+        return (), self.a
+
+    @classmethod
+    def tree_unflatten(cls, a: Any, _: Any) -> Any:
+        return cls(a)
+
+
 def object_array(a: Any) -> Any:
     held = np.empty(1, object)
     held[0] = a
@@ -96,11 +121,16 @@ HOLDERS = {  # how a value is put in, and read
     "object array": ("object_array({0})", "{1}[0]"),
     "attribute of a dict": ("Table({0})", "{1}.a"),
     "slice": ("slice({0}, None)", "{1}.start"),
+    "mapping proxy": ("types.MappingProxyType({{'a': {0}}})", "{1}['a']"),
+    "class attribute": ("type('Held', (), {{'a': {0}}})", "{1}.a"),
+    "property": ("Property({0})", "{1}.value"),
+    "callable object held": ("Property({0})", "{1}()"),
+    "tree definition": ("jax.tree.structure(Auxiliary({0}))", "jax.tree.unflatten({1}, ()).a"),
 }
 # These concern the whole function. "cell" reads the value by its name in the enclosing scope.
 PLACES = [
     "cell", "cell", "default", "keyword default", "keyword", "self", "callable object",
-    "partial of f", "argument",
+    "partial of f", "argument", "static method", "class method",
 ]  # fmt: skip
 
 SHAPES = [(), (2,), (3,), (2, 3)]
@@ -122,6 +152,7 @@ CONSTANT_NAMES = {constant(s): s for s in SHAPES}
 NAMESPACE = {
     "jax": jax, "jnp": jnp, "lax": jax.lax, "collections": collections, "types": types,
     "functools": functools, "Record": Record, "Slots": Slots, "Table": Table,
+    "Property": Property, "Auxiliary": Auxiliary,
     "object_array": object_array, "with_attribute": with_attribute, "identity": identity,
     "listed": listed, **{constant(s): c for s, c in CONSTANTS.items()},
 }  # fmt: skip
@@ -139,7 +170,7 @@ def _vector(x: tuple[int, ...]) -> Any:
     return x if len(x) == 1 else None
 
 
-def _choose(a: Any, x: Any, y: Any) -> Any:
+def choose(a: Any, x: Any, y: Any) -> Any:
     mask = base(a) > 0.1
     return add(
         linear(lambda v: np.where(mask, v, 0.0), x), linear(lambda v: np.where(mask, 0.0, v), y)
@@ -169,7 +200,7 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
         functools.partial(bilinear, np.outer),
         lambda x, y: (2, 3) if (x, y) == ((2,), (3,)) else None,
     ),
-    "where": ("jnp.where({0} > 0.1, {1}, {2})", _choose, _same),
+    "where": ("jnp.where({0} > 0.1, {1}, {2})", choose, _same),
 }
 UNARY = ["sin", "cos", "tanh", "scale", "stop", "flip", "sum", "first"]
 BINARY = ["add", "subtract", "multiply", "multiply", "matmul", "outer"]

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from ._oracle import (
@@ -109,6 +110,11 @@ class Writer:
         self.features: set[str] = set()
         self.count = 0
         self.orders = 0  # of derivatives that the program itself may take
+        self.mode = self.feature("mode", ["both", "both", "both", "both", "reverse", "forward"])
+        # Before custom_jvp was a primitive of its own, a differentiated scan dropped its rule.
+        keeps = hasattr(jax.config, "jax_custom_jvp3")
+        self.scans = self.chance(0.75)
+        self.custom_jvp_factor = 3.0 if not exact and (keeps or not self.scans) else 1.0
 
     # choices
 
@@ -227,12 +233,14 @@ class Writer:
 
     def block(self, scope: Scope) -> str:
         """Write a transformation of a piece of code, which may close over what is around it."""
-        kinds = ["jit", "checkpoint", "jit of jit", "vmap", "vmap of vmap", "scan", "fori_loop",
-                 "map", "cond", "switch", "custom_jvp"]  # fmt: skip
-        if scope.loops or scope.forward:
-            kinds += ["while_loop"] * 3
+        kinds = ["jit", "checkpoint", "jit of jit", "vmap", "vmap of vmap", "cond", "switch"]
+        kinds += ["scan", "fori_loop", "map"] if self.scans else []
+        kinds += ["while_loop"] * 3 if self.scans and (scope.loops or scope.forward) else []
+        kinds += ["custom_jvp"] if self.mode != "reverse" else []
         if self.orders:
-            kinds += ["grad", "jvp", "vjp"]
+            kinds += {"reverse": ["grad", "vjp"], "forward": ["jvp"]}.get(
+                self.mode, ["grad", "vjp", "jvp"]
+            )
         kind = self.feature("block", kinds)
         args = [self.pick(scope) for _ in range(self.random.choice([1, 2]))]
         shapes = [scope.shapes[a] for a in args]
@@ -356,7 +364,7 @@ class Writer:
         b, run = self.nested(local, shapes, result)
         scope.lines.extend(local.lines)
         j = self.name("j")
-        factor = 1.0 if self.exact else 3.0
+        factor = self.custom_jvp_factor
         scope.lines.extend(
             [
                 f"{j} = jax.custom_jvp({b})",
