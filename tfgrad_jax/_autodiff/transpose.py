@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from tfgrad_jax import _errors
@@ -40,7 +41,7 @@ def push_forward(
         try:
             closed = jax.make_jaxpr(gradients)(ys)
         except NeedsValuesError:
-            raise NotLinearError("a branch on the value of an upstream") from None
+            closed = _traced_on_values(gradients, ys)
         unknown = check(closed)
         linear = _linear_part(closed)
         moved = [tangents[i] for i in kept]
@@ -54,6 +55,28 @@ def push_forward(
             return list(jax.vjp(linear, *map(jnp.zeros_like, ys))[1](moved))
     except NotLinearError as error:
         raise _errors.not_linear(source, str(error)) from None
+
+
+def _traced_on_values(rule: Callable[..., Sequence[Any]], ys: Sequence[Any]) -> ClosedJaxpr:
+    """Trace a rule that branches on values of the forward pass.
+
+    JAX records what a rule for tangents does with these, and evaluates everything else.
+    """
+
+    @jax.custom_jvp
+    def probe(*ys: Any) -> Any:
+        return ys
+
+    @probe.defjvp
+    def _(_: Any, tangents: Any) -> Any:
+        found = rule(list(tangents))
+        return [np.zeros(g.shape, g.dtype) for g in found], list(found)
+
+    try:
+        push = jax.linearize(probe, *ys)[1]
+    except NeedsValuesError:
+        raise NotLinearError("a branch on the value of an upstream") from None
+    return jax.make_jaxpr(lambda cotangents: push(*cotangents))(ys)
 
 
 def _linear_part(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
