@@ -51,7 +51,7 @@ def package(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def oldest(session: nox.Session) -> None:
     session.chdir(ROOT)
-    session.install("jax==0.6.0", "jaxlib==0.6.0", "-e", ".", *TOOLS)
+    session.install("jax==0.8.0", "jaxlib==0.8.0", "-e", ".", *TOOLS)
     session.run("python", "-m", "pytest", "tests")
 
 

@@ -146,7 +146,6 @@ class Jax(Backend):
 
         self.jax, self.jnp = jax, jnp
         self.custom_gradient = tfgrad_jax.custom_gradient
-        self.both_modes = tfgrad_jax.custom_gradient(forward_mode=True)
         self.recompute_grad = tfgrad_jax.recompute_grad
         self.grad_pass_through = tfgrad_jax.grad_pass_through
         self.stop_gradient = jax.lax.stop_gradient
@@ -290,7 +289,6 @@ class TensorFlow(Backend):
 
         self.tf = tf
         self.custom_gradient = tf.custom_gradient
-        self.both_modes = tf.custom_gradient
         self.recompute_grad = tf.recompute_grad
         self.grad_pass_through = tf.grad_pass_through
         self.stop_gradient = tf.stop_gradient
