@@ -6,6 +6,7 @@ and a line `...` stands for any lines. A page about a framework that is not inst
 
 import ast
 import contextlib
+import fnmatch
 import inspect
 import io
 import pathlib
@@ -134,10 +135,10 @@ def test_every_how_to_shows_its_result():
             assert "```python\n" in text and "```output\n" in text, path.name
 
 
-def test_every_how_to_is_in_the_list():
-    index = (DOCS / "howto" / "index.md").read_text()
+def test_every_how_to_is_in_the_menu():
+    patterns = (DOCS / "howto" / "index.md").read_text().partition("```{toctree}")[2].split()
     for path in (DOCS / "howto").glob("*.md"):
-        assert path.stem == "index" or re.search(rf"^{path.stem}\*?$", index, re.M), path.name
+        assert path.stem == "index" or any(fnmatch.fnmatch(path.stem, p) for p in patterns)
 
 
 @pytest.mark.parametrize(
