@@ -2,7 +2,6 @@
 
 import hypothesis
 import jax
-import jax.experimental
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 2)  # for `test_devices.py`
@@ -28,5 +27,5 @@ hypothesis.settings.load_profile("repeat")
 @pytest.fixture
 def x64():
     """Let float64 and complex128 exist for the length of a test."""
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+    with jax.enable_x64(True):
         yield

@@ -188,10 +188,7 @@ class Jax(Backend):
             stack.enter_context(self.jax.numpy_rank_promotion("allow"))
             stack.enter_context(self.jax.numpy_dtype_promotion("standard"))
             if double:
-                enable = getattr(self.jax, "enable_x64", None)
-                if enable is None:
-                    from jax.experimental import enable_x64 as enable
-                stack.enter_context(enable(True))
+                stack.enter_context(self.jax.enable_x64(True))
             yield
 
     def repeat(self, count: int, body: Callable[[Any], Any], x: Any) -> Any:

@@ -3,7 +3,7 @@
 from .case import Differs, case, floats
 
 ORDINARY = "forward mode silently uses the ordinary derivative of `f`"
-TRANSPOSED = "the tangent is that of the declared gradient"
+TRANSPOSED = "forward mode transposes the declared gradient"
 
 
 @case(51, differs=Differs(ORDINARY, TRANSPOSED, [6.0, 5.0], better=True))
@@ -62,7 +62,9 @@ def none_as_the_gradient(b):
 @case(51, differs=Differs(ORDINARY, TRANSPOSED, [6.0, 75.0]))
 def with_variables(b):
     def loss(x, v):
-        return b.custom_gradient(lambda x: (x * v, lambda dy, variables=None: (dy * 5.0, [dy * 7.0])))(x)
+        return b.custom_gradient(
+            lambda x: (x * v, lambda dy, variables=None: (dy * 5.0, [dy * 7.0]))
+        )(x)
 
     if b.is_jax:
         return b.jvp(loss, [2.0, 3.0], [1.0, 10.0])
@@ -129,7 +131,7 @@ def forward_over_reverse_of_a_nonlinear_use(b):
     return b.jvp(b.gradient_of(lambda x: f(x) ** 2), [2.0], [1.0])
 
 
-@case(53, differs=Differs(ORDINARY, TRANSPOSED + ", at every order", [5.0, 3.0]))
+@case(53, differs=Differs(ORDINARY, TRANSPOSED + ", again and again", [5.0, 3.0]))
 def forward_over_forward(b):
     f = b.custom_gradient(lambda x: (x**3, lambda dy: dy * 3.0 * x))
 
