@@ -13,6 +13,11 @@ TOOLS = [
     "chex", "equinox", "flatbuffers", "hypothesis", "optax", "pytest", "pytest-randomly",
     "pytest-timeout", "pytest-xdist", "sybil",
 ]  # fmt: skip
+# What `tests/interop` needs besides; docs/interop.md names the versions that were tested.
+INTEROP = [
+    "beartype", "cloudpickle", "dm-haiku", "jaxtyping", "keras", "orbax-checkpoint",
+    "tfp-nightly[jax]",
+]  # fmt: skip
 
 
 @nox.session(python="3.11")
@@ -27,8 +32,9 @@ def lint(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def docs(session: nox.Session) -> None:
     session.chdir(ROOT)
-    session.install("-e", ".[docs]")
+    session.install("-e", ".[docs,test]")
     session.run("sphinx-build", "-W", "--keep-going", "-q", "docs", "docs/_build")
+    session.run("python", "-m", "pytest", "tests/test_site.py")
 
 
 @nox.session(python="3.11")
@@ -70,6 +76,18 @@ def tensorflow(session: nox.Session) -> None:
     session.chdir(ROOT)
     session.install("-e", ".", "tensorflow", *TOOLS)
     session.run("python", "-m", "pytest", "tests/tf_parity")
+
+
+@nox.session(python="3.11")
+def interop(session: nox.Session) -> None:
+    """Run the tests with other libraries, at their current releases.
+
+    Not among the default sessions: TFP on a current JAX is a nightly build.
+    """
+    session.chdir(ROOT)
+    session.install("-e", ".[test]", *INTEROP)
+    session.run("python", "-m", "tests.interop")
+    session.run("python", "-m", "pytest", "-m", "interop", "tests/interop")
 
 
 @nox.session(python="3.11")

@@ -4,7 +4,6 @@ Two things are made while it is built: the pictures, from `examples/gallery.py` 
 copies of what stands outside of this folder (notebooks, examples).
 """
 
-import inspect
 import pathlib
 import shutil
 import sys
@@ -34,11 +33,9 @@ extensions = [
 exclude_patterns = ["_build", "_ext", "jupyter_execute", "examples/**/*.md"]
 suppress_warnings = ["mystnb.unknown_mime_type", "toc.empty_glob"]
 
-# Pages about what this version of the package may not have.
+# A page about what this version of the package may not have.
 if not hasattr(tfgrad_jax, "explain"):
     exclude_patterns.append("howto/explain.md")
-if "primal" not in inspect.signature(tfgrad_jax.custom_gradient).parameters:
-    exclude_patterns.append("howto/kernels.md")
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3

@@ -30,11 +30,7 @@ DOCS = ROOT / "docs"
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.]*\w)")
 
 # Pages about what this version of the package may not have; the site leaves them out too.
-LATER = {
-    "docs/howto/explain.md": hasattr(tfgrad_jax, "explain"),
-    "docs/howto/kernels.md": "primal"
-    in inspect.signature(tfgrad_jax.custom_gradient).parameters,
-}
+LATER = {"docs/howto/explain.md": hasattr(tfgrad_jax, "explain")}
 
 
 def check_output(example):

@@ -152,7 +152,7 @@ def write_landing() -> None:
     x = jnp.linspace(-2, 2, 801)
     left.plot(x, binarize(x), color=VALUE, lw=2, label="binarize(x)")
     left.plot(x, jax.vmap(jax.grad(binarize))(x), color=GRADIENT, lw=2, label="its gradient")
-    left.legend(loc="upper left")
+    left.legend(loc="lower right")
     left.set(title="the function", yticks=[-1, 0, 1])
     for axes, unit, title in (
         (middle, jnp.sign, "trained with jnp.sign"),
