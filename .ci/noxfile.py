@@ -39,10 +39,14 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def package(session: nox.Session) -> None:
-    """Build, look into the wheel, and import it where only it is installed."""
+    """Build, look into the wheel, and import it where only it is installed.
+
+    `-- FOLDER` keeps what was built.
+    """
     session.chdir(ROOT)
     session.install("build", "pyright==1.1.414")
-    out = pathlib.Path(session.create_tmp()).resolve()
+    folder = session.posargs[0] if session.posargs else session.create_tmp()
+    out = pathlib.Path(folder).resolve()
     session.run("python", "-m", "build", "--outdir", str(out))
     (wheel,) = out.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()

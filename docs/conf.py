@@ -15,7 +15,7 @@ sys.path[:0] = [str(_here / "_ext"), str(_here.parent)]
 
 project = "tfgrad_jax"
 author = "The tfgrad_jax authors"
-copyright = author  # noqa: A001 - Sphinx reads this name
+copyright = author
 release = version = tfgrad_jax.__version__
 html_title = f"{project} {release}"
 language = "en"
@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
+    "docstrings",
     "mathml",
     "pictures",
     "tables",
@@ -43,10 +44,10 @@ nb_execution_mode = "off"  # the notebooks keep their outputs; the tests execute
 html_math_renderer = "mathml"
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
+autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 70  # one parameter a line in what is longer
+default_role = "code"  # `x` in a docstring
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 

@@ -54,9 +54,7 @@ def words(actual, expected):
     if "...\n" in expected:
         return True
     numbers = [float(n) for n in _NUMBER.findall(expected)]
-    return [float(n) for n in _NUMBER.findall(actual)] == pytest.approx(
-        numbers, rel=2e-4, abs=1e-5
-    )
+    return [float(n) for n in _NUMBER.findall(actual)] == pytest.approx(numbers, rel=2e-4, abs=1e-5)
 
 
 MARKDOWN = (

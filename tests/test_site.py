@@ -16,9 +16,8 @@ SITE = ROOT / "docs" / "_build"
 if not (SITE / "index.html").is_file():
     pytest.skip("the site is not built", allow_module_level=True)
 
-PAGES = sorted(
-    p for p in SITE.rglob("*.html") if p.name not in ("genindex.html", "search.html", "py-modindex.html")
-)
+MADE = ("genindex.html", "search.html", "py-modindex.html")
+PAGES = sorted(p for p in SITE.rglob("*.html") if p.name not in MADE)
 
 
 @cache
@@ -89,13 +88,21 @@ def test_every_public_name_has_an_entry():
         assert built.find(id=name) is not None, name
 
 
+def test_the_type_lines_keep_their_lines():
+    (block,) = (
+        pre for pre in page(SITE / "api.html").find_all("pre") if "f : a ->" in pre.get_text()
+    )
+    assert len(block.get_text().strip().splitlines()) == 2
+
+
 def test_the_page_says_whose_it_is():
     assert "The tfgrad_jax authors" in page(SITE / "index.html").find("footer").get_text()
 
 
 def test_the_landing_page_has_code_a_picture_and_three_doors():
     landing = article(SITE / "index.html")
-    assert 10 <= len(landing.find("div", class_="highlight-python").get_text().strip().splitlines()) <= 14
+    code = landing.find("div", class_="highlight-python").get_text().strip()
+    assert 10 <= len(code.splitlines()) <= 14
     assert landing.find("img", class_="picture")
     doors = [card.get_text() for card in landing.find_all(class_="sd-card")]
     assert len(doors) == 3

@@ -72,7 +72,7 @@ SECTION = """\
 
 ```{{image}} {name}.svg
 :alt: the value and the declared gradient of {name}
-:class: picture
+:class: curve
 ```
 
 ```py
@@ -92,9 +92,7 @@ def write_gallery() -> None:
     for entry in GALLERY:
         draw(entry, (5.2, 2.6), thumbnail=False).savefig(FOLDER / f"{entry.name}.svg", **SAVE)
         draw(entry, (2.4, 1.5), thumbnail=True).savefig(FOLDER / f"{entry.name}-small.svg", **SAVE)
-    thumbnails = "\n\n".join(
-        f"[![]({e.name}-small.svg) {e.title}](#{e.name})" for e in GALLERY
-    )
+    thumbnails = "\n\n".join(f"[![]({e.name}-small.svg) {e.title}](#{e.name})" for e in GALLERY)
     parts = {
         name: "\n".join(section(e) for e in GALLERY if e.surrogate is surrogate)
         for name, surrogate in (("exact", False), ("surrogate", True))

@@ -115,9 +115,11 @@ def test_annotations_are_checked_at_the_call():
     jaxtyping = pytest.importorskip("jaxtyping")
     beartype = pytest.importorskip("beartype")
 
+    vector = jaxtyping.Float[jax.Array, " n"]
+
     @custom_gradient
     @jaxtyping.jaxtyped(typechecker=beartype.beartype)
-    def scale(x: jaxtyping.Float[jax.Array, " n"], y: jaxtyping.Float[jax.Array, " n"]):
+    def scale(x: vector, y: vector):
         return x * y, lambda dy: (3 * dy * y, 5 * dy * x)
 
     x = jnp.array([1.0, 2.0])
