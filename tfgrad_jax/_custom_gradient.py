@@ -8,16 +8,18 @@ to JAX as a program that has its rule (`_autodiff`).
 import functools
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
-from jax.tree_util import all_leaves
+from jax.errors import UnexpectedTracerError
+from jax.tree_util import all_leaves, tree_leaves
 
 from . import _errors
 from ._autodiff.program import Program
-from ._closure.body import Body, Rebuilt
-from ._closure.cells import dissect, reach
-from ._closure.hoist import Hoisted
+from ._closure.body import Body, HiddenTracerError, Rebuilt
+from ._closure.cells import Wrapper, dissect, reach, snapshot
+from ._closure.hoist import Hoisted, hoist
+from ._closure.residuals import is_traced
 from ._compat import is_idle
 from ._frontend.grad_fn import (
     Call,
@@ -36,7 +38,7 @@ _NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
 _CONVENTIONS = ("tf", "jax")
 
 
-class CustomGradient(Generic[_P, _R]):
+class CustomGradient(Wrapper, Generic[_P, _R]):
     """A function whose derivative is the one that it declares. Made by `custom_gradient`."""
 
     # What is ours stands in slots: `functools.update_wrapper` replaces what is in `__dict__`.
@@ -106,6 +108,14 @@ class CustomGradient(Generic[_P, _R]):
                 return is_class
         return False
 
+    def unwrapped(self) -> Any:
+        convention = self._convention
+
+        def make(parts: Sequence[Any]) -> CustomGradient[..., Any]:
+            return CustomGradient(*parts, convention)
+
+        return make, (self._f, self._variables, self._primal)
+
     def _called(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
     ) -> Any:
@@ -130,8 +140,20 @@ class CustomGradient(Generic[_P, _R]):
             return call.value(())
         body, captured = _body(call)
         if not captured and not call.operands:
-            return call.value(())
-        return Program(body, self._name)(captured, call.operands)
+            y = call.value(())
+            if not is_traced(tree_leaves(y)):
+                return y
+            body, captured = hoist(call)
+            if not captured:
+                return y
+        try:
+            return Program(body, self._name)(captured, call.operands)
+        except (HiddenTracerError, UnexpectedTracerError):
+            # It reads a tracer where it was not looked for, such as a global variable.
+            if isinstance(body, Hoisted):
+                raise
+            hoisted, captured = hoist(call)
+            return Program(hoisted, self._name)(captured, call.operands)
 
 
 def _body(call: Call) -> tuple[Body, list[Any]]:
@@ -140,20 +162,19 @@ def _body(call: Call) -> tuple[Body, list[Any]]:
     held = [call.f, call.bound_to, call.constants, call.rest, call.primal]
     found = True if declared else reach(held)
     if found is False:
-        return Rebuilt(call, None, []), []
+        return Rebuilt(call.replaced(f=snapshot(call.f)), None, []), []
     visible = None if found is None else dissect([*held, *declared])
     asks = call.variables is None and may_return_rule_with_variables(_errors.code_of(call.f))
     if visible is not None and not asks:
         return Rebuilt(call, *visible), visible[1]
     try:
-        hoisted = Hoisted(call)
+        return hoist(call)
     except NeedsValuesError:
         if visible is not None:
             return Rebuilt(call, *visible), visible[1]
         if found is None:
             return Rebuilt(call, None, []), []
         raise
-    return hoisted, hoisted.captured
 
 
 @overload

@@ -127,14 +127,17 @@ def test_in_a_rule_captured_values_are_constant_unless_it_takes_variables():
     def loss(takes_variables):
         def of(w, x):
             @custom_gradient
-            def slope(x):
-                if takes_variables:
-                    return w * x, lambda dy, variables: (3 * dy * w, [11 * dy * x])
-                return w * x, lambda dy: 3 * dy * w
-
-            @custom_gradient
             def f(x):
-                return x**2, lambda dy: 7 * dy * slope(x)
+                def grad(dy):
+                    @custom_gradient
+                    def slope(x):
+                        if takes_variables:
+                            return w * x, lambda dy, variables: (3 * dy * w, [11 * dy * x])
+                        return w * x, lambda dy: 3 * dy * w
+
+                    return 7 * dy * slope(x)
+
+                return x**2, grad
 
             return f(x)
 

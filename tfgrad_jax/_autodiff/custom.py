@@ -34,7 +34,6 @@ from tfgrad_jax._compat import (
     is_ref,
     is_staging,
 )
-from tfgrad_jax._frontend.structure import is_array
 
 from . import primitives
 from .primitives import Pull, push
@@ -77,12 +76,9 @@ def differentiable(name: str, may_refuse: bool) -> Callable[..., list[Any]]:
         return program.primal(_arrays(operands))
 
     def forward(program: Any, *operands: Any) -> Any:
-        perturbed = [True] * len(operands)
-        if may_refuse:
-            perturbed = [o.perturbed for o in operands]
-            operands = tuple(o.value for o in operands)
+        # Not with `symbolic_zeros`, which a shard_map has not: what may be differentiated is.
         operands = _arrays(operands)
-        leaves, rule = program.forward(operands, perturbed)
+        leaves, rule = program.forward(operands, [True] * len(operands))
         return _attached(leaves, operands, rule, False), rule
 
     def backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
@@ -94,14 +90,15 @@ def differentiable(name: str, may_refuse: bool) -> Callable[..., list[Any]]:
     def jvp(primals: Any, tangents: Any) -> Any:
         (program, *operands), (_, *dots) = primals, tangents
         perturbed = [not isinstance(t, SymbolicZero) for t in dots]
-        operands, linearizing = _arrays(operands), is_linearizing()
+        linearizing = is_linearizing()
         with below(operands):
+            operands = _arrays(operands)
             leaves, rule = program.forward(operands, perturbed)
             leaves = _attached(leaves, operands, rule, linearizing)
         return leaves, _tangents(leaves, rule, dots)
 
     pair = jax.custom_vjp(_named(primal, name))
-    pair.defvjp(_named(forward, name), _named(backward, name), symbolic_zeros=may_refuse)
+    pair.defvjp(_named(forward, name), _named(backward, name))
     both = jax.custom_jvp(_named(reverse, name))
     both.defjvp(_named(jvp, name), symbolic_zeros=may_refuse)
     return both
@@ -135,10 +132,7 @@ def _recorded(may_refuse: bool) -> Callable[..., list[Any]]:
         return ys
 
     def forward(pull: Pull, residuals: Any, xs: Any, ys: Any) -> Any:
-        if may_refuse:
-            perturbed = [x.perturbed for x in xs]
-            residuals, xs, ys = jax.tree.map(lambda leaf: leaf.value, (residuals, xs, ys))
-            pull.check(perturbed)
+        pull.check([True] * len(xs))
         return primitives.attach(pull, residuals, xs, ys), (pull, residuals)
 
     def backward(kept: tuple[Pull, Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
@@ -160,7 +154,7 @@ def _recorded(may_refuse: bool) -> Callable[..., list[Any]]:
     identity: Callable[..., list[Any]] = value
     if DROPS_CUSTOM_JVP:
         pair = jax.custom_vjp(_named(value, "attach"))
-        pair.defvjp(forward, backward, symbolic_zeros=may_refuse)
+        pair.defvjp(forward, backward)
 
         def identity(pull: Pull, residuals: Any, xs: Any, ys: Any) -> list[Any]:
             return pair(pull, residuals, xs, ys)

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tfgrad_jax import _errors
@@ -103,6 +103,19 @@ class Pull:
         return dataclasses.replace(self, run=run)
 
 
+_EMPTY = jax.make_jaxpr(lambda: ())().jaxpr
+
+
+def _life() -> ClosedJaxpr:
+    """Return a parameter that lives as long as its equation.
+
+    JAX caches the type of each equation that it records, by the parameters. It keeps jaxprs there by
+    weak references, and forgets the entry of one that is gone; otherwise the cache would keep rules,
+    and the arrays that they hold, alive.
+    """
+    return ClosedJaxpr(_EMPTY, ())
+
+
 # --- depend -------------------------------------------------------------------------------------
 
 
@@ -125,12 +138,12 @@ def _depend_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, count: int) 
 
 def attach(pull: Pull, residuals: Sequence[Any], xs: Sequence[Any], ys: Sequence[Any]) -> list[Any]:
     """Return `ys` with the rule as their derivative with respect to `xs`."""
-    return attach_p.bind(*ys, *xs, *residuals, count=len(ys), xs=len(xs), pull=pull)
+    return attach_p.bind(*ys, *xs, *residuals, count=len(ys), xs=len(xs), pull=pull, life=_life())
 
 
-def _attach_jvp(primals: Any, tangents: Any, *, count: int, xs: int, pull: Pull) -> Any:
+def _attach_jvp(primals: Any, tangents: Any, *, count: int, xs: int, pull: Pull, life: Any) -> Any:
     ys, residuals = primals[:count], primals[count + xs :]
-    out = attach_p.bind(*primals, count=count, xs=xs, pull=pull)
+    out = attach_p.bind(*primals, count=count, xs=xs, pull=pull, life=life)
     dxs = tangents[count : count + xs]
     moved = [i for i, t in enumerate(dxs) if type(t) is not ad.Zero]
     pull.check([i in moved for i in range(xs)])
@@ -139,7 +152,9 @@ def _attach_jvp(primals: Any, tangents: Any, *, count: int, xs: int, pull: Pull)
     return out, push(pull.only(moved), residuals, ys, [dxs[i] for i in moved])
 
 
-def _attach_batch(axis: Any, args: Any, dims: Any, *, count: int, xs: int, pull: Pull) -> Any:
+def _attach_batch(
+    axis: Any, args: Any, dims: Any, *, count: int, xs: int, pull: Pull, life: Any
+) -> Any:
     end = count + xs
     new = pull.batched(axis, dims[end:], [d is not None for d in dims[count:end]])
     ys = _front(args[:count], dims[:count], axis.size)
@@ -155,26 +170,33 @@ def push(
 ) -> list[Any]:
     """Return the tangents of `ys` for those of the `xs`."""
     types = tuple(tangent_type(y) for y in ys)
-    return push_p.bind(*residuals, *tangents, pull=pull, types=types, count=len(residuals))
+    return _push(residuals, tangents, pull, types)
+
+
+def _push(residuals: Sequence[Any], tangents: Any, pull: Pull, types: Sequence[Any]) -> list[Any]:
+    count = len(residuals)
+    return push_p.bind(*residuals, *tangents, pull=pull, types=types, count=count, life=_life())
 
 
 def _push_type(*args: Any, types: Sequence[Any], **_: Any) -> list[Any]:
     return list(types)
 
 
-def _push_value(*args: Any, pull: Pull, types: Sequence[Any], count: int) -> list[Any]:
+def _push_value(
+    *args: Any, pull: Pull, types: Sequence[Any], count: int, life: Any = None
+) -> list[Any]:
     residuals = args[:count]
     zeros = [same_axes(jnp.zeros(t.shape, t.dtype), axes_of(t)) for t in types]
     return push_forward(lambda cts: pull.run(residuals, cts), zeros, args[count:], pull.source)
 
 
-def _push_jvp(primals: Any, tangents: Any, *, pull: Pull, types: Any, count: int) -> Any:
+def _push_jvp(primals: Any, tangents: Any, *, pull: Pull, types: Any, count: int, life: Any) -> Any:
     residuals, ts = primals[:count], primals[count:]
-    out = push_p.bind(*primals, pull=pull, types=types, count=count)
+    out = push_p.bind(*primals, pull=pull, types=types, count=count, life=life)
     total: Any = None
     if any(type(t) is not ad.Zero for t in tangents[count:]):
         dts = map(ad.instantiate_zeros, tangents[count:])
-        total = push_p.bind(*residuals, *dts, pull=pull, types=types, count=count)
+        total = _push(residuals, dts, pull, types)
     moved = [i for i, t in enumerate(tangents[:count]) if type(t) is not ad.Zero]
     if moved:
         # Of forward mode that is differentiated again: what evaluates it is ordinary code.
@@ -190,7 +212,9 @@ def _push_jvp(primals: Any, tangents: Any, *, pull: Pull, types: Any, count: int
     return out, [ad.Zero(t) for t in types] if total is None else total
 
 
-def _push_transpose(cotangents: Any, *args: Any, pull: Pull, types: Any, count: int) -> list[Any]:
+def _push_transpose(
+    cotangents: Any, *args: Any, pull: Pull, types: Any, count: int, life: Any
+) -> list[Any]:
     found = pull.run(args[:count], [ad.instantiate_zeros(c) for c in cotangents])
     back = [
         None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g
@@ -199,11 +223,13 @@ def _push_transpose(cotangents: Any, *args: Any, pull: Pull, types: Any, count: 
     return [*[None] * count, *back]
 
 
-def _push_batch(axis: Any, args: Any, dims: Any, *, pull: Pull, types: Any, count: int) -> Any:
+def _push_batch(
+    axis: Any, args: Any, dims: Any, *, pull: Pull, types: Any, count: int, life: Any
+) -> Any:
     new = pull.batched(axis, dims[:count], [d is not None for d in dims[count:]])
     types = tuple(batched_type(t, axis) for t in types)
     tangents = _moved(args[count:], dims[count:])
-    out = push_p.bind(*args[:count], *tangents, pull=new, types=types, count=count)
+    out = _push(args[:count], tangents, new, types)
     return out, [0] * len(types)
 
 

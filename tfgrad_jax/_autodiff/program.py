@@ -83,11 +83,13 @@ class Program:
             return [*captured, *found[:inputs]]
 
         if self._body.may_refuse:
+            # It may outlive the operands, and must not refer to a tracer.
+            known = result._replace(leaves=[], residuals=[])
             types = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in operands]
 
             def refuse(perturbed: Mapping[int, bool]) -> None:
                 every = [perturbed.get(i, False) for i in range(len(types))]
-                self._body.check(types[:n], types[n:], positions, every)
+                self._body.check(types[:n], types[n:], known, every)
 
         source, outputs = self._body.contract.source, result.outputs.differentiable
         static = Static(placed if n else run, outputs, moved, source, refuse)

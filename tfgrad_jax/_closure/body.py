@@ -15,12 +15,17 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from tfgrad_jax import _errors
+from tfgrad_jax._compat import is_ref
 from tfgrad_jax._frontend.grad_fn import Call, Variables, accepts_variables, is_written_in_rule
-from tfgrad_jax._frontend.structure import Outputs, spec
+from tfgrad_jax._frontend.structure import Outputs, is_differentiable, spec
 
 from .cells import Skeleton
 from .residuals import Given, Run, is_traced, rule_of
 from .traced import dependence_on
+
+
+class HiddenTracerError(Exception):
+    """The function holds a tracer where it was not looked for: it must be traced."""
 
 
 class Result(NamedTuple):
@@ -31,14 +36,18 @@ class Result(NamedTuple):
     run: Run  # gradients of the inputs, then of the variables
     residuals: list[Any]
     positions: Sequence[int | None]  # of the variables among the captured values
+    used: dict[int, Any] | None = None  # the captured values that `y` depends on, where known
 
 
 class Body:
     """What the two bodies share. The captured values are tracers, each once."""
 
-    def __init__(self, call: Call, count: int, positions: Sequence[int | None]) -> None:
+    def __init__(
+        self, call: Call, captured: Sequence[Any], positions: Sequence[int | None]
+    ) -> None:
         self.contract = call.contract
-        self.count = count  # of the captured values
+        self.count = len(captured)
+        self._has_refs = any(map(is_ref, captured))
         self._positions = positions  # of the declared variables among the captured values
         self._declared, self._autodiff = call.declared, call.autodiff
         self._constant = is_written_in_rule(call.f)
@@ -46,7 +55,7 @@ class Body:
     @property
     def may_refuse(self) -> bool:
         """Whether there may be captured values that have no gradient."""
-        return bool(self.count) and not self._autodiff and not self._constant
+        return bool(self.count) and not self._constant and (not self._autodiff or self._has_refs)
 
     def value(self, captured: Sequence[Any], inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return the leaves of `y` and their structure."""
@@ -65,27 +74,30 @@ class Body:
     ) -> Result:
         """Return the result; refuse to differentiate a captured value that has no gradient."""
         if self._autodiff and self.count:
-            return self._ordinary(captured, inputs)
-        result = self.forward(captured, inputs, is_traced([*captured, *inputs]))
+            result = self._ordinary(captured, inputs)
+        else:
+            result = self.forward(captured, inputs, is_traced([*captured, *inputs]))
         if self.may_refuse:
-            self.check(captured, inputs, result.positions, perturbed)
+            used = self.check(captured, inputs, result, perturbed)
+            result = result._replace(used=used)
         return result
 
     def check(
         self,
         captured: Sequence[Any],
         inputs: Sequence[Any],
-        positions: Sequence[int | None],
+        result: Result,
         perturbed: Sequence[bool],
-    ) -> None:
+    ) -> dict[int, Any] | None:
+        """Raise if `y` depends on a captured value without a gradient that is perturbed."""
         missing = [
             i
             for i, v in enumerate(captured)
-            if perturbed[i] and i not in positions and spec(v).differentiable
+            if perturbed[i] and i not in result.positions and is_differentiable(spec(v).dtype)
         ]
         if not missing:
-            return
-        used = self.used(captured, inputs)
+            return result.used
+        used = self.used(captured, inputs) if result.used is None else result.used
         source = self.contract.source
         uses = [
             (spec(captured[i]), _errors.first_use(eqn, source))
@@ -94,6 +106,7 @@ class Body:
         ]
         if uses:
             raise _errors.no_gradient_for_captured(source, uses, self._declared)
+        return used
 
     def _ordinary(self, captured: Sequence[Any], inputs: Sequence[Any]) -> Result:
         """Differentiate `f` itself with respect to the captured values."""
@@ -129,7 +142,7 @@ class Rebuilt(Body):
         if call.declared:
             variables, traced = Variables.of(call.variables)
             positions = [place[id(v)] for v in traced]
-        super().__init__(call, len(captured), positions)
+        super().__init__(call, captured, positions)
         self._variables = variables
         self._skeleton = skeleton
         # Refers to no tracer: it ends up inside jaxprs, which outlive these.
@@ -153,8 +166,8 @@ class Rebuilt(Body):
     def forward(self, captured: Sequence[Any], inputs: Sequence[Any], traced: bool) -> Result:
         leaves, outputs, grad_fn = self._on(captured).apply(inputs)
         if not traced and is_traced(leaves):
-            raise _errors.hidden_tracer(self.contract.source)
-        positions, variables = self._positions, self._variables
+            raise HiddenTracerError
+        positions, variables, used = self._positions, self._variables, None
         if variables is None and captured and not self._autodiff and accepts_variables(grad_fn):
             used = self.used(captured, inputs)
             positions = [i for i in used if spec(captured[i]).differentiable]
@@ -164,7 +177,7 @@ class Rebuilt(Body):
         if variables is not None:
             given = Given(variables, [captured[i] for i in positions])  # type: ignore[index]
         run, residuals = rule_of(self.contract, grad_fn, leaves, outputs, given, traced)
-        return Result(leaves, outputs, run, residuals, positions)
+        return Result(leaves, outputs, run, residuals, positions, used)
 
     def used(self, captured: Sequence[Any], inputs: Sequence[Any]) -> dict[int, Any]:
         def value(captured: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import tree_flatten, tree_unflatten
+from jax.tree_util import tree_flatten
 
 _LIMIT = 5_000  # objects to look at; beyond these it is cheaper to trace the function
 
@@ -122,14 +122,34 @@ def _assigned(code: types.CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
+def _has_cycle(value: Any, above: tuple[int, ...]) -> bool:
+    """Return whether a container holds itself, which JAX would flatten without end."""
+    if not isinstance(value, (list, tuple, dict)):
+        return False
+    if id(value) in above:
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return any(_has_cycle(part, (*above, id(value))) for part in parts)
+
+
 class _OpaqueError(Exception):
     """A tracer is where it cannot be replaced, or may be."""
 
 
-# How to make a value anew: as it is, a tracer (its index), a pytree (its structure and parts), or a
-# function (its index).
+class Wrapper:
+    """An object around functions that can be made anew around others."""
+
+    __slots__ = ()
+
+    def unwrapped(self) -> tuple[Callable[[Sequence[Any]], Any], Sequence[Any]]:
+        """Return how to make it, and what it is made around."""
+        raise NotImplementedError
+
+
+# How to make a value anew: as it is, a tracer (its index), a function (its index), or a pytree or a
+# wrapper (how to put the parts together, and these).
 _Plan = tuple[int, Any, Any]
-_SAME, _TRACER, _TREE, _MADE = range(4)
+_SAME, _TRACER, _MADE, _PARTS = range(4)
 
 
 class Skeleton:
@@ -175,7 +195,7 @@ class Skeleton:
                 return values[content]
             if kind == _MADE:
                 return made[content]
-            return tree_unflatten(content, map(fill, parts))
+            return content(list(map(fill, parts)))
 
         for new, (_, plan) in zip(cells, self._cells, strict=True):
             if plan is not None:
@@ -192,6 +212,9 @@ class Skeleton:
             return _SAME, value, None
         if cls is _FUNCTION:
             return self._function(value)
+        if isinstance(value, Wrapper):
+            make, parts = value.unwrapped()
+            return _PARTS, make, [self._plan(part) for part in parts]
         if not self._search:
             return _SAME, value, None
         if isinstance(value, Tracer):
@@ -202,7 +225,7 @@ class Skeleton:
         found = reach([value])
         if found is False:
             return _SAME, value, None
-        if found is None:
+        if found is None or _has_cycle(value, ()):
             raise _OpaqueError
         try:
             leaves, treedef = tree_flatten(value)
@@ -210,7 +233,7 @@ class Skeleton:
             raise _OpaqueError from None
         if (len(leaves) == 1 and leaves[0] is value) or reach([treedef]) is not False:
             raise _OpaqueError
-        return _TREE, treedef, [self._plan(leaf) for leaf in leaves]
+        return _PARTS, treedef.unflatten, [self._plan(leaf) for leaf in leaves]
 
     def _function(self, f: types.FunctionType) -> _Plan:
         if id(f) in self._known:
@@ -269,7 +292,7 @@ def dissect(values: Sequence[Any]) -> tuple[Skeleton, list[Any]] | None:
 
 def snapshot(f: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function with cells of its own, which keep their contents of now."""
-    if type(f) is not _FUNCTION or not f.__closure__:
+    if type(f) is not _FUNCTION or not (f.__closure__ or f.__defaults__):
         return f
     skeleton = Skeleton(search=False)
     skeleton.add(f)

@@ -38,13 +38,19 @@ def _in_rule() -> bool:
     return getattr(_state, "in_rule", False)
 
 
+def hoist(call: Call) -> tuple["Hoisted", list[Any]]:
+    """Return the traced call, and the tracers that it closes over."""
+    hoisted = Hoisted(call, _in_rule())
+    captured, hoisted.captured = hoisted.captured, []
+    return hoisted, captured
+
+
 class Hoisted(Body):
-    """A body that evaluates a jaxpr of `f`. Refers to no tracer, unless it is `late`."""
+    """A body that evaluates a jaxpr of `f`. Refers to no tracer, unless its rule is late."""
 
     outputs: Outputs
 
-    def __init__(self, call: Call, wait: bool | None = None) -> None:
-        wait = _in_rule() if wait is None else wait
+    def __init__(self, call: Call, wait: bool) -> None:
         self._variables: Variables | None = None
         self._listed: list[Any] = []  # the variables that JAX is tracing
         if call.declared:
@@ -69,13 +75,14 @@ class Hoisted(Body):
         tracers |= {id(v): v for v in self._listed}
         order = {key: i for i, key in enumerate(tracers)}
         self.captured = list(tracers.values())
-        super().__init__(call, len(order), [order[id(v)] for v in self._listed])
+        super().__init__(call, self.captured, [order[id(v)] for v in self._listed])
         self._used = {order[key]: eqn for key, eqn in used.items()}
         self._place(residuals, order)
         traced.release(order)
         if values is not None:
             values.release(order)
         self._traced, self._values = traced, values
+        self._listed = []
         self._order = order if self._late is not None else {}
 
     def _value_of(self, call: Call, operands: Sequence[Any]) -> list[Any]:
@@ -115,7 +122,7 @@ class Hoisted(Body):
         self._count = len(residuals)
         self._extra: list[int] = []  # captured values that are further residuals
         self._given: list[int] = []  # the places of the variables among the residuals
-        for v in self._listed:
+        for v in self._listed if self._run is None else ():
             if id(v) not in places:
                 places[id(v)] = self._count + len(self._extra)
                 self._extra.append(order[id(v)])

@@ -94,6 +94,8 @@ def dependence_on(
         jaxpr = Traced(lambda *all_: f(all_[:n], all_[n:]), [*values, *others]).jaxpr
         first = len(jaxpr.invars) - n - len(others)
     except NeedsValuesError:
+        if any(isinstance(v, jax.ShapeDtypeStruct) for v in values):
+            return dict.fromkeys(positions)  # no values are known any more
         # It branches on values, so these are concrete, and its derivative can be looked at.
         positions = [i for i in positions if spec(values[i]).differentiable]
 

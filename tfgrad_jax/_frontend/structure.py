@@ -71,7 +71,7 @@ class Layout:
     gradients for the arrays. `operands` has the positions of those that JAX is tracing.
     """
 
-    __slots__ = ("_names", "operands", "specs", "treedef")
+    __slots__ = ("_names", "_numbers", "operands", "specs", "treedef")
 
     def __init__(
         self,
@@ -79,11 +79,13 @@ class Layout:
         specs: Sequence[Spec | None],
         operands: Sequence[int],
         names: Sequence[str],
+        numbers: Sequence[int] = (),
     ) -> None:
         self.treedef = treedef
         self.specs = specs
         self.operands = operands
         self._names = names
+        self._numbers = numbers  # positions of Python numbers that have derivatives elsewhere
 
     def accepts(self, result: Any) -> bool:
         """Return whether `result` has the structure of the values."""
@@ -141,16 +143,19 @@ class Layout:
         elif _match(self.treedef, result, found):
             return found
 
+        # A number that is not differentiated now may have been, or will be.
         wanted = [s is not None and s.differentiable for s in self.specs]
+        counted = [w or i in self._numbers for i, w in enumerate(wanted)]
         flat = list(result) if isinstance(result, (list, tuple)) else [result]
         nested = [isinstance(g, (list, tuple, dict)) for g in flat]
         if len(flat) == len(wanted) and not any(
             n and (w or _has_gradient(g)) for n, w, g in zip(nested, wanted, flat, strict=True)
         ):
             return flat
-        if len(flat) == sum(wanted) and not any(nested):
-            rest = iter(flat)
-            return [next(rest) if w else None for w in wanted]
+        for chosen in (wanted, counted):
+            if len(flat) == sum(chosen) and not any(nested):
+                rest = iter(flat)
+                return [next(rest) if c else None for c in chosen]
         raise _errors.wrong_structure(where, result, self, wanted)
 
     def _checked(self, gradient: Any, wanted: Spec, leaf: int, where: _errors.Where) -> Any:
@@ -221,14 +226,16 @@ def split(values: Any, names: Sequence[str]) -> tuple[list[Any], list[Any], Layo
     The constants have None in the places of the operands.
     """
     leaves, treedef = tree_flatten(values)
-    specs, positions, operands = [], [], []
+    specs, positions, operands, numbers = [], [], [], []
     for i, leaf in enumerate(leaves):
         specs.append(spec(leaf) if is_array(leaf) else None)
         if isinstance(leaf, Tracer):
             positions.append(i)
             operands.append(leaf)
             leaves[i] = None
-    return operands, leaves, Layout(treedef, specs, positions, names)
+        elif isinstance(leaf, (float, complex)):
+            numbers.append(i)
+    return operands, leaves, Layout(treedef, specs, positions, names, numbers)
 
 
 def conjugate(value: Any, wanted: Spec) -> Any:
