@@ -57,6 +57,7 @@ def test_check_gradient_is_content(name):
     assert ENTRIES[name].check().ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_an_exact_one_is_not_called_a_surrogate(name):
     """Guard: the check of an exact one would notice a factor."""
