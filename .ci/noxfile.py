@@ -92,6 +92,7 @@ def interop(session: nox.Session) -> None:
     session.install("-e", ".[test]", *INTEROP)
     session.run("python", "-m", "tests.interop")
     session.run("python", "-m", "pytest", "-m", "interop", "tests/interop")
+    session.run("python", "-m", "pytest", "tests/test_docs.py")  # none of its pages skipped
 
 
 @nox.session(python="3.11")
