@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.experimental import pallas as pl
 
 from tfgrad_jax import custom_gradient
 
@@ -86,6 +87,33 @@ limit(
     "`pure_callback`, which JAX cannot transpose",
     lambda: jax.grad(declared_by(callback))(X),
     jnp.float32(7),
+)
+
+
+def in_a_kernel(f: Callable[[Any], Any]) -> Any:
+    def kernel(i: Any, o: Any) -> None:
+        o[...] = f(i[...])
+
+    x = jnp.ones((8, 128))
+    call = jax.jit(pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype)))
+    return call.trace(x).lower(lowering_platforms=("tpu",))
+
+
+@custom_gradient
+def sevenfold(x: Any) -> Any:
+    return x * 1.0, lambda dy: 7 * dy
+
+
+limit(
+    "forward mode in kernels",
+    "Inside a Pallas kernel a decorated function has its value and reverse mode, and no forward "
+    "mode.",
+    "Forward mode is an operation of its own, and the tables of kernel compilers are not ours.",
+    lambda: in_a_kernel(lambda x: jax.jvp(sevenfold, (x,), (x,))[1]),
+    NotImplementedError,
+    "push",
+    lambda: bool(in_a_kernel(lambda x: jax.vjp(sevenfold, x)[1](x)[0])),
+    True,
 )
 
 
