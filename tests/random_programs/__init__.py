@@ -39,17 +39,8 @@ from ._writer import Scope, indented, leaves, paths
 
 Loss = Callable[..., Any]
 
-# A derivative in a direction, of a scalar function of pytrees; what it is of is the same in all.
-DERIVATIVES: dict[str, Callable[[Loss, Any], Loss]] = {
-    "grad": lambda f, v: lambda *x: inner_product(jax.grad(f, argnums(x))(*x), v),
-    "jacrev": lambda f, v: lambda *x: inner_product(jax.jacrev(f, argnums(x))(*x), v),
-    "vjp": lambda f, v: lambda *x: inner_product(jax.vjp(f, *x)[1](jnp.ones(())), v),
-    "jvp": lambda f, v: lambda *x: jax.jvp(f, x, v)[1],
-    "jacfwd": lambda f, v: lambda *x: inner_product(jax.jacfwd(f, argnums(x))(*x), v),
-    "linearize": lambda f, v: lambda *x: jax.linearize(f, *x)[1](*v),
-}
-# The full derivative: all of the gradients, in the order of the leaves.
-LAST: dict[str, Callable[[Loss], Loss]] = {
+# All derivatives of a scalar function of pytrees, in the order of the leaves.
+FULL: dict[str, Callable[[Loss], Loss]] = {
     "grad": lambda f: lambda *x: jax.grad(f, argnums(x))(*x),
     "value_and_grad": lambda f: lambda *x: jax.value_and_grad(f, argnums(x))(*x)[1],
     "jacrev": lambda f: lambda *x: jax.jacrev(f, argnums(x))(*x),
@@ -57,10 +48,13 @@ LAST: dict[str, Callable[[Loss], Loss]] = {
     "jacfwd": lambda f: lambda *x: jax.jacfwd(f, argnums(x))(*x),
     "hessian": lambda f: lambda *x: jax.hessian(f, argnums(x))(*x),
 }
-
-
+# The derivative in a direction; by all others it is an inner product.
+ALONG: dict[str, Callable[[Loss, Any], Loss]] = {
+    "jvp": lambda f, v: lambda *x: jax.jvp(f, x, v)[1],
+    "linearize": lambda f, v: lambda *x: jax.linearize(f, *x)[1](*v),
+}
 MODES = {
-    "both": [*DERIVATIVES, *(n for n in LAST if n not in DERIVATIVES)],
+    "both": [*FULL, *ALONG],
     "reverse": ["grad", "value_and_grad", "jacrev", "vjp"],
     "forward": ["jvp", "jacfwd"],
 }
@@ -68,6 +62,12 @@ MODES = {
 
 def argnums(x: Sequence[Any]) -> tuple[int, ...]:
     return tuple(range(len(x)))
+
+
+def along(name: str, f: Loss, direction: Any) -> Loss:
+    if name in ALONG:
+        return ALONG[name](f, direction)
+    return lambda *x: inner_product(FULL[name](f)(*x), direction)
 
 
 def inner_product(a: Any, b: Any) -> Any:
@@ -114,23 +114,25 @@ class Program:
 
     def describe(self) -> str:
         steps = " -> ".join(name for name, _ in self.steps)
-        return f"# seed {self.seed}: {steps}\n# arguments: {self.args}\n{self.source}"
+        way = "under jit" if self.steps[-1][1] else "eagerly"
+        head = f"# python -m tests.random_programs --seed {self.seed} --count 1"
+        given = str(self.args).replace("\n", "\n#")
+        return f"{head}\n# {steps}, {way}, at\n# {given}\n{self.source}"
 
     def actual(self, decorator: Any) -> list[Any]:
         """Return all derivatives as JAX finds them."""
         namespace = {**NAMESPACE, "custom_gradient": decorator}
-        namespace |= {constant(s): c for s, c in CONSTANTS.items()}
         exec(compile(self.source, f"<random program {self.seed}>", "exec"), namespace)
         f = namespace["loss"]
         for name, direction in self.steps[:-1]:
-            f = AROUND[name](f) if direction is None else DERIVATIVES[name](f, direction)
+            f = AROUND[name](f) if direction is None else along(name, f, direction)
         name, jit = self.steps[-1]
-        f = LAST[name](f)
+        f = FULL[name](f)
         return jax.tree.leaves((jax.jit(f) if jit else f)(*self.args))
 
     def expected(self) -> list[np.ndarray]:
-        f, xs = self.value, leaves_of(self.args)
-        first = len(leaves_of(self.args[0]))
+        f, xs = self.value, leaves(self.args)
+        first = len(leaves(self.args[0]))
         for name, direction in self.steps[:-1]:
             f = _oracle_step(f, name, direction, first)
         if self.steps[-1][0] != "hessian":
@@ -147,10 +149,6 @@ class Program:
         return out
 
 
-def leaves_of(tree: Any) -> list[Any]:
-    return leaves(tree)
-
-
 def _shaped(values: list[Any], shapes: Sequence[Any]) -> list[np.ndarray]:
     out, rest = [], np.array(values, np.float64)
     for shape in shapes:
@@ -162,7 +160,7 @@ def _shaped(values: list[Any], shapes: Sequence[Any]) -> list[np.ndarray]:
 
 def _oracle_step(f: Loss, name: str, direction: Any, first: int) -> Loss:
     if direction is not None:
-        return lambda *x: directional(f, x, leaves_of(direction))
+        return lambda *x: directional(f, x, leaves(direction))
     if name in ("jit", "checkpoint", "cond"):
         return f
     count = first if name == "vmap of the first" else None
@@ -231,11 +229,10 @@ def program(seed: int, without: Sequence[str] = (), exact: bool = False) -> Prog
         return env[result]
 
     # Its derivatives
-    last = w.feature(
-        "last", [n for n in MODES[w.mode] if n in LAST and (order > 1 or n != "hessian")]
-    )
+    modes = MODES[w.mode]
+    last = w.feature("last", [n for n in modes if n in FULL and (order > 1 or n != "hessian")])
     left = order - (2 if last == "hessian" else 1)
-    kinds = [n for n in MODES[w.mode] if n in DERIVATIVES]
+    kinds = [n for n in modes if n != "hessian"]
     steps: list[tuple[str, Any]] = [(w.feature("derivative", kinds), draw()) for _ in range(left)]
     for _ in range(w.random.choice([0, 0, 1, 2])):
         at = w.random.randint(0, len(steps))

@@ -23,8 +23,6 @@ class Definition:
 
     def write(self) -> Signature:
         w, scope = self.w, self.scope
-        if scope.depth < 2:
-            w.features.add("leaf function")
         self._inputs()
         self._captures()
         d = self.declared = Declared(self.name, list(self.shapes))
@@ -443,6 +441,11 @@ class Definition:
         elif place == "partial of f":
             params = [*captured, *params]
 
+        if place == "cell" and self.w.has("primal", 0.2):
+            primal = [*self.inner.lines, f"return {y}"]
+            scope.lines.extend([f"def {name}_value({', '.join(params)}):", *indented(primal)])
+            decorate = decorate.removesuffix(")") if options else f"{decorate}("
+            decorate += f"{', ' if options else ''}primal={name}_value)"
         if place in ("static method", "class method"):
             # In either order.
             orders = [[f"@{place.replace(' ', '')}", f"@{decorate}"], ["", ""]]

@@ -96,6 +96,11 @@ def base(x: Any) -> Any:
     return base(x.primal) if isinstance(x, Dual) else x
 
 
+def with_base(x: Any, value: Any) -> Any:
+    """Return the value with the tangents of `x`."""
+    return Dual(x.level, with_base(x.primal, value), x.tangent) if isinstance(x, Dual) else value
+
+
 def stack(xs: Sequence[Any]) -> Any:
     level = level_of(*xs)
     if not level:
@@ -131,6 +136,14 @@ def gradient(f: Callable[..., Any], xs: Sequence[Any], env: Any = ()) -> list[An
 
 
 Env = dict[str, Any]
+
+
+def without_tangents(env: Env) -> Env:
+    while level := level_of(*env.values()):
+        env = {k: split(v, level)[0] for k, v in env.items()}
+    return env
+
+
 Step = Callable[[Env], None]
 
 

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import tfgrad_jax
+
 from ._oracle import add, base, bilinear, linear, mul, scale, smooth
 
 
@@ -150,11 +152,17 @@ CONSTANT_NAMES = {constant(s): s for s in SHAPES}
 
 
 NAMESPACE = {
-    "jax": jax, "jnp": jnp, "lax": jax.lax, "collections": collections, "types": types,
-    "functools": functools, "Record": Record, "Slots": Slots, "Table": Table,
-    "Property": Property, "Auxiliary": Auxiliary,
-    "object_array": object_array, "with_attribute": with_attribute, "identity": identity,
-    "listed": listed, **{constant(s): c for s, c in CONSTANTS.items()},
+    "jax": jax, "jnp": jnp, "lax": jax.lax,
+    "collections": collections, "functools": functools, "types": types,
+    "recompute_grad": tfgrad_jax.recompute_grad,
+    "grad_pass_through": tfgrad_jax.grad_pass_through,
+    **{constant(s): c for s, c in CONSTANTS.items()},
+}  # fmt: skip
+NAMESPACE |= {
+    f.__name__: f
+    for f in (
+        Record, Slots, Property, Auxiliary, Table, object_array, with_attribute, identity, listed,
+    )
 }  # fmt: skip
 
 

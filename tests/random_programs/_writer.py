@@ -22,6 +22,8 @@ from ._oracle import (
     scale,
     split,
     stack,
+    with_base,
+    without_tangents,
 )
 from ._vocabulary import BINARY, CONSTANTS, OPERATIONS, SHAPES, UNARY, constant
 
@@ -237,6 +239,7 @@ class Writer:
         kinds += ["scan", "fori_loop", "map"] if self.scans else []
         kinds += ["while_loop"] * 3 if self.scans and (scope.loops or scope.forward) else []
         kinds += ["custom_jvp"] if self.mode != "reverse" else []
+        kinds += [] if self.exact else ["recompute_grad", "grad_pass_through"]
         if self.orders:
             kinds += {"reverse": ["grad", "vjp"], "forward": ["jvp"]}.get(
                 self.mode, ["grad", "vjp", "jvp"]
@@ -253,10 +256,20 @@ class Writer:
         def values(env: Env) -> list[Any]:
             return [env[a] for a in args]
 
-        if kind in ("jit", "checkpoint", "jit of jit"):
+        if kind in ("jit", "checkpoint", "jit of jit", "recompute_grad"):
             b, run = self.nested(scope, shapes, result)
-            around = {"jit of jit": "jax.jit(jax.jit({}))"}.get(kind, f"jax.{kind}({{}})")
-            return write(result, f"{around.format(b)}({given})", lambda env: run(env, *values(env)))
+            around = {"jit of jit": f"jax.jit(jax.jit({b}))", "recompute_grad": f"{kind}({b})"}
+            function = around.get(kind, f"jax.{kind}({b})")
+            return write(result, f"{function}({given})", lambda env: run(env, *values(env)))
+        if kind == "grad_pass_through":
+            # The derivative of the identity; what it closes over has none.
+            b, run = self.nested(scope, shapes[:1], shapes[0], loops=True)
+
+            def passed(env: Env) -> Any:
+                value = run(without_tangents(env), base(env[args[0]]))
+                return with_base(env[args[0]], value)
+
+            return write(shapes[0], f"{kind}({b})({reads[0]})", passed)
         if kind in ("vmap", "vmap of vmap"):
             return self._vmap(scope, kind, args, shapes, result, write)
         if kind in ("scan", "fori_loop", "while_loop"):
