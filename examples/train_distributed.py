@@ -264,9 +264,13 @@ def launch(argv: Sequence[str], count: int) -> None:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and None in [process.poll() for process in processes]:
             time.sleep(0.1)
-        for i, process in enumerate(processes):
-            if process.returncode not in (0, EXPLAINED):
-                print(f"process {i} of {count} {_fate(process.returncode)}", file=sys.stderr)
+        unexplained = [
+            f"process {i} of {count} {_fate(process.returncode)}"
+            for i, process in enumerate(processes)
+            if process.returncode not in (0, EXPLAINED)
+        ]
+        if unexplained:
+            print(*unexplained, AGAIN, sep="\n", file=sys.stderr)
         raise SystemExit(EXPLAINED)
     finally:
         for process in processes:

@@ -5,7 +5,7 @@ import jax
 import jax.experimental
 import pytest
 
-jax.config.update("jax_num_cpu_devices", 2)  # for `test_devices.py`
+jax.config.update("jax_num_cpu_devices", 8)  # for `devices/`
 
 # A test that needs the lenient behavior says so: `with jax.numpy_dtype_promotion("standard")`.
 jax.config.update("jax_numpy_rank_promotion", "raise")
