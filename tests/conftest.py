@@ -25,6 +25,12 @@ hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("repeat")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--load", type=int, default=1, help="how many times as much `test_load.py` is to do"
+    )
+
+
 @pytest.fixture
 def x64():
     """Let float64 and complex128 exist for the length of a test."""

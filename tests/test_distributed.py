@@ -186,7 +186,7 @@ def is_running(pid):
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="finds the processes with pgrep")
 @with_double_precision
 class TestFailure:
-    STEPS = 300
+    STEPS = 120
 
     @pytest.mark.parametrize(
         ("processes", "victim", "sent", "message", "then"),
