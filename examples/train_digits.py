@@ -246,11 +246,15 @@ def _draw_digits(figure: SubFigure, runs: dict[str, Run], test: Digits) -> None:
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line, or end with a message that says what is wrong with it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=_whole(1), default=1000, help="of training (%(default)s)")
-    parser.add_argument("--batch", type=_whole(1), default=128, help="images a step (%(default)s)")
+    parser.add_argument(
+        "--steps", type=whole_number(1), default=1000, help="of training (%(default)s)"
+    )
+    parser.add_argument(
+        "--batch", type=whole_number(1), default=128, help="images a step (%(default)s)"
+    )
     parser.add_argument(
         "--seed",
-        type=_whole(0, 2**31 - 1),
+        type=whole_number(0, 2**31 - 1),
         default=0,
         help="of split, weights and batches (%(default)s)",
     )
@@ -266,7 +270,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     """Return a parser of whole numbers within bounds."""
 
     def parse(text: str) -> int:

@@ -4,7 +4,7 @@ import hypothesis
 import jax
 import pytest
 
-jax.config.update("jax_num_cpu_devices", 2)  # for `test_devices.py`
+jax.config.update("jax_num_cpu_devices", 8)  # for `devices/`
 
 # A test that needs the lenient behavior says so: `with jax.numpy_dtype_promotion("standard")`.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -22,6 +22,12 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("repeat")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--load", type=int, default=1, help="how many times as much `test_load.py` is to do"
+    )
 
 
 @pytest.fixture

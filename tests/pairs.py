@@ -1,0 +1,168 @@
+"""One rule, written by hand for `jax.custom_vjp` and as users write it for `custom_gradient`.
+
+A `Rule` is a forward pass that returns its value and residuals, and a backward pass that turns
+these and the upstream into the gradients. `by_hand` makes a `jax.custom_vjp` of it; `STYLES` are
+the ways in which this package takes it. So whatever one of them computes, places on a device or
+compiles to can be compared with what the other does. Each backward pass is wrong by a factor of 7.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tfgrad_jax import custom_gradient
+
+
+class Rule(NamedTuple):
+    """The first argument of `forward` is what the styles with a closure capture."""
+
+    forward: Callable[..., tuple[Any, Any]]
+    backward: Callable[[Any, Any], tuple[Any, ...]]
+    arrays: tuple[jax.Array, ...]
+
+
+def by_hand(rule: Rule) -> Callable[..., Any]:
+    h = jax.custom_vjp(lambda *args: rule.forward(*args)[0])
+    h.defvjp(rule.forward, rule.backward)
+    return h
+
+
+def inputs(rule: Rule) -> Callable[..., Any]:
+    @custom_gradient
+    def h(*args):
+        y, residuals = rule.forward(*args)
+        return y, lambda dy: rule.backward(residuals, dy)
+
+    return h
+
+
+def undeclared(rule: Rule) -> Callable[..., Any]:
+    def h(w, *args):
+        @custom_gradient
+        def layer(*args):
+            y, residuals = rule.forward(w, *args)
+
+            def grad(dy, variables):
+                dw, *gradients = rule.backward(residuals, dy)
+                return gradients, [dw for _ in variables]
+
+            return y, grad
+
+        return layer(*args)
+
+    return h
+
+
+def declared(rule: Rule) -> Callable[..., Any]:
+    def h(w, *args):
+        @custom_gradient(variables=w)
+        def layer(*args):
+            y, residuals = rule.forward(w, *args)
+
+            def grad(dy, variables):
+                dw, *gradients = rule.backward(residuals, dy)
+                return gradients, dw
+
+            return y, grad
+
+        return layer(*args)
+
+    return h
+
+
+STYLES = {"inputs": inputs, "undeclared": undeclared, "declared": declared}
+
+
+# --- rules --------------------------------------------------------------------------------------
+
+
+def _array(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).uniform(0.2, 1.2, shape), jnp.float32)
+
+
+def _elementwise_forward(w, x):
+    return jnp.sin(w * x), (w, x)
+
+
+def _elementwise_backward(residuals, dy):
+    w, x = residuals
+    slope = 7 * dy * jnp.cos(w * x)
+    return slope * x, slope * w
+
+
+def _dense_forward(w, x):
+    y = jnp.tanh(x @ w)
+    return y, (w, x, y)
+
+
+def _dense_backward(residuals, dy):
+    w, x, y = residuals
+    dz = 7 * dy * (1 - y**2)
+    return x.T @ dz, dz @ w.T
+
+
+def _normalize_forward(w, x):
+    root = jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
+    return w * x * root, (w, x, root)
+
+
+def _normalize_backward(residuals, dy):
+    w, x, root = residuals
+    normal, dn = x * root, 7 * dy * w
+    dx = root * (dn - normal * jnp.mean(dn * normal, axis=-1, keepdims=True))
+    return (7 * dy * normal).sum(0, keepdims=True), dx
+
+
+def _softmax_forward(w, x):
+    y = jax.nn.softmax(w * x, axis=-1)
+    return y, (w, x, y)
+
+
+def _softmax_backward(residuals, dy):
+    w, x, y = residuals
+    dz = 7 * y * (dy - jnp.sum(dy * y, axis=-1, keepdims=True))
+    return dz * x, dz * w
+
+
+def _clipped_forward(w, x):
+    return jnp.round(w * x), (w, x)
+
+
+def _clipped_backward(residuals, dy):
+    w, x = residuals
+    slope = 7 * jnp.where(jnp.abs(w * x) < 1, jnp.clip(dy, -1.0, 1.0), 0.0)
+    return slope * x, slope * w
+
+
+def _loop_forward(w, x):
+    def body(carry, _):
+        return jnp.tanh(carry * w), carry
+
+    return jax.lax.scan(body, x, None, length=3)[0], (w, x)
+
+
+def _loop_backward(residuals, dy):
+    w, x = residuals
+
+    def body(carry, _):
+        return 0.5 * carry * w, carry
+
+    dx, all_dx = jax.lax.scan(body, 7 * dy, None, length=3)
+    return jnp.sum(all_dx, 0) * x, dx
+
+
+RULES = {
+    "elementwise": Rule(
+        _elementwise_forward, _elementwise_backward, (_array(8, 16), _array(8, 16, seed=1))
+    ),
+    "dense": Rule(_dense_forward, _dense_backward, (_array(16, 8), _array(8, 16, seed=1))),
+    "normalize": Rule(
+        _normalize_forward, _normalize_backward, (_array(1, 16), _array(8, 16, seed=1))
+    ),
+    "softmax": Rule(_softmax_forward, _softmax_backward, (_array(8, 16), _array(8, 16, seed=1))),
+    "rounded": Rule(_clipped_forward, _clipped_backward, (_array(8, 16), _array(8, 16, seed=1))),
+    "loop": Rule(_loop_forward, _loop_backward, (_array(8, 16), _array(8, 16, seed=1))),
+}

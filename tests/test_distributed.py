@@ -1,0 +1,287 @@
+"""`examples/train_distributed.py` on one and on several processes: the same training, to rounding.
+
+What is right comes from a loop without decorated layers, meshes and processes: plain autodiff of
+the network of `train_digits.py`, in double precision, where rounding flips none of the signs.
+"""
+
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers import assert_same
+
+for package in ("matplotlib", "sklearn", "tqdm"):
+    pytest.importorskip(package)
+optax = pytest.importorskip("optax")
+ocp = pytest.importorskip("orbax.checkpoint")
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+AGAIN = "Start all processes again with --resume to continue from the last checkpoint."
+BATCH, SEED = 32, 3
+START = 400  # seconds that processes may take to start on a busy machine
+MINUTE = 60
+
+with_double_precision = pytest.mark.usefixtures("x64")
+
+
+@pytest.fixture(autouse=True)
+def as_users_run_it():
+    """Undo the strictness of `conftest.py`: the examples write `x @ w + b`, as everyone does."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def example():
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        yield importlib.import_module("train_distributed")
+    finally:
+        sys.path.remove(str(EXAMPLES))
+
+
+def arguments(out, steps, *more):
+    common = {"--steps": steps, "--batch": BATCH, "--seed": SEED, "--out": out}
+    return [*(str(part) for option in common.items() for part in option), *more]
+
+
+def start(out, steps, *more, environment=()):
+    """Start the program as a user does, in double precision."""
+    return subprocess.Popen(
+        [sys.executable, EXAMPLES / "train_distributed.py", *arguments(out, steps, *more)],
+        env=os.environ | {"JAX_ENABLE_X64": "1"} | dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def expected(example, steps):
+    """Return the weights at the start, and the state after training by plain autodiff."""
+    data, _ = example.load(SEED)
+    init_key, noise_key = jax.random.split(jax.random.key(SEED))
+    sizes = (data.images.shape[1], *example.HIDDEN, example.CLASSES)
+    params = initial = example.initialize(init_key, sizes)
+    optimizer = optax.adam(optax.cosine_decay_schedule(example.LEARNING_RATE, steps))
+    state = optimizer.init(params)
+
+    def activation(x):  # its value is a sign, and its derivative that of tanh
+        smooth = jax.numpy.tanh(x)
+        return smooth + jax.lax.stop_gradient(jax.numpy.sign(x) - smooth)
+
+    @jax.jit
+    def advance(params, state, images, labels, step):
+        noise = jax.random.normal(jax.random.fold_in(noise_key, step), images.shape)
+
+        def loss(params):
+            x = images + example.NOISE * noise
+            *hidden, (weights, biases) = params
+            for w, b in hidden:
+                x = activation(x @ w + b)
+            logits = x @ weights + biases
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        updates, state = optimizer.update(jax.grad(loss)(params), state)
+        return optax.apply_updates(params, updates), state
+
+    for step in range(1, steps + 1):
+        random = np.random.default_rng((SEED, step))
+        chosen = random.choice(len(data.labels), BATCH, replace=False)
+        params, state = advance(params, state, data.images[chosen], data.labels[chosen], step)
+    return initial, example.State(params, state)
+
+
+def assert_trained(example, out, steps):
+    """Compare all that the last checkpoint holds."""
+    initial, right = expected(example, steps)
+    content = ocp.args.Composite(
+        state=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, right))
+    )
+    with ocp.CheckpointManager(out) as manager:
+        assert manager.latest_step() == steps
+        actual = manager.restore(steps, args=content).state
+    assert actual.params[0][0].dtype == np.float64
+    for (start, _), (end, _) in zip(initial, right.params, strict=True):
+        assert abs(end - start).max() > 1e-3  # each layer learned something
+    assert_same(actual, right, rtol=1e-7, atol=1e-9)
+
+
+@with_double_precision
+class TestSameResult:
+    @pytest.mark.parametrize("more", [[], ["--shard"]], ids=["whole", "shard"])
+    def test_all_devices_of_one_process(self, example, tmp_path, capsys, more):
+        example.main(arguments(tmp_path / "run", 4, *more))
+        assert "4 steps on" in capsys.readouterr().out
+        assert_trained(example, tmp_path / "run", 4)
+
+    @pytest.mark.parametrize(
+        ("processes", "more", "steps"),
+        [
+            pytest.param(2, ["--shard"], 4, id="2-shard"),
+            pytest.param(2, [], 60, id="2-long", marks=pytest.mark.slow),
+            pytest.param(4, ["--shard"], 60, id="4-shard-long", marks=pytest.mark.slow),
+            pytest.param(4, [], 60, id="4-long", marks=pytest.mark.slow),
+        ],
+    )
+    def test_processes(self, example, tmp_path, processes, more, steps):
+        program = start(tmp_path / "run", steps, "--processes", str(processes), *more)
+        out, err = program.communicate(timeout=START)
+        assert program.returncode == 0, err
+        assert f"{steps} steps on {processes} devices: test accuracy" in out
+        assert f"{steps}/{steps}" in err and err.count(f"{steps}/{steps}") <= 2  # one progress bar
+        assert_trained(example, tmp_path / "run", steps)
+
+    @pytest.mark.slow
+    def test_processes_that_are_told_by_the_environment(self, example, tmp_path):
+        with example.socket.socket() as free:
+            free.bind(("localhost", 0))
+            address = f"localhost:{free.getsockname()[1]}"
+        programs = [
+            start(
+                tmp_path / "run",
+                10,
+                environment=zip(example.VARIABLES, (address, "2", str(i)), strict=True),
+            )
+            for i in range(2)
+        ]
+        outputs = [program.communicate(timeout=START) for program in programs]
+        assert [program.returncode for program in programs] == [0, 0], outputs
+        assert ["test accuracy" in out for out, _ in outputs] == [True, False]
+        assert_trained(example, tmp_path / "run", 10)
+
+
+def wait_for(path, program):
+    """Wait for a checkpoint; the program is then in the middle of its work."""
+    deadline = time.monotonic() + START
+    while not path.exists():
+        assert program.poll() is None, program.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def children(program):
+    found = subprocess.run(
+        ["pgrep", "-P", str(program.pid)], check=True, capture_output=True, text=True
+    )
+    return [int(line) for line in found.stdout.split()]
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pgrep") is None, reason="finds the processes with pgrep")
+@with_double_precision
+class TestFailure:
+    STEPS = 120
+
+    @pytest.mark.parametrize(
+        ("processes", "victim", "sent", "message", "then"),
+        [
+            (2, 0, signal.SIGKILL, "process 0 of 2 died of SIGKILL", 2),
+            (2, 1, signal.SIGKILL, "process 1 of 2 died of SIGKILL", 1),
+            (4, 2, signal.SIGKILL, "process 2 of 4 died of SIGKILL", 2),
+            (2, 1, signal.SIGSTOP, "process 1 of 2 does not answer", 4),  # it hangs
+            (2, 1, signal.SIGTERM, "told to end: saved step", 2),  # its machine is taken away
+        ],
+    )
+    def test_the_others_end_and_resume_loses_nothing(
+        self, example, tmp_path, processes, victim, sent, message, then
+    ):
+        run = tmp_path / "run"
+        program = start(
+            run, self.STEPS, "--shard", "--save-every", "10", "--processes", str(processes)
+        )
+        wait_for(run / "20", program)
+        pids = children(program)
+        os.kill(pids[victim], sent)
+        _, err = program.communicate(timeout=MINUTE)
+        assert program.returncode == 2
+        assert message in err and AGAIN in err
+        assert not any(map(is_running, pids))
+        reached = max(int(path.name) for path in run.iterdir() if path.name.isdigit())
+        assert 20 <= reached < self.STEPS
+
+        program = start(run, self.STEPS, "--shard", "--resume", "--processes", str(then))
+        _, err = program.communicate(timeout=START)
+        assert program.returncode == 0, err
+        assert f"{reached}/{self.STEPS}" in err  # where the progress bar starts
+        assert_trained(example, run, self.STEPS)
+
+    def test_all_end_with_the_launcher(self, tmp_path):
+        run = tmp_path / "run"
+        program = start(run, self.STEPS, "--save-every", "1000", "--processes", "2")
+        wait_for(run / "1", program)
+        pids = children(program)
+        program.terminate()
+        _, err = program.communicate(timeout=MINUTE)
+        assert program.returncode == 2 and AGAIN in err
+        assert not any(map(is_running, pids))
+        assert len(list(run.glob("[0-9]*"))) == 2  # the first step, and the one it was told at
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--processes", "0"], "--processes: expected a whole number of at least 1, got '0'"),
+        (["--save-every", "x"], "--save-every: expected a whole number of at least 1, got 'x'"),
+        (["--out", "file"], "--out: 'file' is no directory"),
+        (["--out", "nowhere/run"], "--out: there is no directory 'nowhere'"),
+        (["--batch", "1348"], "--batch: expected a multiple of"),
+        (["--batch", "7"], "--batch: expected a multiple of"),
+    ],
+)
+def test_bad_options(example, given, message, tmp_path, monkeypatch, capsys):
+    if jax.device_count() == 1 and given[1] == "7":
+        pytest.skip("each number is a multiple of one device")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as exit_info:
+        example.main([*given, "--steps", "1"])
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"JAX_PROCESS_ID": "0"}, "in the environment, or none; no 'JAX_COORDINATOR_ADDRESS'"),
+        (("localhost:1", "two", "0"), "expected a whole number of at least 1, got 'two'"),
+        (("localhost:1", "2", "2"), "expected a whole number from 0 to 1, got '2'"),
+        (("localhost:1", "2", "1"), "--processes: starts processes on this machine alone"),
+    ],
+)
+def test_bad_environment(example, environment, message, monkeypatch, capsys):
+    if isinstance(environment, tuple):
+        environment = dict(zip(example.VARIABLES, environment, strict=True))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as exit_info:
+        example.main(["--processes", "2"])
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_another_run_in_the_same_place(example, tmp_path, capsys):
+    run = tmp_path / "run"
+    example.main(arguments(run, 1))
+    with pytest.raises(SystemExit) as exit_info:
+        example.main(arguments(run, 1))
+    assert exit_info.value.code == 2
+    assert "holds a run that is at step 1; continue it with --resume" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        example.main(arguments(run, 2, "--resume"))
+    assert "the run was started with" in capsys.readouterr().err.replace(f" in {run}", "")
