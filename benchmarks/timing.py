@@ -1,13 +1,13 @@
 """How everything here is timed: interleaved, blocked until ready, the median of many.
 
-The contestants of one comparison run in turn, one sample each a round, and the first of a round
+The contestants of a comparison run in turn, one sample each a round, and the first of a round
 changes, so that a machine that slows down slows all of them. A ratio is the median over the
-rounds of the ratio within a round. Calls that take less than `SHORTEST` are repeated within a
+rounds of the ratio within a round. Ours takes part twice: the ratio of the second to the first,
+the control, would be 1 on a perfect machine. Calls shorter than `SHORTEST` are repeated within a
 sample. The garbage collector does not run while a sample is taken.
 
-Each round runs at another depth of the Python stack, which alone can make a call several times as
-slow, one contestant at one depth and the next at another. The likely reason: CPython keeps frames
-in blocks of 16 KiB, and a call may cross into a new block again and again.
+Each round runs at another depth of the Python stack: CPython keeps frames in blocks of 16 KiB, and
+a call that crosses into a new block again and again can take several times as long.
 """
 
 import gc
@@ -18,8 +18,23 @@ from typing import Any, NamedTuple
 
 import jax
 
+CONTROL = "control: ours again"
 DEPTHS = [i * 7 % 16 * 10 for i in range(16)]  # in Python frames, not in order
 SHORTEST = 2e-4  # seconds a sample takes at least, where a call can be repeated
+
+
+class Settings(NamedTuple):
+    """What the command line asks for."""
+
+    size: str = "cpu"  # "toy", "cpu" or "gpu"
+
+    @property
+    def scale(self) -> float:
+        """How much of the usual time to spend on a comparison."""
+        return 0.01 if self.size == "toy" else 1.0
+
+    def rounds(self, least: int = 9, most: int = 300) -> tuple[int, int]:
+        return (2, 2) if self.size == "toy" else (least, most)
 
 
 class Timed(NamedTuple):
@@ -30,15 +45,10 @@ class Timed(NamedTuple):
 
     def sample(self, calls: int) -> float:
         """Return the seconds that a call takes."""
-        if self.prepare is not None:
-            argument = self.prepare()
-            start = time.perf_counter()
-            jax.block_until_ready(self.run(argument))
-            return time.perf_counter() - start
-        run = self.run
+        run, given = self.run, () if self.prepare is None else (self.prepare(),)
         start = time.perf_counter()
         for _ in range(calls):
-            jax.block_until_ready(run())
+            jax.block_until_ready(run(*given))
         return (time.perf_counter() - start) / calls
 
 
@@ -76,19 +86,21 @@ def compare(
     `settle` is for contestants that have threads of their own: so many seconds of rest and then
     an untimed call go before each sample.
     """
+    entered = {name: t if isinstance(t, Timed) else Timed(t) for name, t in contestants.items()}
+    if ours is not None:
+        entered[CONTROL] = entered[ours]
     runs: dict[str, tuple[Timed, int]] = {}
     failures = {}
     a_round = 0.0
-    for name, given in contestants.items():
-        timed = given if isinstance(given, Timed) else Timed(given)
+    for name, timed in entered.items():
         try:
             timed.sample(1)  # compiles, and shows whether it can run at all
         except Exception as error:
             if name == ours:
                 raise
-            failures[name] = _reason(error)
+            failures[name] = reason(error)
             continue
-        once = min(timed.sample(1) for _ in range(2))
+        once = timed.sample(1)
         calls = 1 if timed.prepare else max(1, min(1000, int(SHORTEST / once)))
         runs[name] = timed, calls
         a_round += once * calls
@@ -113,11 +125,10 @@ def compare(
         if enabled:
             gc.enable()
     ratios = {}
-    if ours in samples:
-        for name in samples:
-            if name != ours:
-                pairs = zip(samples[ours], samples[name], strict=True)
-                ratios[name] = Stats.of([a / b for a, b in pairs])
+    for name in samples if ours else ():
+        if name != ours:
+            pairs = zip(samples[ours], samples[name], strict=True)
+            ratios[name] = Stats.of([a / b for a, b in pairs])
     return Comparison({n: Stats.of(s) for n, s in samples.items()}, ratios, failures)
 
 
@@ -125,7 +136,7 @@ def _deeper(frames: int, sample: Callable[[int], float], calls: int) -> float:
     return sample(calls) if frames == 0 else _deeper(frames - 1, sample, calls)
 
 
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else ""
-    return f"{type(error).__name__}: {text[:160]}".rstrip(": ")
+def reason(error: Exception) -> str:
+    """Say in a line why a contestant cannot run."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text[:120]}".rstrip(": ")
