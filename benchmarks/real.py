@@ -1,5 +1,6 @@
 """Workloads at the sizes that people run: what a custom gradient saves, in time and memory."""
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,8 +9,20 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import rules
-from benchmarks.results import OURS
-from benchmarks.workload import CHECKPOINT, HAND, PLAIN, Function, Rule, Way, Workload, normal
+from benchmarks.results import OURS, Group
+from benchmarks.small import LOG1PEXP
+from benchmarks.timing import Settings
+from benchmarks.workload import (
+    CHECKPOINT,
+    HAND,
+    PLAIN,
+    Function,
+    Rule,
+    Way,
+    Workload,
+    memory,
+    normal,
+)
 
 OPTAX = "optax's loss"
 SECTION = "workloads"
@@ -25,10 +38,6 @@ def _of(rule: Rule, loss: Callable[[Function], Function]) -> Callable[[Way, Any]
     return lambda way, size: loss(way(rule))
 
 
-def _softplus(shape: Any, dtype: Any) -> Any:
-    return (normal(0, shape, dtype),)
-
-
 def _norm(shape: Any, dtype: Any) -> Any:
     return normal(0, shape, dtype), normal(1, shape[-1:], dtype), normal(2, shape, dtype)
 
@@ -40,32 +49,14 @@ def _tokens(shape: Any, dtype: Any) -> Any:
     return normal(0, (tokens, width), dtype), normal(1, (width, words), dtype, width**-0.5), labels
 
 
-def _attention(shape: Any, dtype: Any) -> Any:
-    return tuple(normal(seed, shape, dtype) for seed in range(3))
-
-
-def _pair(shape: Any, dtype: Any) -> Any:
-    return tuple(normal(seed, shape, dtype) for seed in range(2))
+def _normals(count: int) -> Callable[..., Any]:
+    return lambda shape, dtype: tuple(normal(seed, shape, dtype) for seed in range(count))
 
 
 def _implicit(shape: Any, dtype: Any) -> Any:
     # Norm about 0.4: the iteration has converged to float64 precision after 40 steps.
-    batch, width = shape
+    width = shape[1]
     return normal(0, (width, width), dtype, 0.2 * width**-0.5), normal(1, shape, dtype)
-
-
-def _halves(shape: Any, dtype: Any) -> Any:
-    depth, batch, width = shape
-    weights = normal(2, (depth, 2, width, width), dtype, 0.5 * width**-0.5)
-    return weights, normal(0, (batch, width), dtype), normal(1, (batch, width), dtype)
-
-
-def _stack_loss(stack: Function) -> Function:
-    def loss(weights: Any, a: Any, b: Any) -> Any:
-        a, b = stack(weights, a, b)
-        return (a * a).mean() + (b * jnp.cos(b)).mean()
-
-    return loss
 
 
 def _cross_entropy(name: str, toy: Any, cpu: Any, gpu: Any, **more: Any) -> Workload:
@@ -232,7 +223,7 @@ GPT = Workload(
 
 WORKLOADS = (
     Workload(
-        "log1pexp", _of(rules.SOFTPLUS, lambda h: lambda x: h(x).sum()), _softplus, (0,),
+        "log1pexp", _of(LOG1PEXP, lambda h: lambda x: h(x).sum()), _normals(1), (0,),
         _sizes((256,), (1 << 25,), (1 << 28,)),
         traffic=lambda x: 2 * x.nbytes,  # read x, write its gradient
     ),
@@ -244,21 +235,13 @@ WORKLOADS = (
     Workload(
         "attention, recomputed",
         _of(rules.ATTENTION, lambda h: lambda *qkv: (h(*qkv) ** 2).mean()),
-        _attention, (0, 1, 2), _sizes((2, 16, 4), (4, 2048, 64), (32, 8192, 128)),
+        _normals(3), (0, 1, 2), _sizes((2, 16, 4), (4, 2048, 64), (32, 8192, 128)),
         work=lambda q, k, v: 7 * 2 * q.size * k.shape[1],
     ),
     _cross_entropy("cross-entropy", (16, 8, 32), (2048, 256, 16384), (8192, 1024, 50257)),
     _cross_entropy(
         "cross-entropy of a large model", (16, 8, 32), (8192, 4096, 128256, jnp.bfloat16),
         (8192, 4096, 128256, jnp.bfloat16), measures=RUN, big=True,
-    ),
-    *(
-        Workload(
-            f"reversible stack, depth {depth}", _of(rules.REVERSIBLE, _stack_loss), _halves,
-            (0, 1, 2), _sizes((4, 4, 8), (depth, 512, 128), (depth, 4096, 1024)), measures,
-            note="ours closes over the weights (undeclared)",
-        )
-        for depth, measures in ((16, ALL), (128, RUN))
     ),
     Workload(
         "implicit layer", _of(rules.IMPLICIT, lambda h: lambda w, x: (h(w, x) ** 2).mean()),
@@ -276,8 +259,35 @@ WORKLOADS = (
     ),
     Workload(
         "Pallas kernel pair", _of(rules.PALLAS, lambda h: lambda a, b: (h(a, b) ** 2).mean()),
-        _pair, (0, 1), _sizes((8, 16), (512, 256), (1 << 15, 1024)),
+        _normals(2), (0, 1), _sizes((8, 16), (512, 256), (1 << 15, 1024)),
         note="interpreted on a CPU: its time there says nothing",
     ),
     GPT,
 )  # fmt: skip
+
+
+def largest_batch(settings: Settings) -> list[Group]:
+    """Ask the compiler how many sequences a step of the whole model can take."""
+    shape, budget = TOY, 1e6
+    if settings.size != "toy":
+        device = jax.devices()[0].memory_stats() or {}
+        budget = device.get("bytes_limit", 16e9)
+        shape = WHOLE if settings.size == "gpu" else WHOLE._replace(dtype=None)
+    batches = {}
+    for way in (PLAIN, OURS) if settings.toy else GPT.ways:
+
+        @functools.cache
+        def needed(batch: int, way: str = way) -> float:
+            sized = shape._replace(batch=batch)
+            args = jax.eval_shape(lambda: gpt_arguments(sized, jnp.float32))
+            return memory(GPT.jitted("grad", way, sized, fast=True).lower(*args).compile())[1]
+
+        low, high = 2, 4
+        for _ in range(2):  # the memory is about linear in the batch
+            slope = (needed(high) - needed(low)) / (high - low)
+            low, high = high, max(low, int(low + (budget - needed(low)) / slope))
+        while high and needed(high) > budget:
+            high -= 1
+        batches[way] = float(high)
+    note = f"of {shape.length} tokens, {shape.layers} layers, in {budget / 1e9:.3g} GB, not run"
+    return [Group(SECTION, GPT.name, "largest batch", "sequences", batches, note=note)]

@@ -17,16 +17,6 @@ ITERATIONS = 40
 
 # --- elementwise ----------------------------------------------------------------------------------
 
-SOFTPLUS = Rule(
-    lambda x: (jnp.log(1 + jnp.exp(x)), x),
-    lambda x, dy: (dy / (1 + jnp.exp(-x)),),
-    residuals=lambda y, x: x,
-    push=lambda primals, tangents: (
-        jnp.log(1 + jnp.exp(primals[0])),
-        tangents[0] / (1 + jnp.exp(-primals[0])),
-    ),
-)
-
 
 def _gelu(x: Any) -> Any:
     return 0.5 * x * (1 + jnp.tanh(0.79788456 * (x + 0.044715 * x**3)))
@@ -73,25 +63,20 @@ RMSNORM = Rule(_norm, _norm_backward, captured=1, how="undeclared")
 # --- learned step size quantization: four bits, the step `s` is learned ---------------------------
 
 
-def _scaled(s: Any, x: Any) -> tuple[Any, float]:
-    return x / s, (x.size * 7) ** -0.5
-
-
 def _quantize(s: Any, x: Any) -> Any:
     return jnp.clip(jnp.round(x / s), -8, 7) * s, (s, x)
 
 
 def _quantize_backward(residuals: Any, dy: Any) -> Any:
     s, x = residuals
-    v, scale = _scaled(s, x)
+    v = x / s
     inside = (v > -8) & (v < 7)
     ds = jnp.where(inside, jnp.round(v) - v, jnp.clip(v, -8, 7))
-    return (dy * ds).sum() * scale, jnp.where(inside, dy, 0)
+    return (dy * ds).sum() * (x.size * 7) ** -0.5, jnp.where(inside, dy, 0)
 
 
 def _quantize_plain(s: Any, x: Any) -> Any:
-    scale = _scaled(s, x)[1]
-    s = _with_gradient_of(s * scale, s)
+    s = _with_gradient_of(s * (x.size * 7) ** -0.5, s)
     v = jnp.clip(x / s, -8, 7)
     return _with_gradient_of(v, jnp.round(v)) * s
 
@@ -198,52 +183,6 @@ def _attention_backward(residuals: Any, dy: Any) -> Any:
 
 
 ATTENTION = Rule(_attention, _attention_backward, _attention_plain)
-
-
-# --- a reversible stack: each layer's input is computed again from its output ---------------------
-
-
-def _branch(x: Any, w: Any) -> Any:
-    return jnp.tanh(x @ w)
-
-
-def _coupled(halves: Any, w: Any) -> Any:
-    a, b = halves
-    a = a + _branch(b, w[0])
-    return (a, b + _branch(a, w[1])), None
-
-
-def _stack_of(layer: Function) -> Function:
-    return lambda weights, a, b: jax.lax.scan(layer, (a, b), weights)[0]
-
-
-def _stack(weights: Any, a: Any, b: Any) -> Any:
-    a, b = _stack_of(_coupled)(weights, a, b)
-    return (a, b), (weights, a, b)
-
-
-def _stack_backward(residuals: Any, dys: Any) -> Any:
-    weights, a, b = residuals
-
-    def layer(carry: Any, w: Any) -> Any:
-        a, b, da, db = carry
-        fa, pull_a = jax.vjp(_branch, a, w[1])
-        b = b - fa
-        d, dw1 = pull_a(db)
-        da = da + d
-        fb, pull_b = jax.vjp(_branch, b, w[0])
-        a = a - fb
-        d, dw0 = pull_b(da)
-        return (a, b, da, db + d), jnp.stack([dw0, dw1])
-
-    (_, _, da, db), dws = jax.lax.scan(layer, (a, b, *dys), weights, reverse=True)
-    return dws, da, db
-
-
-REVERSIBLE = Rule(
-    _stack, _stack_backward, captured=1, how="undeclared", many=True,
-    written={CHECKPOINT: _stack_of(jax.checkpoint(_coupled))},
-)  # fmt: skip
 
 
 # --- an implicit layer: z = g(z, w, x), differentiated where it holds, not on the way there -------

@@ -11,24 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.results import OURS
-from benchmarks.workload import (
-    EQUINOX,
-    EVERY,
-    HAND,
-    JAX,
-    JVP,
-    NNX,
-    PLAIN,
-    Function,
-    Rule,
-    Way,
-    Workload,
-    normal,
-)
+from benchmarks.workload import EVERY, HAND, JAX, JVP, PEERS, PLAIN, Rule, Way, Workload, normal
 from tfgrad_jax import custom_gradient
 
-PEERS = (PLAIN, HAND, EVERY, JAX, EQUINOX, NNX, OURS)
-MEASURES = ("eager forward", "eager grad", "run grad", "trace grad", "compile grad")
+MEASURES = ("eager forward", "eager grad", "run grad", "trace grad")
 HIGHER = ("trace second order", "trace jvp", "trace hessian", "eager jvp")
 ONE = {"toy": [None], "cpu": [None], "gpu": [None]}
 
@@ -68,7 +54,7 @@ def _scalar(size: Any, dtype: Any) -> Any:
     return (jnp.asarray(1.5, dtype),)
 
 
-def _closing_over_much(way: Way, entries: int) -> Function:
+def _closing_over_much(way: Way, entries: int) -> Any:
     """Return the same function, which reads a large table."""
     table = dict.fromkeys(range(entries), 1.0)
 
@@ -115,27 +101,6 @@ def _layer(name: str, how: str) -> Workload:
     )
 
 
-# --- three static arguments -----------------------------------------------------------------------
-
-
-def _static(x: Any, kind: str, stable: bool, order: int) -> Any:
-    y = jnp.tanh(x) if kind == "tanh" and stable else x
-    return y**order, (y,)
-
-
-def _static_backward(residuals: Any, dy: Any, kind: str, stable: bool, order: int) -> Any:
-    (y,) = residuals
-    return (dy * order * y ** (order - 1) * (1 - y * y),)
-
-
-STATIC = Rule(_static, _static_backward, statics=3)
-
-
-def _with_statics(way: Way, size: Any) -> Function:
-    h = way(STATIC)
-    return lambda x: h(x, "tanh", True, 2)
-
-
 OVERHEAD = (
     Workload(
         "inputs only", lambda way, size: way(LOG1PEXP), _scalar, (0,), ONE,
@@ -150,15 +115,10 @@ OVERHEAD = (
     _layer("declared variables", "declared"),
     _layer("undeclared variables", "undeclared"),
     _layer("method, declared variables", "method"),
-    Workload("3 static arguments", _with_statics, _scalar, (0,), ONE, MEASURES, PEERS),
 )  # fmt: skip
 
 
 # --- growth ---------------------------------------------------------------------------------------
-
-
-def _numbers(count: int, dtype: Any) -> list[Any]:
-    return [jnp.asarray(1 + i % 7 / 100, dtype) for i in range(count)]
 
 
 LEAVES = Rule(
@@ -169,7 +129,7 @@ LEAVES = Rule(
 )
 
 
-def _leaves(way: Way, count: int) -> Function:
+def _leaves(way: Way, count: int) -> Any:
     h = way(LEAVES)
     return lambda tree: h(tree)[0]
 
@@ -179,12 +139,10 @@ def _bump(x: Any) -> Any:
     return y, (x, y)
 
 
-BUMP = Rule(
-    _bump, lambda xy, dy: (dy * (-2 * xy[0] * xy[1]),), residuals=lambda y, x: (x, y)
-)  # fmt: skip
+BUMP = Rule(_bump, lambda xy, dy: (-2 * dy * xy[0] * xy[1],), residuals=lambda y, x: (x, y))
 
 
-def _chained(way: Way, count: int) -> Function:
+def _chained(way: Way, count: int) -> Any:
     h = way(BUMP)
 
     def chain(x: Any) -> Any:
@@ -195,10 +153,10 @@ def _chained(way: Way, count: int) -> Function:
     return chain
 
 
-def _nested(way: Way, count: int) -> Function:
+def _nested(way: Way, count: int) -> Any:
     """Each function calls the one before it, which it closes over."""
 
-    def around(inner: Function) -> Function:
+    def around(inner: Any) -> Any:
         def forward(x: Any) -> Any:
             y = 0.5 * inner(x)
             return y, y
@@ -223,7 +181,7 @@ def _product_backward(residuals: Any, dy: Any) -> Any:  # declared: not the true
     return [dy * x * w for w in weights], dy * x
 
 
-def _captured(how: str) -> Callable[[Way, int], Function]:
+def _captured(how: str) -> Callable[[Way, int], Any]:
     rule = Rule(
         _product, _product_backward, residuals=lambda y, *given: given, captured=1, how=how
     )  # fmt: skip
@@ -247,7 +205,7 @@ TANH_LAYER = Rule(
 )  # fmt: skip
 
 
-def _layers(way: Way, count: int) -> Function:
+def _layers(way: Way, count: int) -> Any:
     """So many calls, each of its own function that closes over its own weight."""
     h = way(TANH_LAYER)
 
@@ -259,10 +217,10 @@ def _layers(way: Way, count: int) -> Function:
     return network
 
 
-def _growing(name: str, loss: Callable[[Way, int], Function], kind: str) -> Workload:
+def _growing(name: str, loss: Callable[[Way, int], Any], kind: str) -> Workload:
     def arguments(count: int, dtype: Any) -> Any:
         x = jnp.asarray(0.3, dtype)
-        values = _numbers(count, dtype)
+        values = [jnp.asarray(1 + i % 7 / 100, dtype) for i in range(count)]
         return {"tree": (values,), "number": (x,), "both": (values, x)}[kind]
 
     counts = [1, 8, 64, 512]

@@ -2,9 +2,9 @@
 
 The contestants of a comparison run in turn, one sample each a round, and the first of a round
 changes, so that a machine that slows down slows all of them. A ratio is the median over the
-rounds of the ratio within a round. Ours takes part twice: the ratio of the second to the first,
-the control, would be 1 on a perfect machine. Calls shorter than `SHORTEST` are repeated within a
-sample. The garbage collector does not run while a sample is taken.
+rounds of the ratio within a round. Ours takes part twice: its ratio to itself, the control, would
+be 1 on a perfect machine. Calls shorter than `SHORTEST` are repeated within a sample. The garbage
+collector does not run while a sample is taken.
 
 Each round runs at another depth of the Python stack: CPython keeps frames in blocks of 16 KiB, and
 a call that crosses into a new block again and again can take several times as long.
@@ -22,6 +22,8 @@ CONTROL = "control: ours again"
 DEPTHS = [i * 7 % 16 * 10 for i in range(16)]  # in Python frames, not in order
 SHORTEST = 2e-4  # seconds a sample takes at least, where a call can be repeated
 
+Call = Callable[[], Any]
+
 
 class Settings(NamedTuple):
     """What the command line asks for."""
@@ -29,27 +31,16 @@ class Settings(NamedTuple):
     size: str = "cpu"  # "toy", "cpu" or "gpu"
 
     @property
+    def toy(self) -> bool:
+        return self.size == "toy"
+
+    @property
     def scale(self) -> float:
         """How much of the usual time to spend on a comparison."""
-        return 0.01 if self.size == "toy" else 1.0
+        return 0.01 if self.toy else 1.0
 
     def rounds(self, least: int = 9, most: int = 300) -> tuple[int, int]:
-        return (2, 2) if self.size == "toy" else (least, most)
-
-
-class Timed(NamedTuple):
-    """A call to be timed; `prepare` makes its argument, anew for each call and untimed."""
-
-    run: Callable[..., Any]
-    prepare: Callable[[], Any] | None = None
-
-    def sample(self, calls: int) -> float:
-        """Return the seconds that a call takes."""
-        run, given = self.run, () if self.prepare is None else (self.prepare(),)
-        start = time.perf_counter()
-        for _ in range(calls):
-            jax.block_until_ready(run(*given))
-        return (time.perf_counter() - start) / calls
+        return (2, 2) if self.toy else (least, most)
 
 
 class Stats(NamedTuple):
@@ -62,8 +53,6 @@ class Stats(NamedTuple):
 
     @classmethod
     def of(cls, samples: list[float]) -> "Stats":
-        if len(samples) < 2:
-            return cls(samples[0], samples[0], samples[0], len(samples))
         q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
         return cls(median, q1, q3, len(samples))
 
@@ -75,7 +64,7 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    contestants: Mapping[str, Timed | Callable[[], Any]],
+    contestants: Mapping[str, Call],
     ours: str | None = None,
     seconds: float = 1.0,
     rounds: tuple[int, int] = (7, 200),
@@ -86,28 +75,27 @@ def compare(
     `settle` is for contestants that have threads of their own: so many seconds of rest and then
     an untimed call go before each sample.
     """
-    entered = {name: t if isinstance(t, Timed) else Timed(t) for name, t in contestants.items()}
+    entered = dict(contestants)
     if ours is not None:
         entered[CONTROL] = entered[ours]
-    runs: dict[str, tuple[Timed, int]] = {}
+    calls: dict[str, int] = {}
     failures = {}
     a_round = 0.0
-    for name, timed in entered.items():
+    for name, call in entered.items():
         try:
-            timed.sample(1)  # compiles, and shows whether it can run at all
+            _sample(call, 1)  # compiles, and shows whether it can run at all
         except Exception as error:
             if name == ours:
                 raise
             failures[name] = reason(error)
             continue
-        once = timed.sample(1)
-        calls = 1 if timed.prepare else max(1, min(1000, int(SHORTEST / once)))
-        runs[name] = timed, calls
-        a_round += once * calls
+        once = _sample(call, 1)
+        calls[name] = max(1, min(1000, int(SHORTEST / once)))
+        a_round += once * calls[name]
 
-    count = int(min(rounds[1], max(rounds[0], seconds / a_round))) if runs else 0
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
+    count = int(min(rounds[1], max(rounds[0], seconds / a_round))) if calls else 0
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
     enabled = gc.isenabled()
     try:
         for i in range(count):
@@ -116,11 +104,10 @@ def compare(
             gc.disable()
             first = i % len(names)
             for name in names[first:] + names[:first]:
-                timed, calls = runs[name]
                 if settle:
                     time.sleep(settle)
-                    timed.sample(1)
-                samples[name].append(_deeper(DEPTHS[i % len(DEPTHS)], timed.sample, calls))
+                    _sample(entered[name], 1)
+                samples[name].append(_sample(entered[name], calls[name], DEPTHS[i % len(DEPTHS)]))
     finally:
         if enabled:
             gc.enable()
@@ -132,8 +119,14 @@ def compare(
     return Comparison({n: Stats.of(s) for n, s in samples.items()}, ratios, failures)
 
 
-def _deeper(frames: int, sample: Callable[[int], float], calls: int) -> float:
-    return sample(calls) if frames == 0 else _deeper(frames - 1, sample, calls)
+def _sample(call: Call, calls: int, depth: int = 0) -> float:
+    """Return the seconds that a call takes, so many frames further down."""
+    if depth:
+        return _sample(call, calls, depth - 1)
+    start = time.perf_counter()
+    for _ in range(calls):
+        jax.block_until_ready(call())
+    return (time.perf_counter() - start) / calls
 
 
 def reason(error: Exception) -> str:

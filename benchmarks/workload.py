@@ -12,6 +12,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.results import OURS, Group
-from benchmarks.timing import Settings, Timed, compare, reason
+from benchmarks.timing import Call, Settings, compare, reason
 from tfgrad_jax import custom_gradient
 
 PLAIN = "plain JAX"
@@ -32,6 +33,7 @@ TRANSPOSED = "custom_jvp that transposes"
 JAX = "jax.custom_gradient"
 EQUINOX = "equinox.filter_custom_vjp"
 NNX = "flax.nnx.custom_vjp"
+PEERS = (PLAIN, HAND, EVERY, JAX, EQUINOX, NNX, OURS)
 REFERENCE = {"forward": HAND, "grad": HAND, "second order": EVERY, "jvp": JVP, "hessian": JVP}
 COUNTS = {"flops": "flops", "bytes accessed": "bytes", "temp memory": "bytes"}
 # Compiles in half the time on a CPU, to machine code that is slow: the program and its counts are
@@ -50,51 +52,42 @@ class Rule:
     """A function with its gradient."""
 
     forward: Function  # (*args) -> (y, residuals)
-    backward: Function  # (residuals, dy, *statics) -> a gradient for each argument
+    backward: Function  # (residuals, dy) -> a gradient for each argument
     plain: Function | None = None  # for plain autodiff; without it the value of `forward`
     residuals: Function | None = None  # (y, *args) -> residuals, for who knows `y` already
     push: Function | None = None  # (primals, tangents) -> (y, its tangent)
     captured: int = 0  # ours closes over so many arguments, the first ones,
     how: str = "declared"  # which are "declared", "undeclared" or those of a "method"
-    statics: int = 0  # so many arguments, the last ones, are Python values
     many: bool = False  # `y` is a list or a tuple
     written: Mapping[str, Function] = dataclasses.field(default_factory=dict)  # ways written out
 
     def value(self, *args: Any) -> Any:
-        return (self.plain or (lambda *args: self.forward(*args)[0]))(*args)
+        return self.plain(*args) if self.plain else self.forward(*args)[0]
 
     def pair(self, *args: Any) -> Any:
         """Return the value and the gradient function, as `tf.custom_gradient` takes them."""
         y, residuals = self.forward(*args)
-        statics = args[len(args) - self.statics :]
-        return y, lambda *dys: self.backward(residuals, dys if self.many else dys[0], *statics)
-
-
-def _custom_vjp(rule: Rule, forward: Callable[[Function], Function]) -> Function:
-    count = rule.forward.__code__.co_argcount
-    statics = tuple(range(count - rule.statics, count))
-    h = jax.custom_vjp(lambda *args: rule.forward(*args)[0], nondiff_argnums=statics)
-    h.defvjp(forward(h), lambda *given: rule.backward(*given[-2:], *given[:-2]))
-    return h
+        return y, lambda *dys: self.backward(residuals, dys if self.many else dys[0])
 
 
 def by_hand(rule: Rule) -> Function:
     """Return a `custom_vjp`; its second derivative is JAX's derivative of its forward rule."""
-    return _custom_vjp(rule, lambda h: rule.forward)
+    h = jax.custom_vjp(lambda *args: rule.forward(*args)[0])
+    h.defvjp(rule.forward, rule.backward)
+    return h
 
 
 def every_order(rule: Rule) -> Function:
     """Return a `custom_vjp` whose second derivative is right: its forward rule calls itself."""
+    h = jax.custom_vjp(lambda *args: rule.forward(*args)[0])
     residuals = rule.residuals or (lambda y, *args: rule.forward(*args)[1])
 
-    def forward(h: Function) -> Function:
-        def rule_forward(*args: Any) -> Any:
-            y = h(*args)
-            return y, residuals(y, *args)
+    def forward(*args: Any) -> Any:
+        y = h(*args)
+        return y, residuals(y, *args)
 
-        return rule_forward
-
-    return _custom_vjp(rule, forward)
+    h.defvjp(forward, rule.backward)
+    return h
 
 
 def by_jvp(rule: Rule) -> Function:
@@ -114,8 +107,7 @@ def by_jvp(rule: Rule) -> Function:
 
         # Linearized first, because JAX transposes a loop only without what does not depend on dy.
         linear = jax.linearize(pull, jax.tree.map(jnp.zeros_like, y))[1]
-        (tangent,) = jax.linear_transpose(linear, y)([tangents[i] for i in moved])
-        return y, tangent
+        return y, jax.linear_transpose(linear, y)([tangents[i] for i in moved])[0]
 
     return h
 
@@ -123,73 +115,55 @@ def by_jvp(rule: Rule) -> Function:
 def by_equinox(rule: Rule) -> Function:
     import equinox
 
-    def split(args: tuple[Any, ...]) -> tuple[Any, ...]:
-        n = len(args) - rule.statics
-        return args[:n], *args[n:]
-
-    h = equinox.filter_custom_vjp(lambda args, *statics: rule.forward(*args, *statics)[0])
-    h.def_fwd(lambda perturbed, args, *statics: rule.forward(*args, *statics))
-    h.def_bwd(lambda residuals, dy, perturbed, args, *s: rule.backward(residuals, dy, *s))
-    return lambda *args: h(*split(args))
+    h = equinox.filter_custom_vjp(lambda args: rule.forward(*args)[0])
+    h.def_fwd(lambda perturbed, args: rule.forward(*args))
+    h.def_bwd(lambda residuals, dy, perturbed, args: rule.backward(residuals, dy))
+    return lambda *args: h(args)
 
 
 def by_nnx(rule: Rule) -> Function:
     from flax import nnx
 
-    count = rule.forward.__code__.co_argcount
-    statics = tuple(range(count - rule.statics, count))
-    h = nnx.custom_vjp(lambda *args: rule.forward(*args)[0], nondiff_argnums=statics)
-
-    def pull(*given: Any) -> Any:
-        *statics, residuals, (_, dy) = given  # what a graph node would be updated by, and dy
-        return rule.backward(residuals, dy, *statics)
-
-    h.defvjp(rule.forward, pull)
+    h = nnx.custom_vjp(lambda *args: rule.forward(*args)[0])
+    # An upstream comes with what a graph node would be updated by.
+    h.defvjp(rule.forward, lambda residuals, given: rule.backward(residuals, given[1]))
     return h
 
 
 def ours(rule: Rule) -> Function:
     """Return the rule under `custom_gradient`, which closes over what the rule captures."""
-    if not rule.captured:
-        return custom_gradient(rule.pair)
-    if rule.how == "method":
-        return lambda *args: _Layer(rule, args[: rule.captured])(*args[rule.captured :])
+    n, forward, backward = rule.captured, rule.forward, rule.backward
+
+    def with_variables(y: Any, residuals: Any) -> Any:
+        def grad(*dys: Any, variables: Any) -> Any:
+            gradients = backward(residuals, dys if rule.many else dys[0])
+            dws = gradients[:n]
+            return gradients[n:], jax.tree.leaves(dws) if rule.how == "undeclared" else dws
+
+        return y, grad
+
+    class Layer:
+        """A layer with its weights, which are no inputs of its method."""
+
+        def __init__(self, *weights: Any) -> None:
+            self.weights = weights
+
+        @custom_gradient(variables=lambda self: self.weights)
+        def __call__(self, *inputs: Any) -> Any:
+            return with_variables(*forward(*self.weights, *inputs))
 
     def closing(*args: Any) -> Any:
-        weights, inputs = args[: rule.captured], args[rule.captured :]
+        weights = args[:n]
 
         @custom_gradient(variables=weights if rule.how == "declared" else None)
         def h(*inputs: Any) -> Any:
-            y, pull = rule.pair(*weights, *inputs)
+            return with_variables(*forward(*weights, *inputs))
 
-            def grad(*dys: Any, variables: Any) -> Any:
-                gradients = pull(*dys)
-                dws = gradients[: rule.captured]
-                inputs = gradients[rule.captured :]
-                return inputs, dws if rule.how == "declared" else jax.tree.leaves(dws)
+        return h(*args[n:])
 
-            return y, grad
-
-        return h(*inputs)
-
-    return closing
-
-
-class _Layer:
-    """A layer with its weights, which are no inputs of its method."""
-
-    def __init__(self, rule: Rule, weights: tuple[Any, ...]) -> None:
-        self.rule, self.weights = rule, weights
-
-    @custom_gradient(variables=lambda self: self.weights)
-    def __call__(self, *inputs: Any) -> Any:
-        y, pull = self.rule.pair(*self.weights, *inputs)
-
-        def grad(*dys: Any, variables: Any) -> Any:
-            gradients, n = pull(*dys), self.rule.captured
-            return gradients[n:], gradients[:n]
-
-        return y, grad
+    if not n:
+        return custom_gradient(rule.pair)
+    return (lambda *args: Layer(*args[:n])(*args[n:])) if rule.how == "method" else closing
 
 
 WAYS: dict[str, Callable[[Rule], Function]] = {
@@ -335,56 +309,53 @@ def measure(section: str, workload: Workload, settings: Settings) -> list[Group]
     errors, failures = check(workload)
     groups = [Group(section, workload.name, "error in float64", "relative", errors)]
     sizes = workload.sizes[settings.size]
-    run = functools.partial(_measure, section, workload, settings, failures)
+    one = functools.partial(_measure, section, workload, settings, failures)
     for what in workload.measures:
         if len(sizes) == 1:
-            groups += run(what, sizes[0], what)
-            continue
-        points: list[Group] = []
-        _deep(lambda what=what, points=points: points.extend(
-            group for size in sizes for group in run(what, size, f"{what} at {size}")
-        ))  # fmt: skip
-        groups += [*points, _slope(points, what, sizes)]
+            groups += one(what, sizes[0])
+        else:
+            points = _deep(lambda what=what: [g for size in sizes for g in one(what, size)])
+            groups += [*points, _slope(points, what, sizes)]
     return groups
 
 
 def _measure(
-    section: str, workload: Workload, settings: Settings, failures: Any, what: str, size: Any,
-    label: str,
-) -> list[Group]:  # fmt: skip
+    section: str, workload: Workload, settings: Settings, failures: Any, what: str, size: Any
+) -> list[Group]:
     how, _, mode = what.partition(" ")
-    names = [way for way in workload.contestants(mode) if (mode, way) not in failures]
-    failed = {way: failures[m, way] for m, way in failures if m == mode}
+    failed = {way: why for (m, way), why in failures.items() if m == mode}
+    names = [way for way in workload.contestants(mode) if way not in failed]
     if how == "program":
-        return _programs(section, workload, size, mode, names, failed)
+        if OURS not in names:
+            names = []
+        found = {way: counts(workload, way, size, mode) for way in names}
+        return [
+            Group.counted(
+                section, workload.name, f"{measure}, {mode}", unit,
+                {way: numbers[measure] for way, numbers in found.items()}, failures=failed,
+            )
+            for measure, unit in COUNTS.items()
+        ]  # fmt: skip
     if workload.big and settings.size == "cpu":
         return []
     args = workload.arguments(size, jnp.float32)
-    toy = settings.size == "toy"
-    contestants = {way: _call(how, workload, mode, way, size, toy, args) for way in names}
-    heavy = how == "run" or isinstance(size, int)
-    seconds = (3 if how in ("run", "compile") else 1) * settings.scale
-    rounds = settings.rounds(5, 50) if heavy else settings.rounds()
-    measured = compare(contestants, OURS, seconds, rounds)
-    measured.failures.update(failed)
-    group = Group.timed(section, workload.name, label, measured, workload.note)
-    return [group, *_rates(group, workload, args, settings)] if how == "run" else [group]
 
-
-def _call(
-    how: str, workload: Workload, mode: str, way: str, size: Any, toy: bool, args: tuple[Any, ...]
-) -> Function | Timed:
-    f = workload.function(mode, way, size)
-
-    def traced() -> Any:
-        return jax.jit(lambda *a: f(*a)).trace(*args)
-
-    if how == "eager":
+    def call(way: str) -> Call:
+        f = workload.function(mode, way, size)
+        if how == "trace":
+            return lambda: jax.jit(lambda *a: f(*a)).trace(*args)
+        if how == "run":
+            f = workload.jitted(mode, way, size, fast=settings.toy)
         return lambda: f(*args)
-    if how == "run":
-        compiled = workload.jitted(mode, way, size, fast=toy)
-        return lambda: compiled(*args)
-    return traced if how == "trace" else Timed(lambda t: t.lower().compile(), traced)
+
+    growing = len(workload.sizes[settings.size]) > 1
+    seconds = (3 if how == "run" else 1) * settings.scale
+    rounds = settings.rounds(5, 50) if growing or how == "run" else settings.rounds()
+    measured = compare({way: call(way) for way in names}, OURS, seconds, rounds)
+    measured.failures.update(failed)
+    label = f"{what} at {size}" if growing else what
+    group = Group.timed(section, workload.name, label, measured, workload.note)
+    return [group, *_rates(group, workload, args, settings)]
 
 
 def memory(compiled: Any) -> tuple[float, float]:
@@ -399,27 +370,8 @@ def counts(workload: Workload, way: str, size: Any, mode: str = "grad") -> dict[
     args = jax.eval_shape(lambda: workload.arguments(size, jnp.float32))
     compiled = workload.jitted(mode, way, size, fast=True).lower(*args).compile()
     cost = compiled.cost_analysis()
-    cost = cost[0] if isinstance(cost, (list, tuple)) else cost
-    return {
-        "flops": cost.get("flops", 0.0),
-        "bytes accessed": cost.get("bytes accessed", 0.0),
-        "temp memory": memory(compiled)[0],
-    }
-
-
-def _programs(
-    section: str, workload: Workload, size: Any, mode: str, names: list[str], failed: Any
-) -> list[Group]:
-    found = {}
-    for way in names if OURS in names else ():
-        found[way] = counts(workload, way, size, mode)
-    return [
-        Group.counted(
-            section, workload.name, f"{what}, {mode}", unit,
-            {way: numbers[what] for way, numbers in found.items()}, failures=failed,
-        )
-        for what, unit in COUNTS.items()
-    ]  # fmt: skip
+    numbers = (cost.get("flops", 0.0), cost.get("bytes accessed", 0.0), memory(compiled)[0])
+    return dict(zip(COUNTS, numbers, strict=True))
 
 
 def _rates(
@@ -441,34 +393,21 @@ def _rates(
 
 def _slope(points: list[Group], what: str, sizes: list[int]) -> Group:
     """Return what one more leaf, call, ... costs, between the two largest sizes."""
-    (small, large), (m, n) = points[-2:], sizes[-2:]
-    slopes = {k: (large.values[k] - small.values[k]) / (n - m) for k in large.values}
-    powers = ", ".join(
-        f"{k}: {math.log(large.values[k] / small.values[k]) / math.log(n / m):.2f}" for k in slopes
-    )
-    note = f"from {m} to {n}; exponents of the growth: {powers}"
-    group = Group.counted(large.section, large.case, f"{what}, slope", "s", slopes, note=note)
-    return dataclasses.replace(group, samples=large.samples)
+    (small, large), (m, n) = (g.values for g in points[-2:]), sizes[-2:]
+    slopes = {k: (large[k] - small[k]) / (n - m) for k in large}
+    powers = {k: math.log(large[k] / small[k]) / math.log(n / m) for k in large}
+    note = f"from {m} to {n}; exponents: {', '.join(f'{k} {p:.2f}' for k, p in powers.items())}"
+    section, case, _ = points[-1].key
+    return Group.counted(section, case, f"{what}, slope", "s", slopes, note=note)
 
 
-def _deep(run: Callable[[], None]) -> None:
+def _deep(run: Callable[[], Any]) -> Any:
     """Run where hundreds of nested calls fit: JAX needs several Python frames for each."""
-    errors: list[BaseException] = []
-
-    def target() -> None:
-        try:
-            run()
-        except BaseException as error:
-            errors.append(error)
-
     limit, size = sys.getrecursionlimit(), threading.stack_size(1 << 29)
     sys.setrecursionlimit(1 << 17)
     try:
-        thread = threading.Thread(target=target)
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(run).result()
     finally:
         sys.setrecursionlimit(limit)
         threading.stack_size(size)
-    if errors:
-        raise errors[0]
