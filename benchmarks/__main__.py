@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
     from benchmarks import report
-    from benchmarks.results import Results, table
+    from benchmarks.results import Results
     from benchmarks.timing import Settings
 
     settings = Settings("toy" if options.quick else "cpu" if platform == "cpu" else "gpu")
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = out and out / f"{results.name}.json"
     if path and path.exists() and options.only:
         results.groups = Results.load(path).groups  # until they are measured again
-    failed = {}
+    failed, measured = {}, []
     for name in progress(chosen):
         try:
             groups = chosen[name]()
@@ -63,14 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed[name] = error
             continue
         results.add(groups)
-        print(f"\n== {name} ==", *("\n".join(table(g)) for g in groups), sep="\n")
+        measured += groups
         if path:
             results.save(path)
-    known = [line for line in report.lines(results) if line.measured is not None]
-    if known:
-        print(f"\n{'what':<48} {'against':<26} at most measured")
-    for line in known:
-        print(f"{line.what:<48} {line.against:<26} {line.at_most:>6.2f}x {line}")
+    shown = Results(results.meta, measured)
+    print(report.targets([shown], unmeasured=False), *report.tables(shown), sep="\n\n")
     if path:
         print("\nwrote", path, "; now `python -m benchmarks.report`")
     for name, error in failed.items():

@@ -30,10 +30,6 @@ RUN = ("run grad", "program grad")
 ALL = (*RUN, "program second order", "program jvp")
 
 
-def _sizes(toy: Any, cpu: Any, gpu: Any) -> dict[str, list[Any]]:
-    return {"toy": [toy], "cpu": [cpu], "gpu": [gpu]}
-
-
 def _of(rule: Rule, loss: Callable[[Function], Function]) -> Callable[[Way, Any], Function]:
     return lambda way, size: loss(way(rule))
 
@@ -65,7 +61,7 @@ def _cross_entropy(name: str, toy: Any, cpu: Any, gpu: Any, **more: Any) -> Work
         _of(rules.CROSS_ENTROPY, lambda h: lambda x, w, labels: h(w, x, labels)),
         _tokens,
         (0, 1),
-        _sizes(toy, cpu, gpu),
+        (toy, cpu, gpu),
         work=lambda x, w, labels: 3 * 2 * x.size * w.shape[1],
         note="ours closes over the weights (declared)",
         **more,
@@ -215,7 +211,7 @@ TOY = Shape(2, 2, 8, 16, 2, 32)
 WHOLE = Shape(12, 8, 1024, dtype=jnp.bfloat16)
 GPT = Workload(
     "GPT-2 training step", gpt, gpt_arguments, (0,),
-    _sizes(TOY, Shape(2, 2, 256), WHOLE), (*RUN, "program jvp"),
+    (TOY, Shape(2, 2, 256), WHOLE), (*RUN, "program jvp"),
     (PLAIN, CHECKPOINT, OPTAX, HAND, OURS),
     step=adam_step, note="2 of its 12 layers on a CPU; ours closes over scales and embedding",
 )  # fmt: skip
@@ -224,18 +220,18 @@ GPT = Workload(
 WORKLOADS = (
     Workload(
         "log1pexp", _of(LOG1PEXP, lambda h: lambda x: h(x).sum()), _normals(1), (0,),
-        _sizes((256,), (1 << 25,), (1 << 28,)),
+        ((256,), (1 << 25,), (1 << 28,)),
         traffic=lambda x: 2 * x.nbytes,  # read x, write its gradient
     ),
     Workload(
         "RMSNorm", _of(rules.RMSNORM, lambda h: lambda x, scale, t: (h(scale, x) * t).sum()),
-        _norm, (0, 1), _sizes((8, 32), (1 << 14, 1024), (1 << 16, 4096)),
+        _norm, (0, 1), ((8, 32), (1 << 14, 1024), (1 << 16, 4096)),
         traffic=lambda x, scale, t: 3 * x.nbytes,  # read x and t, write the gradient of x
     ),
     Workload(
         "attention, recomputed",
         _of(rules.ATTENTION, lambda h: lambda *qkv: (h(*qkv) ** 2).mean()),
-        _normals(3), (0, 1, 2), _sizes((2, 16, 4), (4, 2048, 64), (32, 8192, 128)),
+        _normals(3), (0, 1, 2), ((2, 16, 4), (4, 2048, 64), (32, 8192, 128)),
         work=lambda q, k, v: 7 * 2 * q.size * k.shape[1],
     ),
     _cross_entropy("cross-entropy", (16, 8, 32), (2048, 256, 16384), (8192, 1024, 50257)),
@@ -245,21 +241,21 @@ WORKLOADS = (
     ),
     Workload(
         "implicit layer", _of(rules.IMPLICIT, lambda h: lambda w, x: (h(w, x) ** 2).mean()),
-        _implicit, (0, 1), _sizes((4, 8), (1024, 256), (8192, 2048)),
+        _implicit, (0, 1), ((4, 8), (1024, 256), (8192, 2048)),
         note=f"{rules.ITERATIONS} iterations in either direction; ours closes over w (declared)",
     ),
     Workload(
         "LSQ training", _lsq, _lsq_arguments, (0,),
-        _sizes((8, 16), (4096, 512), (32768, 4096)), RUN,
+        ((8, 16), (4096, 512), (32768, 4096)), RUN,
         note="gradients for weights and step sizes; ours closes over the steps (declared)",
     ),
     Workload(
         "spiking network, 1,000 steps", _spiking, _spiking_arguments, (0,),
-        _sizes((10, 2, 8), (1000, 32, 128), (1000, 256, 1024)),
+        ((10, 2, 8), (1000, 32, 128), (1000, 256, 1024)),
     ),
     Workload(
         "Pallas kernel pair", _of(rules.PALLAS, lambda h: lambda a, b: (h(a, b) ** 2).mean()),
-        _normals(2), (0, 1), _sizes((8, 16), (512, 256), (1 << 15, 1024)),
+        _normals(2), (0, 1), ((8, 16), (512, 256), (1 << 15, 1024)),
         note="interpreted on a CPU: its time there says nothing",
     ),
     GPT,

@@ -29,7 +29,7 @@ class Group:
     case: str
     measure: str
     unit: str  # "s", "bytes", "flops", "GB/s", ...
-    values: Numbers
+    values: Numbers = dataclasses.field(default_factory=dict)
     quartiles: Pairs = dataclasses.field(default_factory=dict)
     samples: int = 0  # 0: the numbers are exact
     ratios: Numbers = dataclasses.field(default_factory=dict)
@@ -166,18 +166,3 @@ def amount(value: float, unit: str) -> str:
     }.get(unit, ((1, unit),))
     scale, name = next((s for s in scales if abs(value) >= s[0]), scales[-1])
     return f"{value / scale:.3g} {name}".rstrip()
-
-
-def table(group: Group) -> list[str]:
-    """Return the lines of one comparison."""
-    lines = [f"{group.case} | {group.measure}"]
-    for name, value in group.values.items():
-        text = f"  {name:<34}{amount(value, group.unit):>12}"
-        if name in group.quartiles:
-            low, high = (amount(q, group.unit) for q in group.quartiles[name])
-            text += f"  [{low}, {high}]"
-        if name in group.ratios:
-            text = f"{text:<76}ours / this {group.ratios[name]:.2f}x"
-        lines.append(text)
-    lines += [f"  {name:<34}{'cannot':>12}  {why}" for name, why in group.failures.items()]
-    return [*lines, f"  ({group.note})"] if group.note else lines

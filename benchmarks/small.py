@@ -16,7 +16,7 @@ from tfgrad_jax import custom_gradient
 
 MEASURES = ("eager forward", "eager grad", "run grad", "trace grad")
 HIGHER = ("trace second order", "trace jvp", "trace hessian", "eager jvp")
-ONE = {"toy": [None], "cpu": [None], "gpu": [None]}
+ONE = (None, None, None)
 
 
 # --- log1pexp: inputs only ------------------------------------------------------------------------
@@ -108,7 +108,7 @@ OVERHEAD = (
     ),
     Workload(
         "large closure", _closing_over_much, _scalar, (0,),
-        {"toy": [1000], "cpu": [100_000], "gpu": [100_000]},
+        (1000, 100_000, 100_000),
         ("eager forward", "eager grad", "trace grad"), (PLAIN, HAND, EVERY, JAX, OURS),
         note="a dictionary of 100,000 numbers",
     ),
@@ -199,22 +199,24 @@ def _tanh_layer_backward(residuals: Any, dy: Any) -> Any:
     return d * x, d * w
 
 
-TANH_LAYER = Rule(
-    _tanh_layer, _tanh_layer_backward, residuals=lambda y, *given: (*given, y),
-    captured=1, how="undeclared",
-)  # fmt: skip
-
-
-def _layers(way: Way, count: int) -> Any:
+def _layers(how: str) -> Callable[[Way, int], Any]:
     """So many calls, each of its own function that closes over its own weight."""
-    h = way(TANH_LAYER)
+    rule = Rule(
+        _tanh_layer, _tanh_layer_backward, residuals=lambda y, *given: (*given, y),
+        captured=1, how=how,
+    )  # fmt: skip
 
-    def network(weights: Any, x: Any) -> Any:
-        for w in weights:
-            x = h(w, x)
-        return x
+    def written(way: Way, count: int) -> Any:
+        h = way(rule)
 
-    return network
+        def network(weights: Any, x: Any) -> Any:
+            for w in weights:
+                x = h(w, x)
+            return x
+
+        return network
+
+    return written
 
 
 def _growing(name: str, loss: Callable[[Way, int], Any], kind: str) -> Workload:
@@ -229,7 +231,7 @@ def _growing(name: str, loss: Callable[[Way, int], Any], kind: str) -> Workload:
         loss,
         arguments,
         (0, 1) if kind == "both" else (0,),
-        {"toy": [1, 4], "cpu": counts, "gpu": counts},
+        ([1, 4], counts, counts),
         ("trace grad", "eager grad"),
         (EVERY, OURS),
     )
@@ -241,5 +243,6 @@ GROWTH = (
     _growing("nested calls", _nested, "number"),
     _growing("captured values", _captured("undeclared"), "both"),
     _growing("declared variables", _captured("declared"), "both"),
-    _growing("layers that capture", _layers, "both"),
+    _growing("layers that capture", _layers("undeclared"), "both"),
+    _growing("layers that declare", _layers("declared"), "both"),
 )

@@ -14,12 +14,14 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 CONTROL = "control: ours again"
 DEPTHS = [i * 7 % 16 * 10 for i in range(16)]  # in Python frames, not in order
+SIZES = ("toy", "cpu", "gpu")
 SHORTEST = 2e-4  # seconds a sample takes at least, where a call can be repeated
 
 Call = Callable[[], Any]
@@ -28,7 +30,7 @@ Call = Callable[[], Any]
 class Settings(NamedTuple):
     """What the command line asks for."""
 
-    size: str = "cpu"  # "toy", "cpu" or "gpu"
+    size: str = "cpu"  # one of `SIZES`
 
     @property
     def toy(self) -> bool:
@@ -131,5 +133,6 @@ def _sample(call: Call, calls: int, depth: int = 0) -> float:
 
 def reason(error: Exception) -> str:
     """Say in a line why a contestant cannot run."""
-    text = (str(error).strip().splitlines() or [""])[0]
+    here = f"{Path(__file__).parents[1]}/"
+    text = (str(error).replace(here, "").strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {text[:120]}".rstrip(": ")

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.results import OURS, Group
-from benchmarks.timing import Call, Settings, compare, reason
+from benchmarks.timing import SIZES, Call, Settings, compare, reason
 from tfgrad_jax import custom_gradient
 
 PLAIN = "plain JAX"
@@ -207,7 +207,7 @@ class Workload:
     loss: Callable[[Way, Any], Function]  # (way, size) -> what is differentiated
     arguments: Callable[[Any, Any], tuple[Any, ...]]  # (size, dtype) -> arguments
     argnums: tuple[int, ...]
-    sizes: Mapping[str, list[Any]]  # "toy", "cpu" and "gpu" -> sizes; several show the growth
+    sizes: tuple[Any, Any, Any]  # for `Settings.size`; lists of sizes show the growth
     measures: tuple[str, ...] = ("run grad", "program grad", "program second order", "program jvp")
     ways: tuple[str, ...] = (PLAIN, CHECKPOINT, HAND, OURS)  # of what is no other derivative
     step: Callable[[Function], Function] | None = None  # loss -> what runs, if not its gradient
@@ -271,7 +271,7 @@ def check(workload: Workload) -> tuple[dict[str, float], dict[tuple[str, str], s
     """
     errors: dict[str, float] = {}
     failures: dict[tuple[str, str], str] = {}
-    size = workload.sizes["toy"][-1]
+    size = workload.sizes[0][-1] if isinstance(workload.sizes[0], list) else workload.sizes[0]
     options = UNOPTIMIZED if jax.default_backend() == "cpu" else None
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", True)
@@ -308,11 +308,11 @@ def measure(section: str, workload: Workload, settings: Settings) -> list[Group]
     """Check a workload, then take every measure at every size."""
     errors, failures = check(workload)
     groups = [Group(section, workload.name, "error in float64", "relative", errors)]
-    sizes = workload.sizes[settings.size]
+    sizes = workload.sizes[SIZES.index(settings.size)]
     one = functools.partial(_measure, section, workload, settings, failures)
     for what in workload.measures:
-        if len(sizes) == 1:
-            groups += one(what, sizes[0])
+        if not isinstance(sizes, list):
+            groups += one(what, sizes)
         else:
             points = _deep(lambda what=what: [g for size in sizes for g in one(what, size)])
             groups += [*points, _slope(points, what, sizes)]
@@ -348,7 +348,7 @@ def _measure(
             f = workload.jitted(mode, way, size, fast=settings.toy)
         return lambda: f(*args)
 
-    growing = len(workload.sizes[settings.size]) > 1
+    growing = isinstance(workload.sizes[0], list)
     seconds = (3 if how == "run" else 1) * settings.scale
     rounds = settings.rounds(5, 50) if growing or how == "run" else settings.rounds()
     measured = compare({way: call(way) for way in names}, OURS, seconds, rounds)
