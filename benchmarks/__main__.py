@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if path:
             results.save(path)
     shown = Results(results.meta, measured)
-    print(report.targets([shown], unmeasured=False), *report.tables(shown), sep="\n\n")
+    print(*report.targets([shown], unmeasured=False), *report.tables(shown), sep="\n\n")
     if path:
         print("\nwrote", path, "; now `python -m benchmarks.report`")
     for name, error in failed.items():

@@ -16,9 +16,9 @@ from benchmarks.results import OURS, Results, amount
 COLORS = {
     OURS: "#d55e00", w.PLAIN: "#999999", w.CHECKPOINT: "#444444", w.HAND: "#0072b2",
     w.EVERY: "#56b4e9", w.JVP: "#3a3a8c", w.TRANSPOSED: "#8888cc", w.JAX: "#009e73",
-    w.EQUINOX: "#cc79a7", w.NNX: "#e69f00",
+    w.EQUINOX: "#cc79a7", w.NNX: "#e69f00", w.BOTH: "#f0a070",
 }  # fmt: skip
-MARKS = dict(zip(COLORS, "*|xosP+D^v", strict=True))
+MARKS = dict(zip(COLORS, "*|xosP+D^v.", strict=True))
 KINDS = ("eager forward", "eager grad", "run grad", "trace grad")
 
 

@@ -13,6 +13,7 @@ from benchmarks.results import OURS, Group
 from benchmarks.small import LOG1PEXP
 from benchmarks.timing import Settings
 from benchmarks.workload import (
+    BOTH,
     CHECKPOINT,
     HAND,
     PLAIN,
@@ -211,8 +212,8 @@ TOY = Shape(2, 2, 8, 16, 2, 32)
 WHOLE = Shape(12, 8, 1024, dtype=jnp.bfloat16)
 GPT = Workload(
     "GPT-2 training step", gpt, gpt_arguments, (0,),
-    (TOY, Shape(2, 2, 256), WHOLE), (*RUN, "program jvp"),
-    (PLAIN, CHECKPOINT, OPTAX, HAND, OURS),
+    (TOY, Shape(2, 4, 512), WHOLE), (*RUN, "program jvp"),
+    (PLAIN, CHECKPOINT, OPTAX, HAND, BOTH, OURS),
     step=adam_step, note="2 of its 12 layers on a CPU; ours closes over scales and embedding",
 )  # fmt: skip
 
@@ -281,7 +282,9 @@ def largest_batch(settings: Settings) -> list[Group]:
         low, high = 2, 4
         for _ in range(2):  # the memory is about linear in the batch
             slope = (needed(high) - needed(low)) / (high - low)
-            low, high = high, max(low, int(low + (budget - needed(low)) / slope))
+            guess = max(1, int(low + (budget - needed(low)) / slope))
+            if guess != high:
+                low, high = high, guess
         while high and needed(high) > budget:
             high -= 1
         batches[way] = float(high)

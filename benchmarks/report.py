@@ -109,7 +109,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-def targets(found: list[Results], unmeasured: bool = True) -> str:
+def targets(found: list[Results], unmeasured: bool = True) -> Iterator[str]:
     named = [{(x.what, x.against): x for x in lines(results)} for results in found]
     keys = dict.fromkeys(key for of in named for key in of)
     rows, why = [], []
@@ -125,7 +125,10 @@ def targets(found: list[Results], unmeasured: bool = True) -> str:
             told = [*sorted(notes), *(reasons or ["no experiment yet"])[:1]]
             why.append(f"- *{key[0]}*: {'; '.join(told)}.")
     head = ["what", "against", "at most", *(r.label for r in found)]
-    return _table(head, rows) + ("\n\nMissed:\n\n" + "\n".join(why) if why else "")
+    if rows:
+        yield _table(head, rows)
+    if why:
+        yield "\n".join(["Missed:", "", *why])
 
 
 def _cell(group: Group, name: str) -> str:
@@ -171,7 +174,7 @@ def main() -> int:
         "# Results",
         "Written by `python -m benchmarks.report`. Bold: a target that is missed.",
     ]
-    parts.append(targets(found))
+    parts += targets(found)
     for results in found:
         parts.append(f"## {results.label}\n\nProcessor: {results.meta['processor']}.")
         figures = sorted(RESULTS.glob(f"{results.name}-*.svg"))

@@ -26,6 +26,7 @@ from tfgrad_jax import custom_gradient
 
 PLAIN = "plain JAX"
 CHECKPOINT = "jax.checkpoint"
+BOTH = "tfgrad_jax + jax.checkpoint"
 HAND = "hand-written"
 EVERY = "hand-written, every order"
 JVP = "hand-written custom_jvp"
@@ -177,6 +178,7 @@ WAYS: dict[str, Callable[[Rule], Function]] = {
     EQUINOX: by_equinox,
     NNX: by_nnx,
     OURS: ours,
+    BOTH: ours,
 }
 
 
@@ -191,11 +193,11 @@ class Way(NamedTuple):
     @property
     def inner(self) -> "Way":
         """The way for rules inside of `block`."""
-        return Way(PLAIN) if self.name == CHECKPOINT else self
+        return Way({CHECKPOINT: PLAIN, BOTH: OURS}.get(self.name, self.name))
 
     def block(self, f: Function) -> Function:
         """Return a layer, or the body of a loop, as this way has it."""
-        return jax.checkpoint(f) if self.name == CHECKPOINT else f
+        return jax.checkpoint(f) if self.name in (CHECKPOINT, BOTH) else f
 
 
 # --- a workload -----------------------------------------------------------------------------------
@@ -350,7 +352,8 @@ def _measure(
 
     growing = isinstance(workload.sizes[0], list)
     seconds = (3 if how == "run" else 1) * settings.scale
-    rounds = settings.rounds(5, 50) if growing or how == "run" else settings.rounds()
+    slow = growing or how == "run"
+    rounds = settings.rounds(3 if workload.step else 5, 50) if slow else settings.rounds()
     measured = compare({way: call(way) for way in names}, OURS, seconds, rounds)
     measured.failures.update(failed)
     label = f"{what} at {size}" if growing else what

@@ -192,7 +192,7 @@ def a_run(ratio, temp=100.0, spread=0.01):
 
 
 def test_missed_target_is_bold_with_its_experiment():
-    text = report.targets([a_run(2.5), a_run(5.0, temp=101.0)])
+    text = "\n".join(report.targets([a_run(2.5), a_run(5.0, temp=101.0)]))
     assert "| 3.00x | 2.50x | **5.00x** |" in text
     assert "- *eager jvp, inputs only*: the rule is traced" in text
     assert "| 1.00x | 1.00x | **1.01x** |" in text
