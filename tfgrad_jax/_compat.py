@@ -1,8 +1,8 @@
 """What JAX tells in another way in each version, or only in a roundabout way, in one place.
 
-What differs between versions has the condition for its removal beside it. `is_idle` is asked at every
-call; `below` when a program is differentiated; `tangent_dtype` and `varying` for every operand and
-`same_axes` for every gradient.
+What differs between versions has the condition for its removal beside it. `is_idle` is asked at
+every call; `below` when a program is differentiated; `tangent_dtype` and `varying` for every
+operand and `same_axes` for every gradient.
 """
 
 import contextlib
@@ -81,15 +81,15 @@ def batched_type(aval: Any, axis: Any) -> Any:
 
 
 def is_linearizing() -> bool:
-    """Return whether the rule that is running was called by `jax.linearize`, as all reverse mode."""
+    """Return whether the rule that is running was called to linearize, as in reverse mode."""
     return _current_trace is not None and type(_current_trace(())) is _linearizing()[0]
 
 
 def below(primals: Sequence[Any]) -> Any:
     """Return a context in which code runs at the level of the primals, inside a jvp rule.
 
-    Where JAX linearizes, it runs the rule under a trace to which no primal belongs, and every operation
-    would go through that. It is speed alone: where a name is missing, this does nothing.
+    Where JAX linearizes, it runs the rule under a trace to which no primal belongs, and every
+    operation would go through that. It is speed alone: where a name is missing, this does nothing.
     """
     if _current_trace is not None and _set_trace is not None:
         now, (trace, tracer) = _current_trace(()), _linearizing()

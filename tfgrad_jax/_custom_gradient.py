@@ -1,8 +1,8 @@
 """The decorator `custom_gradient`: `f(*x)` returns `(y, grad_fn)`, the result returns `y`.
 
-`CustomGradient.__call__` runs at every call. Where no transformation is running no derivative can
-flow, and it calls `f`. Otherwise `_call` finds out what `f` closes over (`_closure`), and hands the call
-to JAX as a program that has its rule (`_autodiff`).
+`CustomGradient.__call__` runs at every call. Where no transformation is running no derivative
+can flow, and it calls `f`. Otherwise `_call` finds out what `f` closes over (`_closure`), and
+hands the call to JAX as a program that has its rule (`_autodiff`).
 """
 
 import functools
@@ -112,7 +112,8 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         convention = self._convention
 
         def make(parts: Sequence[Any]) -> CustomGradient[..., Any]:
-            return CustomGradient(*parts, convention)
+            f, variables, primal = parts
+            return CustomGradient(f, variables, primal, convention)
 
         return make, (self._f, self._variables, self._primal)
 

@@ -94,9 +94,7 @@ def by_function(w, b, x):
     return f(x)
 
 
-@pytest.mark.parametrize(
-    "h", [by_method, by_flat_list, by_call, by_class, by_pytree, by_function]
-)
+@pytest.mark.parametrize("h", [by_method, by_flat_list, by_call, by_class, by_pytree, by_function])
 @by({**REVERSE, **FORWARD, **SECOND}, SOME)
 def test_declared(h, way):
     assert_derivative(

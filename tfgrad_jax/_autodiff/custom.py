@@ -8,11 +8,12 @@
     where JAX drops a     forward and backward: `Program.forward`, then the rule
     custom_jvp
 
-`forward` returns `attach(y, operands, rule)`, not `y`: the identity on `y` whose derivative with
-respect to the operands is the rule again. So the declared gradient holds at every order, where `y`
-alone would have the derivative of `f`'s own operations. Each differentiation takes one `attach` away;
-nothing runs twice, and it compiles to nothing. In a program that is recorded, `attach` is a custom
-derivative too, and not the primitive: kernels have no lowering for that.
+`forward` returns `attach(y, operands, rule)`, not `y`: the identity on `y` whose derivative
+with respect to the operands is the rule again. So the declared gradient holds at every order,
+where `y` alone would have the derivative of `f`'s own operations. Each differentiation takes
+one `attach` away; nothing runs twice, and it compiles to nothing. In a program that is
+recorded, `attach` is a custom derivative too, and not the primitive: kernels have no lowering
+for that.
 """
 
 import functools
@@ -77,9 +78,9 @@ def differentiable(name: str, may_refuse: bool) -> Callable[..., list[Any]]:
 
     def forward(program: Any, *operands: Any) -> Any:
         # Not with `symbolic_zeros`, which a shard_map has not: what may be differentiated is.
-        operands = _arrays(operands)
-        leaves, rule = program.forward(operands, [True] * len(operands))
-        return _attached(leaves, operands, rule, False), rule
+        arrays = _arrays(operands)
+        leaves, rule = program.forward(arrays, [True] * len(arrays))
+        return _attached(leaves, arrays, rule, False), rule
 
     def backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         return None, *rule([instantiate(cotangents[i]) for i in rule.static.outputs])

@@ -1,12 +1,12 @@
 """Three primitives of JAX, by its rules for primitives.
 
-`attach` is the identity on `ys`; its derivative with respect to `xs` is a rule. `push` maps tangents
-of the `xs` to tangents of the `ys`; what is known of it is its transpose, the rule, which reverse mode
-runs as it is. Forward mode evaluates it: that is the transpose of the rule (`transpose.py`).
-`depend` is the identity on `ys`, batched as soon as any other operand is.
+`attach` is the identity on `ys`; its derivative with respect to `xs` is a rule. `push` maps
+tangents of the `xs` to tangents of the `ys`; what is known of it is its transpose, the rule,
+which reverse mode runs as it is. Forward mode evaluates it: that is the transpose of the rule
+(`transpose.py`). `depend` is the identity on `ys`, batched as soon as any other operand is.
 
-`jax.vmap` maps the rule over its residuals and its cotangents, and the gradients of what is not mapped
-are summed.
+`jax.vmap` maps the rule over its residuals and its cotangents, and the gradients of what is not
+mapped are summed.
 """
 
 import dataclasses
@@ -109,9 +109,9 @@ _EMPTY = jax.make_jaxpr(lambda: ())().jaxpr
 def _life() -> ClosedJaxpr:
     """Return a parameter that lives as long as its equation.
 
-    JAX caches the type of each equation that it records, by the parameters. It keeps jaxprs there by
-    weak references, and forgets the entry of one that is gone; otherwise the cache would keep rules,
-    and the arrays that they hold, alive.
+    JAX caches the type of each equation that it records, by the parameters. It keeps jaxprs there
+    by weak references, and forgets the entry of one that is gone; otherwise the cache would keep
+    rules alive, and the arrays that they hold.
     """
     return ClosedJaxpr(_EMPTY, ())
 

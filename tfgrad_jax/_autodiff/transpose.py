@@ -1,8 +1,8 @@
 """Evaluate `push`: transpose a rule, which is what forward mode is made of.
 
-`push_forward` runs when a tangent is pushed through a rule and not transposed again: `jvp`, `jacfwd`,
-`hessian`. `jax.linear_transpose` alone would accept `dy + c` and drop the `c`, so `linearity.check`
-is asked first.
+`push_forward` runs when a tangent is pushed through a rule and not transposed again: `jvp`,
+`jacfwd`, `hessian`. `jax.linear_transpose` alone would accept `dy + c` and drop the `c`, so
+`linearity.check` is asked first.
 """
 
 from collections.abc import Callable, Sequence

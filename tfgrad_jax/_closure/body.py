@@ -1,10 +1,11 @@
 """A call as a function of the tracers that it closes over and of its operands.
 
-There are two bodies: `Rebuilt` (here) calls `f`, made anew around other values for what it captured;
-`Hoisted` (`hoist.py`) evaluates a jaxpr of it. Both answer `value`, where nothing is differentiated,
-and `result`, where something is: which gradient a captured value has is decided here. It is that of
-`variables=`, that of `f`'s own operations (`variables="autodiff"`), none because the function is
-written inside a rule, or none, and then it is an error to differentiate it.
+There are two bodies: `Rebuilt` (here) calls `f`, made anew around other values for what it
+captured; `Hoisted` (`hoist.py`) evaluates a jaxpr of it. Both answer `value`, where nothing is
+differentiated, and `result`, where something is: which gradient a captured value has is decided
+here. It is that of `variables=`, that of `f`'s own operations (`variables="autodiff"`), none
+because the function is written inside a rule, or none, and then it is an error to differentiate
+it.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
 """What functions hold: can a tracer be reached, and can they be made anew around other values?
 
-`reach` answers the first question for whatever a decorated function can see beside its operands.
-Where there is a tracer, `dissect` answers the second: it takes the tracers out of cells, defaults and
-the pytrees in them, and `Skeleton` puts other values in their places. `snapshot` does that without
-looking for tracers: a rule reads its closure at the call, as it does under `jit`.
+`reach` answers the first question for whatever a decorated function can see beside its
+operands. Where there is a tracer, `dissect` answers the second: it takes the tracers out of
+cells, defaults and the pytrees in them, and `Skeleton` puts other values in their places.
+`snapshot` does that without looking for tracers: a rule reads its closure at the call, as it
+does under `jit`.
 """
 
 import dis
@@ -159,7 +160,7 @@ class Skeleton:
         self.tracers: list[Any] = []
         self._search = search  # for tracers; or else what is no function stays as it is
         self._plans: list[_Plan] = []
-        self._functions: list[tuple[types.FunctionType, list[int], Sequence[_Plan]]] = []
+        self._functions: list[Any] = []  # (function, places of its cells, plans of the rest)
         self._cells: list[tuple[types.CellType, _Plan | None]] = []  # None: stays shared
         self._known: dict[int, int] = {}  # ids of tracers, functions and cells -> index
 
@@ -170,11 +171,10 @@ class Skeleton:
         """Forget the tracers, and what refers to them: they must not outlive their trace."""
         self.tracers = []
         self._known = {}
-        functions: list[Any] = [
+        self._functions = [
             (f.__code__, f.__globals__, f.__name__, f.__qualname__, *rest)
             for f, *rest in self._functions
         ]
-        self._functions = functions
         cells: list[Any] = [(c if p is None else None, p) for c, p in self._cells]
         self._cells = cells
 
@@ -182,7 +182,7 @@ class Skeleton:
         """Return the values, made anew around others for the tracers."""
         cells = [types.CellType() if cell is None else cell for cell, _ in self._cells]
         made: list[Any] = []
-        for code, scope, name, qualname, places, _ in self._functions:  # type: ignore[misc]
+        for code, scope, name, qualname, places, _ in self._functions:
             f = _FUNCTION(code, scope, name, None, tuple(cells[i] for i in places))
             f.__qualname__ = qualname
             made.append(f)

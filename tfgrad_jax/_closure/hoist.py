@@ -1,9 +1,10 @@
 """Trace a function that holds tracers where they cannot be replaced: `Hoisted` evaluates a jaxpr.
 
-`f` is traced at the call; the tracers among the constants of its jaxpr are the captured values. What
-its rule takes from `f` is returned by the jaxpr too. A rule that cannot be looked into is traced with
-it, except inside the trace of another rule: it may call its own function there, and so on without
-end. JAX needs the rule of such a call only once that is differentiated, and it is traced then.
+`f` is traced at the call; the tracers among the constants of its jaxpr are the captured values.
+What its rule takes from `f` is returned by the jaxpr too. A rule that cannot be looked into is
+traced with it, except inside the trace of another rule: it may call its own function there, and
+so on without end. JAX needs the rule of such a call only once that is differentiated, and it is
+traced then.
 """
 
 import contextlib

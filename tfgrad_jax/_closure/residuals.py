@@ -1,9 +1,9 @@
 """The derivative of one call, as a pytree: what the forward pass hands to the backward pass.
 
-`grad_fn` is a closure over values of the forward pass, and JAX must carry these from one to
-the other itself. `rule_of` finds them in the closure (`cells.dissect`), so that the backward pass
-calls the same `grad_fn` around other values; where they cannot be seen there, it traces `grad_fn` to
-a jaxpr and finds them among its constants.
+`grad_fn` is a closure over values of the forward pass, and JAX must carry these from one to the
+other itself. `rule_of` finds them in the closure (`cells.dissect`), so that the backward pass
+calls the same `grad_fn` around other values; where they cannot be seen there, it traces
+`grad_fn` to a jaxpr and finds them among its constants.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Flatten what goes in, and give every gradient that comes back its place.
 
 At the call: `split` sorts the leaves of the inputs into *operands* (what JAX is tracing) and
-constants (everything else, left alone); `Layout.join` puts them together again. When a rule has run,
-`Layout.gradients` reads what it returned.
+constants (everything else, left alone); `Layout.join` puts them together again. When a rule has
+run, `Layout.gradients` reads what it returned.
 """
 
 import collections
