@@ -30,11 +30,6 @@ _current_trace, _set_trace = _name("find_top_trace"), _name("set_current_trace")
 _unmapped_type = _name("unmapped_aval")
 _IDLE = _trace_state()
 
-# Before custom_jvp became a primitive of its own, JAX dropped a custom_jvp rule inside a scan when
-# it evaluated the scan in part, and put the function itself in its place: so on 0.8 and 0.10, not
-# on 0.12. Remove when the oldest supported JAX has this flag.
-DROPS_CUSTOM_JVP = not hasattr(jax.config, "jax_custom_jvp3")
-
 
 def is_idle() -> bool:
     """Return whether no transformation is running, so that no derivative can flow."""
@@ -78,11 +73,6 @@ def tangent_type(value: Any) -> Any:
 def batched_type(aval: Any, axis: Any) -> Any:
     """Return the type of values with one more axis in front, that of a `vmap`."""
     return _unmapped_type(axis.size, 0, aval, axis.explicit_mesh_axis)
-
-
-def is_linearizing() -> bool:
-    """Return whether the rule that is running was called to linearize, as in reverse mode."""
-    return _current_trace is not None and type(_current_trace(())) is _linearizing()[0]
 
 
 def below(primals: Sequence[Any]) -> Any:

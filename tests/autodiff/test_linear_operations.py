@@ -142,7 +142,7 @@ NOT_LINEAR = {
     "affine cond": (lambda dy: lax.cond(MASK[0], lambda d: d + X, lambda d: d, dy), "add|cond"),
     "cond on the upstream": (
         lambda dy: lax.cond(dy[0] > 0, lambda d: d, lambda d: 2 * d, dy),
-        "cond|gt",
+        "cond|gt|convert_element_type",
     ),
     "affine loop": (lambda dy: lax.fori_loop(0, 2, lambda i, c: c + X, dy), "add|scan|while"),
     "ignores the upstream": (lambda dy: X, "upstream"),

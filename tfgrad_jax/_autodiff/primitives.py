@@ -19,8 +19,8 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tfgrad_jax import _errors
-from tfgrad_jax._closure.residuals import Run, Static
-from tfgrad_jax._compat import axes_of, batched_type, same_axes, tangent_type
+from tfgrad_jax._closure.residuals import Rule, Run
+from tfgrad_jax._compat import axes_of, batched_type, is_ref, same_axes, tangent_type
 
 from .transpose import push_forward
 
@@ -62,19 +62,32 @@ class Pull:
     refuse: Callable[[Sequence[bool]], None] | None = None  # given which `xs` are perturbed
 
     @classmethod
-    def of(cls, static: Static, moved: Sequence[int]) -> "Pull":
-        """Return the rule for these operands."""
+    def of(cls, rule: Rule, moved: Sequence[int]) -> tuple["Pull", list[Any]]:
+        """Return the rule for these operands, and its residuals, Refs apart.
+
+        A primitive has no part in what is read from a Ref, and written to it: the rule has it.
+        """
+        static, every = rule.static, list(rule.residuals)
+        places = [i for i, r in enumerate(every) if not is_ref(r)]
+        refs = [r if is_ref(r) else None for r in every]
 
         def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            if len(residuals) < len(refs):
+                filled = list(refs)
+                for i, r in zip(places, residuals, strict=True):
+                    filled[i] = r
+                residuals = filled
             found = static.run(residuals, cotangents)
             return [found[i] for i in moved]
 
-        refuse = static.refuse
+        kept, refuse = [every[i] for i in places], static.refuse
         if refuse is None:
-            return cls(run, static.source)
-        return cls(
-            run, static.source, lambda perturbed: refuse(dict(zip(moved, perturbed, strict=False)))
-        )
+            return cls(run, static.source), kept
+
+        def refused(perturbed: Sequence[bool]) -> None:
+            refuse(dict(zip(moved, perturbed, strict=True)))
+
+        return cls(run, static.source, refused), kept
 
     def check(self, perturbed: Sequence[bool]) -> None:
         """Raise if one of the `xs` has no gradient and is differentiated."""

@@ -32,8 +32,10 @@ class Program:
         self._treedef: Any = None  # of `y`, once it has run
 
     def __call__(self, captured: Sequence[Any], inputs: Sequence[Any]) -> Any:
-        run = differentiable(self._name, self._body.may_refuse)
-        leaves = run(self, *captured, *inputs)
+        operands = [*captured, *inputs]
+        has_refs = any(map(is_ref, operands))
+        run = differentiable(self._name, self._body.may_refuse, has_refs)
+        leaves = run(self, *operands)
         return tree_unflatten(self._treedef, leaves)
 
     def primal(self, operands: Sequence[Any]) -> list[Any]:
@@ -69,7 +71,7 @@ class Program:
         n = self._body.count
         result = self._body.result(operands[:n], operands[n:], perturbed)
         self._set_treedef(result.outputs.treedef)
-        moved = [i for i, o in enumerate(operands) if spec(o).differentiable]
+        moved = [i for i, o in enumerate(operands) if spec(o).differentiable and not is_ref(o)]
         run, positions, refuse = result.run, result.positions, None
 
         def placed(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:

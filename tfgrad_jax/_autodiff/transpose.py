@@ -75,7 +75,7 @@ def _traced_on_values(rule: Callable[..., Sequence[Any]], ys: Sequence[Any]) -> 
     try:
         push = jax.linearize(probe, *ys)[1]
     except NeedsValuesError:
-        raise NotLinearError("a branch on the value of an upstream") from None
+        raise NotLinearError("a branch on the upstream") from None
     return jax.make_jaxpr(lambda cotangents: push(*cotangents))(ys)
 
 

@@ -48,15 +48,14 @@ class Body:
     ) -> None:
         self.contract = call.contract
         self.count = len(captured)
-        self._has_refs = any(map(is_ref, captured))
         self._positions = positions  # of the declared variables among the captured values
         self._declared, self._autodiff = call.declared, call.autodiff
-        self._constant = is_written_in_rule(call.f)
-
-    @property
-    def may_refuse(self) -> bool:
-        """Whether there may be captured values that have no gradient."""
-        return bool(self.count) and not self._constant and (not self._autodiff or self._has_refs)
+        # Whether there are captured values that may have no gradient.
+        self.may_refuse = not is_written_in_rule(call.f) and any(
+            is_differentiable(spec(c).dtype) and (is_ref(c) or not call.autodiff)
+            for i, c in enumerate(captured)
+            if i not in positions
+        )
 
     def value(self, captured: Sequence[Any], inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return the leaves of `y` and their structure."""
@@ -111,18 +110,18 @@ class Body:
 
     def _ordinary(self, captured: Sequence[Any], inputs: Sequence[Any]) -> Result:
         """Differentiate `f` itself with respect to the captured values."""
-        moving = {i: v for i, v in enumerate(captured) if spec(v).differentiable}
-        found: list[Result] = []
+        moving = {i: v for i, v in enumerate(captured) if spec(v).differentiable and not is_ref(v)}
+        found: list[tuple[Outputs, Run]] = []
 
         def value(moving: dict[int, Any]) -> tuple[list[Any], Any]:
             mixed = [moving.get(i, v) for i, v in enumerate(captured)]
             result = self.forward(mixed, inputs, True)
-            found.append(result)
+            found.append((result.outputs, result.run))
             leaves = [result.leaves[i] for i in result.outputs.differentiable]
             return leaves, (result.leaves, result.residuals)
 
         _, pull_back, (leaves, residuals) = jax.vjp(value, moving, has_aux=True)
-        outputs, run = found[-1].outputs, found[-1].run
+        outputs, run = found[-1]
         pulled, treedef = tree_flatten(pull_back)
         count = len(pulled)
 

@@ -30,6 +30,7 @@ _INERT = {
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
     types.MemberDescriptorType, np.ufunc,
 }  # fmt: skip
+_JITTED = type(jax.jit(len))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
@@ -98,8 +99,9 @@ def _held(value: Any, cls: type) -> Sequence[Any] | None:
     if isinstance(value, _CONTAINERS) and len(value) > _LIMIT:
         return None
     held = gc.get_referents(value)
-    wrapped = getattr(value, "__wrapped__", None)  # of a `jit`, whose objects tell nothing
-    return held if wrapped is None else [*held, wrapped]
+    if cls is _JITTED:  # whose objects tell nothing
+        held.append(value.__wrapped__)
+    return held
 
 
 def _content(cell: types.CellType) -> Any:
@@ -225,7 +227,7 @@ class Skeleton:
         found = reach([value])
         if found is False:
             return _SAME, value, None
-        if found is None or _has_cycle(value, ()):
+        if found is None or isinstance(value, Iterator) or _has_cycle(value, ()):
             raise _OpaqueError
         try:
             leaves, treedef = tree_flatten(value)

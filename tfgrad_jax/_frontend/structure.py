@@ -30,11 +30,10 @@ class Spec(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     axes: frozenset[Any] = frozenset()  # of a shard_map, along which it varies
-    is_ref: bool = False
 
     @property
     def differentiable(self) -> bool:
-        return is_differentiable(self.dtype) and not self.is_ref
+        return is_differentiable(self.dtype)
 
 
 @functools.cache
@@ -52,7 +51,7 @@ def is_kind(dtype: Any, kind: Any) -> bool:
 def spec(leaf: Any) -> Spec:
     """Return the type of an array, a tracer or a Python number."""
     try:
-        return Spec(leaf.shape, leaf.dtype, varying(leaf), is_ref(leaf))
+        return Spec(leaf.shape, leaf.dtype, varying(leaf))
     except AttributeError:
         return Spec(np.shape(leaf), jnp.result_type(leaf))
 
