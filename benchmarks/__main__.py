@@ -88,7 +88,7 @@ def parts(settings: Any) -> dict[str, Callable[[], list[Any]]]:
             found[f"{section}/{each.name}"] = bind(workload.measure, section, each, settings)
     found["workloads/largest batch"] = bind(real.largest_batch, settings)
     found["checks/RMSNorm"] = bind(child.checks, settings)
-    for devices, processes in ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 4)):
+    for devices, processes in ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (4, 4)):
         if not settings.toy or devices == 2:
             name = f"distributed/{devices} devices, {processes} processes"
             found[name] = bind(child.distributed, devices, processes, settings)

@@ -114,7 +114,11 @@ def distributed(devices: int, processes: int, settings: Settings) -> list[Group]
     children = [
         start(DISTRIBUTED, {**given, "process": i}, devices // processes) for i in range(processes)
     ]
-    found, *_ = [answer(child) for child in children]
+    try:
+        found, *_ = [answer(child) for child in children]
+    finally:  # where one has failed, the others wait for it
+        for child in children:
+            child.kill()
     case = f"{devices} devices, {processes} processes"
     note = "GPT-2 training step, data-parallel; devices share the cores of one CPU"
     groups = [
@@ -146,7 +150,7 @@ def _train(address: str, processes: int, process: int, quick: bool) -> dict[str,
         found["temp memory"][way] = programs[way].memory_analysis().temp_size_in_bytes
     # A step takes longer than `SHORTEST`, so that all processes make the same calls.
     steps = {way: functools.partial(program, *args) for way, program in programs.items()}
-    group = Group.timed("", "", "", compare(steps, OURS, 0, (2, 2) if quick else (15, 15)))
+    group = Group.timed("", "", "", compare(steps, OURS, 0, (2, 2) if quick else (9, 9)))
     fields = ("values", "quartiles", "samples", "ratios", "ratio_quartiles")
     return {**found, "times": {field: getattr(group, field) for field in fields}}
 
