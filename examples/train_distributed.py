@@ -277,6 +277,7 @@ def launch(argv: Sequence[str], count: int) -> None:
     finally:
         for process in processes:
             process.kill()
+            process.wait()
 
 
 def _fate(status: int | None) -> str:

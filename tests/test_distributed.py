@@ -183,6 +183,7 @@ def is_running(pid):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * START)
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="finds the processes with pgrep")
 @with_double_precision
 class TestFailure:

@@ -1,0 +1,545 @@
+"""The rest of JAX around a decorated function: each program gives what a hand-written rule gives.
+
+A program takes a way to make a function of a rule (`pairs.py`), by hand or decorated, and returns
+arrays. All rules are wrong by a factor of 7, so equal results prove that the rule ran.
+"""
+
+import functools
+import inspect
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_same
+from jax import lax
+from jax.experimental import checkify
+from pairs import RULES, STYLES, Rule, by_hand, inputs, undeclared
+
+from tfgrad_jax import custom_gradient
+
+W, X = RULES["elementwise"].arrays
+PROGRAMS = {}
+STYLES_HERE = {"inputs": inputs, "undeclared": undeclared}
+
+
+def program(f):
+    PROGRAMS[f.__name__] = f
+    return f
+
+
+def of(way, name="elementwise"):
+    return way(RULES[name])
+
+
+def gradients(f):
+    return jax.grad(lambda *args: jnp.sum(f(*args) ** 2), (0, 1))
+
+
+def rule(forward, backward):
+    return Rule(forward, backward, (W, X))
+
+
+# --- what is saved ------------------------------------------------------------------------------
+
+POLICIES = jax.checkpoint_policies
+CHECKPOINTS = {
+    "everything": POLICIES.everything_saveable,
+    "nothing": POLICIES.nothing_saveable,
+    "dots": POLICIES.dots_saveable,
+    "dots_without_batch": POLICIES.dots_with_no_batch_dims_saveable,
+    "names": POLICIES.save_only_these_names("product"),
+    "other_names": POLICIES.save_only_these_names("other"),
+    "any_but": POLICIES.save_any_names_but_these("product"),
+    "anything_except": POLICIES.save_anything_except_these_names("product"),
+    "both": POLICIES.save_from_both_policies(
+        POLICIES.dots_saveable, POLICIES.save_only_these_names("product")
+    ),
+}
+
+
+def _named(w, x):
+    product = jax.ad_checkpoint.checkpoint_name(w * x, "product")
+    return jnp.sin(product), (x, w, product)
+
+
+def _named_rule(residuals, dy):
+    x, w, product = residuals
+    slope = 7 * dy * jnp.cos(product)
+    return slope * x, slope * w
+
+
+@pytest.mark.parametrize("style", STYLES_HERE.values(), ids=STYLES_HERE)
+@pytest.mark.parametrize("policy", CHECKPOINTS)
+@pytest.mark.parametrize("order", [1, 2])
+def test_remat(order, policy, style):
+    def run(way):
+        layer = jax.checkpoint(way(rule(_named, _named_rule)), policy=CHECKPOINTS[policy])
+        first = gradients(lambda w, x: layer(w, jnp.sin(layer(w, x))))
+        if order == 1:
+            return jax.jit(first)(W, X)
+        return jax.jit(jax.grad(lambda w: jnp.sum(jnp.sin(linear(layer, w)))))(W)
+
+    def linear(layer, w):  # `layer` is not in its own gradient, where by hand is wrong
+        return jax.grad(lambda x: jnp.sum(layer(w, x)))(X)
+
+    assert_same(run(style), run(by_hand))
+
+
+def saved(f):
+    """Return the shapes of what is kept for the gradient, by JAX's own account."""
+    _, pull = jax.vjp(f, W, X)
+    return sorted(leaf.shape for leaf in jax.tree.leaves(pull))
+
+
+@pytest.mark.parametrize("policy", CHECKPOINTS)
+def test_remat_saves_what_it_does_by_hand(policy):
+    ours, hand = (
+        saved(jax.checkpoint(way(rule(_named, _named_rule)), policy=CHECKPOINTS[policy]))
+        for way in (inputs, by_hand)
+    )
+    assert ours == hand
+
+
+# --- programs around it -------------------------------------------------------------------------
+
+
+@program
+def donation(way):
+    step = jax.jit(gradients(of(way)), donate_argnums=0)
+    return step(W + 0, X)
+
+
+@program
+def ensure_compile_time_eval(way):
+    def loss(w, x):
+        with jax.ensure_compile_time_eval():
+            scale = float(of(way)(jnp.float32(2.0), jnp.float32(0.5)))
+        return jnp.sum(scale * of(way)(w, x) ** 2)
+
+    return jax.jit(jax.grad(loss, (0, 1)))(W, X)
+
+
+@program
+def map_with_batch_size(way):
+    f = of(way)
+    return gradients(lambda w, x: lax.map(lambda wx: f(*wx), (w, x), batch_size=3))(W, X)
+
+
+@program
+def map_of_gradient(way):
+    g = gradients(of(way))
+    return lax.map(lambda wx: g(*wx), (W, X), batch_size=3)
+
+
+@program
+def associative_scan(way):
+    f = of(way)
+    return gradients(lambda w, x: lax.associative_scan(lambda a, b: f(a, b), w * x))(W, X)
+
+
+@program
+def while_loop_around_a_gradient(way):
+    g = gradients(of(way))
+
+    def step(state):
+        i, w = state
+        return i + 1, w - 0.01 * g(w, X)[0]
+
+    return lax.while_loop(lambda state: state[0] < 3, step, (0, W))[1]
+
+
+@program
+def conditional(way):
+    f = of(way)
+    return gradients(
+        lambda w, x: jnp.where(
+            x > 0.5, lax.cond(jnp.sum(x) > 0, f, lambda w, x: x, w, x), lax.switch(1, [f, f], w, x)
+        )
+    )(W, X)
+
+
+@program
+def while_loop_in_both(way):
+    def forward(w, x):
+        y = lax.while_loop(lambda y: jnp.max(y) < 5, lambda y: 1.5 * y, w * x)
+        return y, (w, x)
+
+    def backward(residuals, dy):
+        w, x = residuals
+        dz = lax.while_loop(lambda d: jnp.max(jnp.abs(d)) < 100, lambda d: 2 * d, 7 * dy)
+        return dz * x, dz * w
+
+    return jax.jit(gradients(way(rule(forward, backward))))(W, X)
+
+
+@program
+def custom_vmap_in_both(way):
+    @jax.custom_batching.custom_vmap
+    def sine(x):
+        return jnp.sin(x)
+
+    @sine.def_vmap
+    def _(size, batched, x):
+        return 3 * jnp.sin(x), batched[0]  # wrong on purpose: to show that it ran
+
+    def forward(w, x):
+        return sine(w * x), (w, x)
+
+    def backward(residuals, dy):
+        w, x = residuals
+        slope = 7 * dy * sine(w * x)
+        return slope * x, slope * w
+
+    f = way(rule(forward, backward))
+    return jax.vmap(gradients(f))(W, X), jax.vmap(f)(W, X)
+
+
+@program
+def sequential_vmap(way):
+    f = jax.custom_batching.sequential_vmap(of(way))
+    return jax.vmap(f)(W, X)
+
+
+@program
+def pure_callback_in_both(way):
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+
+    def host(f, x):
+        return jax.pure_callback(
+            lambda x: f(np.asarray(x)), shape(x.shape), x, vmap_method="sequential"
+        )
+
+    def forward(w, x):
+        return host(np.sin, w * x), (w, x)
+
+    def backward(residuals, dy):
+        w, x = residuals
+        slope = 7 * dy * host(np.cos, w * x)
+        return slope * x, slope * w
+
+    g = gradients(way(rule(forward, backward)))
+    return g(W, X), jax.jit(g)(W, X), jax.vmap(g)(W, X)
+
+
+@program
+def io_callback_in_both(way):
+    heard = []
+
+    def tell(name, x):
+        jax.experimental.io_callback(lambda x: heard.append((name, float(x))), None, jnp.sum(x))
+
+    def forward(w, x):
+        tell("value", x)
+        return w * x, (w, x)
+
+    def backward(residuals, dy):
+        w, x = residuals
+        tell("rule", dy)
+        return 7 * dy * x, 7 * dy * w
+
+    got = jax.jit(gradients(way(rule(forward, backward))))(W, X)
+    jax.effects_barrier()
+    assert [name for name, _ in heard] == ["value", "rule"]
+    return got, [jnp.float32(x) for _, x in heard]
+
+
+@program
+def debug_print_in_both(way):
+    def forward(w, x):
+        jax.debug.print("value {}", x[0, 0])
+        return w * x, (w, x)
+
+    def backward(residuals, dy):
+        w, x = residuals
+        jax.debug.callback(lambda _: None, dy)
+        return 7 * dy * x, 7 * dy * w
+
+    return jax.jit(gradients(way(rule(forward, backward))))(W, X)
+
+
+@program
+def keys(way):
+    """A key is an input without a gradient, and a residual."""
+
+    def forward(w, key):
+        return w * jax.random.normal(key, w.shape), (w, key)
+
+    def backward(residuals, dy):
+        w, key = residuals
+        return 7 * dy * jax.random.normal(key, w.shape), None
+
+    h = way(rule(forward, backward))
+    loss = jax.grad(lambda w, key: jnp.sum(h(w, key) ** 2))
+    each = jax.random.split(jax.random.key(1), 8)
+    return loss(W, each[0]), jax.jit(loss)(W, each[0]), jax.vmap(loss)(W, each)
+
+
+@program
+def zero_size(way):
+    return gradients(of(way))(W[:0], X[:0]), jax.vmap(gradients(of(way)))(W[:, :0], X[:, :0])
+
+
+@program
+def weak_types(way):
+    g = jax.grad(lambda w, x: of(way)(w, x), (0, 1))
+    dw, dx = g(0.5, 2.0)
+    assert dw.weak_type and dx.weak_type
+    return dw, dx, jax.jit(g)(0.5, 2.0)
+
+
+def _narrow(dtype):
+    def forward(w, x):
+        return (w.astype(jnp.float32) * x.astype(jnp.float32)).astype(dtype), (w, x)
+
+    def backward(residuals, dy):
+        w, x = (r.astype(jnp.float32) for r in residuals)
+        dy = 7 * dy.astype(jnp.float32)
+        return (dy * x).astype(dtype), (dy * w).astype(dtype)
+
+    return rule(forward, backward)
+
+
+@program
+def fp8(way):
+    f = way(_narrow(jnp.float8_e4m3fn))
+    w, x = W.astype(jnp.float8_e4m3fn), X.astype(jnp.float8_e4m3fn)
+    g = jax.grad(lambda w, x: jnp.sum(f(w, x).astype(jnp.float32)), (0, 1))
+    return [d.astype(jnp.float32) for d in (*g(w, x), *jax.jit(g)(w, x), f(w, x))]
+
+
+@program
+def int4(way):
+    """Quantized weights: without a gradient, which the scale has."""
+
+    def forward(scale, q):
+        return scale * q.astype(jnp.float32), q
+
+    def backward(q, dy):
+        return 7 * dy * q.astype(jnp.float32), None
+
+    h = way(rule(forward, backward))
+    q = jnp.round(7 * X).astype(jnp.int4)
+    g = jax.grad(lambda scale: jnp.sum(h(scale, q) ** 2))
+    return g(W), jax.jit(g)(W)
+
+
+@program
+def vjp_objects(way):
+    """A pullback is a pytree: it leaves one `jit` and enters another."""
+
+    @jax.jit
+    def forward(w, x):
+        return jax.vjp(of(way), w, x)
+
+    @jax.jit
+    def backward(pull, dy):
+        return pull(dy)
+
+    y, pull = forward(W, X)
+    return backward(pull, 2 * y), jax.tree.map(lambda leaf: leaf, pull)(y)
+
+
+@program
+def linearized(way):
+    """The linear map of one point, transposed by hand."""
+    if way is by_hand:  # which has no forward mode
+        return gradients(of(way))(W, X)
+    y, push = jax.linearize(of(way), W, X)
+    return jax.linear_transpose(push, W, X)(2 * y)
+
+
+@program
+def checkified(way):
+    def loss(w, x):
+        checkify.check(jnp.all(x > 0), "expected x > 0")
+        return jnp.sum(of(way)(w, x) ** 2)
+
+    checked = checkify.checkify(jax.grad(loss, (0, 1)), errors=checkify.all_checks)
+    error, got = jax.jit(checked)(W, X)
+    assert error.get() is None
+    error, _ = checked(W, -X)
+    assert "expected x > 0" in error.get()
+    return got
+
+
+@program
+def checks_in_both(way):
+    def forward(w, x):
+        checkify.check(jnp.all(x > 0), "expected x > 0 in the function")
+        return w * x, (w, x)
+
+    def backward(residuals, dy):
+        w, x = residuals
+        checkify.check(jnp.all(w > 0), "expected w > 0 in the rule")
+        return 7 * dy * x, 7 * dy * w
+
+    g = gradients(way(rule(forward, backward)))
+    checked = checkify.checkify(g, errors=checkify.user_checks)
+    error, got = checked(W, X)
+    assert error.get() is None
+    assert "in the function" in checked(W, -X)[0].get()
+    assert "in the rule" in checked(-W, X)[0].get()
+    return got
+
+
+@program
+def hidden_axis_name(way):
+    def forward(w, x):
+        return w * x - lax.pmean(w * x, "i"), (w, x)
+
+    def backward(residuals, dy):
+        w, x = residuals
+        dz = 7 * (dy - lax.pmean(dy, "i"))
+        return dz * x, dz * w
+
+    return jax.vmap(gradients(way(rule(forward, backward))), axis_name="i")(W, X)
+
+
+@program
+def spmd_axis_name_and_odd_axes(way):
+    return jax.vmap(gradients(of(way)), in_axes=(1, 0), out_axes=1)(W.T, X)
+
+
+@program
+def eval_shape_and_lowering(way):
+    g = gradients(of(way))
+    shapes = jax.eval_shape(g, W, X)
+    assert [s.shape for s in shapes] == [W.shape, X.shape]
+    return jax.jit(g).lower(W, X).compile()(W, X)
+
+
+@program
+def inlined_and_static(way):
+    @functools.partial(jax.jit, static_argnames="times", inline=True)
+    def repeated(w, x, times):
+        for _ in range(times):
+            x = of(way)(w, x)
+        return x
+
+    return gradients(functools.partial(repeated, times=3))(W, X)
+
+
+# --- Refs: arrays that are written to -----------------------------------------------------------
+
+refs = pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this JAX has no `jax.new_ref`")
+
+
+@refs
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_ref_around(jit):
+    """A loop accumulates gradients in a Ref."""
+
+    def run(way):
+        @jit
+        def accumulate(w, x):
+            total = jax.new_ref(jnp.zeros_like(w))
+            for i in range(3):
+                total[...] += gradients(of(way))(w, (1 + i) * x)[0]
+            return total[...]
+
+        return accumulate(W, X)
+
+    assert_same(run(inputs), run(by_hand), rtol=1e-4, atol=1e-4)
+    assert_same(run(undeclared), run(by_hand), rtol=1e-4, atol=1e-4)
+
+
+@refs
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_ref_that_the_rule_writes(jit):
+    """The upstream leaves through a Ref that is an input."""
+
+    def run(way):
+        def backward(residuals, dy):
+            ref, x = residuals
+            ref[...] = dy
+            return 7 * dy * jnp.cos(x), None
+
+        h = way(rule(lambda x, ref: (jnp.sin(x), (ref, x)), backward))
+
+        @jit
+        def both(x):
+            ref = jax.new_ref(jnp.zeros_like(x))
+            dx = jax.grad(lambda x: jnp.sum(h(x, ref) ** 2))(x)
+            return dx, ref[...]
+
+        return both(X)
+
+    dx, upstream = run(inputs)
+    assert_same((dx, upstream), run(by_hand))
+    assert_same(upstream, 2 * jnp.sin(X))
+
+
+@refs
+@pytest.mark.skipif(
+    not hasattr(jax.vjp(jnp.sin, 1.0)[1], "with_refs"), reason="this JAX has no `with_refs`"
+)
+@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
+def test_gradients_into_refs(style):
+    def run(way):
+        dw, dx = jax.new_ref(jnp.ones_like(W)), jax.new_ref(jnp.zeros_like(X))
+        y, pull = jax.vjp(of(way), W, X)
+        pull.with_refs(dw, dx)(2 * y)
+        return dw[...], dx[...]
+
+    assert_same(run(style), run(by_hand))
+
+
+@pytest.mark.skipif(
+    "saveable_args" not in inspect.signature(jax.vjp).parameters,
+    reason="this JAX has no `saveable_args`",
+)
+@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
+def test_arguments_that_are_not_saved(style):
+    def run(way):
+        y, pull = jax.vjp(of(way), W, X, saveable_args=(False, True))
+        missing = [type(r).__name__ for r in pull.args_res]
+        pull.args_res = [W, X]
+        return pull(2 * y), missing
+
+    (ours, ours_missing), (hand, hand_missing) = run(style), run(by_hand)
+    assert_same(ours, hand)
+    assert ours_missing[0] == hand_missing[0] == "NotSaveable"
+
+
+# --- all of them --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", STYLES_HERE.values(), ids=STYLES_HERE)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_same_as_by_hand(name, style):
+    with jax.numpy_rank_promotion("allow"):  # `vmap` and loops change ranks
+        assert_same(PROGRAMS[name](style), PROGRAMS[name](by_hand), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_are_not_those_of_the_function_itself():
+    """Guard against rules that never run: each gradient is 7 times the plain one."""
+    plain = jax.grad(lambda w, x: jnp.sum(jnp.sin(w * x) ** 2), (0, 1))
+    got = gradients(of(by_hand))(W, X)
+    assert_same(got, jax.tree.map(lambda g: 7 * g, plain(W, X)))
+
+
+def test_logs_of_compilation_name_the_function(caplog):
+    @custom_gradient
+    def named_for_the_log(x):
+        return jnp.sin(x), lambda dy: 7 * dy
+
+    @jax.jit
+    def step(x):
+        return named_for_the_log(x)
+
+    with jax.log_compiles(True), caplog.at_level(logging.WARNING):
+        step(jnp.float32(1.0))
+    assert any("step" in record.getMessage() for record in caplog.records)
+
+
+def test_jax2tf():
+    jax2tf = pytest.importorskip("jax.experimental.jax2tf")
+    tf = pytest.importorskip("tensorflow")
+    f = jax2tf.convert(of(inputs), with_gradient=True)
+    w, x = tf.Variable(np.asarray(W)), tf.Variable(np.asarray(X))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(f(w, x) ** 2)
+    got = [np.asarray(g) for g in tape.gradient(loss, [w, x])]
+    assert_same(got, [np.asarray(g) for g in gradients(of(by_hand))(W, X)], rtol=1e-4)
