@@ -12,6 +12,10 @@ import tfgrad_jax
 from . import DisagreementError, Program, check, program, undecorated
 
 
+def first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Check random programs against the oracle.")
     parser.add_argument("--count", type=int, default=200)
@@ -36,6 +40,7 @@ def main() -> None:
         except Exception as error:
             failed.append((p, error))
             bad.update(p.features)
+            tqdm.tqdm.write(f"seed {seed}: {type(error).__name__}: {first_line(error)}")
             if options.trace:
                 tqdm.tqdm.write(traceback.format_exc())
             bar.set_postfix(failed=len(failed))
@@ -49,8 +54,6 @@ def main() -> None:
         print("features of those that failed:")
         for feature, count in sorted(bad.items(), key=lambda f: -f[1] / seen[f[0]])[:25]:
             print(f"  {count:4} of {seen[feature]:4}  {feature}")
-        for p, e in failed:
-            print(f"seed {p.seed}: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}")
     print(f"{options.count} programs: {len(wrong)} wrong, {len(failed) - len(wrong)} raised")
     raise SystemExit(bool(failed))
 
