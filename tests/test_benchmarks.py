@@ -20,6 +20,8 @@ from benchmarks.results import OURS, Group, Results
 from benchmarks.timing import CONTROL, Settings, Stats
 from benchmarks.timing import compare as race
 
+pytestmark = pytest.mark.deep
+
 TOY = Settings("toy")
 WORKLOADS = {each.name: each for each in real.WORKLOADS}
 SMALL = {f"{each.name}, {len(each.measures)}": each for each in (*small.OVERHEAD, *small.GROWTH)}

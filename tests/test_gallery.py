@@ -11,6 +11,8 @@ import pytest
 
 from tfgrad_jax.testing import check_gradient
 
+pytestmark = pytest.mark.deep
+
 
 def _load():
     path = Path(__file__).parent.parent / "examples" / "gallery.py"

@@ -7,6 +7,8 @@ import jax
 import pytest
 from random_programs import DisagreementError, check, program, undecorated
 
+pytestmark = pytest.mark.deep
+
 
 def smallest(seeds, count, **kwargs):
     """Return the seeds of the smallest of these programs: they are compiled soon."""

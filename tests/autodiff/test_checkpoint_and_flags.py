@@ -16,6 +16,8 @@ from ways import gradient, hand_written, hessian, jvp, nested_gradient
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 NAMES = [
     name
     for name in ("jax_custom_vjp3", "jax_remat3", "jax_custom_jvp3")

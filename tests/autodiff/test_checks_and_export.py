@@ -10,6 +10,8 @@ from ways import gradient, hessian
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 MODES = pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
 X = jnp.float32(2)
 

@@ -8,6 +8,8 @@ import pytest
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 
 def costs(f: Any, *args: Any) -> dict[str, float]:
     compiled = jax.jit(f).lower(*args).compile()

@@ -13,6 +13,8 @@ from ways import REVERSE, by, crossed, gradient, nested_gradient
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 MODES = pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
 SOME = ("grad", "grad(vmap)")
 

@@ -15,6 +15,8 @@ from ways import AROUND
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 
 class PrimalTangent:
     """int8 values with bfloat16 gradients."""

@@ -1,9 +1,12 @@
 """Forward mode from the same rule as reverse mode, over the cases of `mode_cases.py`."""
 
 import jax
+import pytest
 from helpers import assert_same
 from jax import export
 from mode_cases import CASES, all_cases, compare, jvp, loss, most_slow, some_cases, stacked
+
+pytestmark = pytest.mark.deep
 
 
 @all_cases

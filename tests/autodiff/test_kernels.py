@@ -13,6 +13,8 @@ from jax.experimental import pallas as pl
 
 from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
 
+pytestmark = pytest.mark.deep
+
 SHAPE = (8, 128)
 X = jnp.linspace(-1, 1, 8 * 128, dtype=jnp.float32).reshape(SHAPE)
 Y = X + 0.5

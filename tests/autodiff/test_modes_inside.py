@@ -6,6 +6,8 @@ import pytest
 from jax import lax
 from mode_cases import compare, grads, jvp, loss, some_cases, stacked
 
+pytestmark = pytest.mark.deep
+
 
 def _scan(f):
     def scanned(*args):

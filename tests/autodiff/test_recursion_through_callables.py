@@ -15,7 +15,7 @@ from ways import REVERSE, by, gradient, nested_gradient
 
 from tfgrad_jax import custom_gradient
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.deep]
 SOME = ("grad", "jit(grad)", "grad(vmap)", "grad(scan)")
 MODES = pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
 LIMIT = 500

@@ -14,6 +14,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 X = np.arange(1, 5, dtype=np.float32)
 W = np.float32(3)
 

@@ -13,6 +13,8 @@ from ways import REVERSE, SECOND, by, crossed
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 
 def quantized(dy):
     """Round to a multiple of 1/8 by way of int8: no derivative, and no linear map."""

@@ -13,6 +13,8 @@ from jax import lax
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 K = jnp.float32([1, 2, 3])
 SCALE = jnp.float32([10, 100, 1000])
 X = jnp.float32(2)

@@ -13,6 +13,8 @@ from helpers import assert_same
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 X = jnp.float32(2.0)
 ONE = jnp.float32(1.0)
 

@@ -13,7 +13,10 @@ from jax import lax
 
 from tfgrad_jax import custom_gradient
 
-pytestmark = pytest.mark.timeout(120)  # a linearity check that never ends would be found here
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.deep,
+]  # a linearity check that never ends would be found here
 MODES = pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
 X = jnp.float32(2)
 

@@ -13,6 +13,8 @@ from ways import FORWARD, REVERSE, SECOND, assert_derivative, by, hand_written
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 ARGS = jnp.float32(3), jnp.float32(0.5), jnp.float32(2)  # w, b, x
 SOME = ("grad", "jit(grad)", "grad(vmap)", "grad(scan)", "jvp", "jacfwd(jit)")
 SOME += ("grad of grad", "hessian")

@@ -26,6 +26,8 @@ from ways import (
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 # JAX maps no function that makes a Ref of a value that is not mapped, as `jacfwd` does.
 FORWARD = {"jvp": jvp, "linearize": linearize}
 TWICE = {name: SECOND[name] for name in ("grad of grad", "jacrev of jacrev")}

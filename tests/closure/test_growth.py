@@ -16,6 +16,8 @@ from helpers import assert_same
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 RUNS: collections.Counter[str] = collections.Counter()
 ARGS = jnp.float32(1.5), jnp.float32(0.5)  # w, x
 

@@ -25,6 +25,8 @@ from ways import (
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 # --- where the holder is used ---------------------------------------------------------------------
 
 

@@ -13,6 +13,8 @@ from ways import SECOND, every, gradient
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 ARGS = jnp.float32(3), jnp.float32(2)  # w, x
 MODES = pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
 # Not those with forward mode first, which transposes the rule: it would have to be linear in `dy`

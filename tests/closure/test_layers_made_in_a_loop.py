@@ -14,6 +14,8 @@ from ways import FORWARD, REVERSE, by, every, hand_written, nested_gradient
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 WEIGHTS = (2.0, 3.0, 5.0)
 MODES = pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
 SOME = ("grad", "jit(grad)", "grad(vmap)", "grad(checkpoint)", "jvp", "jacfwd(jit)")

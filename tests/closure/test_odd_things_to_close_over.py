@@ -16,6 +16,8 @@ from ways import FORWARD, REVERSE, SECOND, assert_derivative, by, gradient, hand
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 ARGS = jnp.float32(3), jnp.float32(2)  # w, x
 SOME = ("grad", "jit(grad)", "jvp", "grad of grad")
 MODES = pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])

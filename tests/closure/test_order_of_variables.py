@@ -24,6 +24,8 @@ from ways import (
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 ARRAYS = (3.0, 2.0, 0.5, 1.5)  # z, a, k, x
 
 

@@ -13,6 +13,8 @@ from jax import lax
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 X = jnp.float32(2)
 RULE = jnp.float32(14)
 

@@ -13,6 +13,8 @@ from ways import in_cond, in_scan
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 MODES = pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
 X = jnp.float32(2)
 AROUND = {"nothing": lambda f: f, "jit": jax.jit, "scan": in_scan, "cond": in_cond}

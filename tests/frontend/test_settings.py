@@ -17,6 +17,8 @@ from ways import EAGER_SECOND, FORWARD, REVERSE, SECOND, by
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 SOME = ("grad", "jit(grad)", "grad(vmap)", "jvp", "hessian")
 
 
