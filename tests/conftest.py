@@ -3,6 +3,7 @@
 import hypothesis
 import jax
 import pytest
+from flags import reason_to_skip
 
 jax.config.update("jax_num_cpu_devices", 8)  # for `devices/`
 
@@ -35,3 +36,10 @@ def x64():
     """Let float64 and complex128 exist for the length of a test."""
     with jax.enable_x64(True):
         yield
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        reason = reason_to_skip(item.nodeid)
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
