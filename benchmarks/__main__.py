@@ -1,116 +1,108 @@
-"""The command: `python -m benchmarks --help`."""
+"""Measure what a custom gradient costs and what it saves: `python -m benchmarks --help`."""
 
 import argparse
+import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:  # nothing that imports JAX is imported before its platform is chosen
-    from benchmarks.settings import Settings, Task
-
-HERE = Path(__file__).parent
+RESULTS = Path(__file__).parent / "results"
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes, few rounds: to see that it runs"
-    )
+    parser.add_argument("--quick", action="store_true", help="toy sizes: to see that it runs")
     parser.add_argument(
         "--only",
-        metavar="NAME",
-        action="append",
-        help="parts whose name contains this, such as 'overhead' or 'growth/leaves'; repeatable",
+        metavar="NAME,...",
+        help="parts whose name contains one of these, such as 'overhead' or 'growth/leaves'",
     )
     parser.add_argument("--list", action="store_true", help="list the parts and end")
     parser.add_argument("--device", help="'cpu' or 'gpu' (default: what JAX finds first)")
     parser.add_argument(
-        "--out",
-        type=Path,
-        help="directory for the JSON and the figures (benchmarks/results; with --quick, none)",
+        "--out", type=Path, help="directory for the JSON (benchmarks/results; with --quick, none)"
     )
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(argv)
-    import jax
+    options = parser.parse_args(argv)
+    import jax  # nothing that imports JAX is imported before its platform is chosen
 
     if options.device:
         jax.config.update("jax_platforms", {"gpu": "cuda"}.get(options.device, options.device))
     try:
-        jax.devices()
+        platform = jax.devices()[0].platform
     except (RuntimeError, AssertionError) as error:  # JAX has no single way to say so
         print(f"no device {options.device!r} here: {error}".rstrip(": "), file=sys.stderr)
         return 2
 
-    from benchmarks import machine, targets
-    from benchmarks.results import Results, table
-    from benchmarks.settings import Settings
+    from benchmarks import report
+    from benchmarks.results import Results
+    from benchmarks.timing import Settings
 
-    settings = Settings(options.quick)
-    chosen = [
-        task
-        for task in all_tasks(settings)
-        if not options.only or any(part in task.name for part in options.only)
-    ]
+    settings = Settings("toy" if options.quick else "cpu" if platform == "cpu" else "gpu")
+    wanted = options.only.split(",") if options.only else [""]
+    chosen = {
+        name: run for name, run in parts(settings).items() if any(part in name for part in wanted)
+    }
     if options.list:
-        print(*(task.name for task in chosen), sep="\n")
+        print(*chosen, sep="\n")
         return 0
     if not chosen:
-        print(f"no part is named like {options.only}; see --list", file=sys.stderr)
+        print(f"no part is named like {options.only!r}; see --list", file=sys.stderr)
         return 2
-    if not options.only:
-        chosen.append(machine.after(settings))
 
     results = Results.here(options.quick)
-    out = options.out or (None if options.quick else HERE / "results")
+    out = options.out or (None if options.quick else RESULTS)
     path = out and out / f"{results.name}.json"
     if path and path.exists() and options.only:
-        results.keep(Results.load(path))
-    measured = []
-    for task in progress(chosen):
-        measured += task.run()
-        results.add(measured)
+        results.groups = Results.load(path).groups  # until they are measured again
+    failed, measured = {}, []
+    for name in progress(chosen):
+        try:
+            groups = chosen[name]()
+        except Exception as error:  # the rest of a long run is worth having
+            failed[name] = error
+            continue
+        results.add(groups)
+        measured += groups
         if path:
-            results.save(path)  # after every part: a long run that is stopped keeps what it has
-
-    section = None
-    for group in measured:
-        if group.section != section:
-            section = group.section
-            print(f"\n== {section} ==")
-        print(*table(group), sep="\n")
-    known = [line for line in targets.lines(results) if line.measured is not None]
-    if known:
-        print(f"\n{'what':<48} {'against':<36} at most measured")
-        print(*known, sep="\n")
+            results.save(path)
+    shown = Results(results.meta, measured)
+    print(*report.targets([shown], unmeasured=False), *report.tables(shown), sep="\n\n")
     if path:
-        from benchmarks.figures import draw
-
-        print("\nwrote", path, *draw(results, path.with_suffix("")))
-    return 0
-
-
-def all_tasks(settings: "Settings") -> Iterator["Task"]:
-    from benchmarks import frameworks, growth, machine, overhead, work
-
-    for section in (machine, overhead, growth, work, frameworks):
-        yield from section.tasks(settings)
+        print("\nwrote", path, "; now `python -m benchmarks.report`")
+    for name, error in failed.items():
+        print(f"{name} failed: {type(error).__name__}: {error}", file=sys.stderr)
+    return 1 if failed else 0
 
 
-def progress(tasks: Sequence["Task"]) -> Iterator["Task"]:
-    """Go through the tasks, with a progress bar where there is one."""
+def parts(settings: Any) -> dict[str, Callable[[], list[Any]]]:
+    """Return what can be measured, in order."""
+    from benchmarks import child, frameworks, machine, real, small, workload
+
+    bind = functools.partial
+    found = {"machine/before": bind(machine.measure, "before", settings)}
+    for section, workloads in (
+        ("overhead", small.OVERHEAD), ("growth", small.GROWTH), ("workloads", real.WORKLOADS),
+    ):  # fmt: skip
+        for each in workloads:
+            found[f"{section}/{each.name}"] = bind(workload.measure, section, each, settings)
+    found["workloads/largest batch"] = bind(real.largest_batch, settings)
+    found["checks/RMSNorm"] = bind(child.checks, settings)
+    for devices, processes in ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (4, 4)):
+        if not settings.toy or devices == 2:
+            name = f"distributed/{devices} devices, {processes} processes"
+            found[name] = bind(child.distributed, devices, processes, settings)
+    for case in frameworks.CASES:
+        found[f"frameworks/{case}"] = bind(frameworks.measure, case, settings)
+    return {**found, "machine/after": bind(machine.measure, "after", settings)}
+
+
+def progress(names: Iterable[str]) -> Iterable[str]:
     try:
         from tqdm import tqdm
     except ImportError:
-        yield from tasks
-        return
-    bar = tqdm(tasks, unit="part", dynamic_ncols=True)
-    for task in bar:
-        bar.set_postfix_str(task.name)
-        yield task
+        return names
+    return tqdm(list(names), unit="part", dynamic_ncols=True)
 
 
 if __name__ == "__main__":

@@ -2,208 +2,226 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks import frameworks, growth, overhead, work
-from benchmarks.results import (
-    CHECKPOINT,
-    EQUINOX,
-    HAND,
-    HAND_EVERY_ORDER,
-    HAND_JVP,
-    JAX_CUSTOM_GRADIENT,
-    NNX,
-    OURS,
-    PLAIN,
-    UNDECORATED,
-    Results,
-    amount,
-)
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-try:
-    import matplotlib as mpl
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError:  # without it there are only tables
-    Figure = None
+from benchmarks import report
+from benchmarks import workload as w
+from benchmarks.results import OURS, Results, amount
 
 # The color-blind safe palette of Okabe and Ito; ours is the one that stands out.
 COLORS = {
-    OURS: "#d55e00",
-    HAND: "#0072b2",
-    HAND_EVERY_ORDER: "#56b4e9",
-    HAND_JVP: "#3a3a8c",
-    JAX_CUSTOM_GRADIENT: "#009e73",
-    EQUINOX: "#cc79a7",
-    NNX: "#e69f00",
-    UNDECORATED: "#999999",
-    PLAIN: "#999999",
-    CHECKPOINT: "#444444",
-}
-MARKS = {
-    HAND: "o", HAND_EVERY_ORDER: "s", HAND_JVP: "P", JAX_CUSTOM_GRADIENT: "D",
-    EQUINOX: "^", NNX: "v", UNDECORATED: "|",
+    OURS: "#d55e00", w.PLAIN: "#999999", w.CHECKPOINT: "#444444", w.HAND: "#0072b2",
+    w.EVERY: "#56b4e9", w.JVP: "#3a3a8c", w.TRANSPOSED: "#8888cc", w.JAX: "#009e73",
+    w.EQUINOX: "#cc79a7", w.NNX: "#e69f00", w.BOTH: "#f0a070",
 }  # fmt: skip
+MARKS = dict(zip(COLORS, "*|xosP+D^v.", strict=True))
+KINDS = ("eager forward", "eager grad", "run grad", "trace grad")
 
 
-def draw(results: Results, stem: Path) -> list[Path]:
-    """Draw what there is, as `<stem>-<figure>.svg`; return the paths."""
-    if Figure is None:
-        return []
+def draw(results: Results, folder: Path) -> list[Path]:
+    """Draw what there is, as `<name>-<figure>.svg`; return the paths."""
     drawn = []
     # The same numbers give the same file.
     with mpl.rc_context({"svg.hashsalt": "benchmarks", "font.size": 9, "svg.fonttype": "none"}):
         for name, make in FIGURES.items():
             figure = make(results)
             if figure is not None:
-                path = stem.with_name(f"{stem.name}-{name}.svg")
-                figure.savefig(path, metadata={"Date": None})
-                drawn.append(path)
+                drawn.append(folder / f"{results.name}-{name}.svg")
+                figure.savefig(drawn[-1], metadata={"Date": None})
     return drawn
 
 
-def _title(figure: "Figure", text: str, results: Results) -> None:
+def _figure(title: str, results: Results, height: float) -> Figure:
+    figure = Figure(figsize=(12, height), layout="constrained")
     where = f"{results.meta['processor']}, JAX {results.meta['versions']['jax']}"
-    figure.suptitle(f"{text}  ({where})", fontsize=11, x=0.01, ha="left")
+    figure.suptitle(f"{title}  ({where})", fontsize=11, x=0.01, ha="left")
+    return figure
 
 
-def _clean(axes: "Axes") -> None:
+def _clean(axes: Axes, names: list[str] | None = None) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
+    axes.grid(axis="x", color="0.9")
+    if names is not None:
+        axes.set_yticks(range(len(names)), names)
+        axes.tick_params(axis="y", length=0)
+        axes.invert_yaxis()
 
 
-def costs(results: Results) -> "Figure | None":
-    """Ours against each peer: left of 1 ours is faster."""
-    groups = results.find(overhead.SECTION)
-    if not groups:
+def _bars(axes: Axes, names: list[str], values: list[float], texts: list[str], colors: Any) -> None:
+    """Draw bars with a text behind each end, and leave room for the longest."""
+    axes.bar_label(axes.barh(range(len(names)), values, color=colors), texts, padding=4, fontsize=8)
+    axes.set_xlim(0, 1.35 * max(values))
+    _clean(axes, names)
+
+
+def _legend(figure: Figure, shown: dict[str, Any]) -> None:
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=5, frameon=False)
+
+
+def glance(results: Results) -> Figure | None:
+    """The whole story: what it costs, what it saves, and what that buys."""
+    skipped = ("compiled", "growth")
+    costs = [
+        line
+        for line in report.lines(results)
+        if line.measured and line.against != w.PLAIN and not line.what.startswith(skipped)
+    ]
+    saved = {
+        g.case: g.ratios[w.PLAIN]
+        for g in results.find("workloads", measure="temp memory, grad")
+        if g.ratios.get(w.PLAIN, 1) < 0.95
+    }
+    batch = next(iter(results.find("workloads", measure="largest batch")), None)
+    if not (costs and saved and batch):
         return None
-    cases = [case for case in overhead.CASES if results.find(overhead.SECTION, case)]
-    measures = list(overhead.MEASURES)
-    figure = Figure(figsize=(12, 4.6), layout="constrained")
-    panels = figure.subplots(1, len(measures), sharey=True)
-    seen = {}
-    for axes, measure in zip(panels, measures, strict=True):
+    figure = _figure("tfgrad_jax at a glance", results, 4.4)
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.1, 1, 0.9))
+    ratios = [line.measured for line in costs]
+    _bars(left, [c.what for c in costs], ratios, [f"{r:.2f}x" for r in ratios], COLORS[OURS])
+    left.axvline(1, color="0.3", lw=1)
+    left.set_title("what it costs:\ntime / time of the rule written by hand")
+    texts = [f"{1 / v:.3g}x less" for v in saved.values()]
+    _bars(middle, list(saved), list(saved.values()), texts, COLORS[OURS])
+    middle.set_title("what it saves:\ntemporary memory / that of plain JAX")
+    values = list(batch.values.values())
+    colors = [COLORS.get(way, "#bbbbbb") for way in batch.values]
+    _bars(right, list(batch.values), values, [f"{v:.0f}" for v in values], colors)
+    right.set_title("what that buys:\nlargest batch of a GPT-2 step")
+    right.set_xlabel(batch.note.partition(", not")[0], fontsize=8)
+    for axes in (left, middle, right):
+        axes.tick_params(axis="y", labelsize=8)
+        axes.title.set_fontsize(9)
+    same, of = report.same_programs(results)
+    figure.supxlabel(
+        f"Compiled, {same} of {of} programs take the flops, bytes and memory of the rule written "
+        "by hand, or fewer.",
+        fontsize=9,
+    )
+    return figure
+
+
+def costs(results: Results) -> Figure | None:
+    """Ours against each peer: left of 1 ours is faster."""
+    cases = results.cases("overhead")
+    if not cases:
+        return None
+    figure = _figure("Time of tfgrad_jax / time of the other (green: ours is faster)", results, 4.6)
+    shown: dict[str, Any] = {}
+    for axes, kind in zip(figure.subplots(1, len(KINDS), sharey=True), KINDS, strict=True):
         axes.axvspan(0.01, 1, color="#009e73", alpha=0.07, lw=0)
         axes.axvline(1, color="0.3", lw=1)
         for row, case in enumerate(cases):
-            group = results.first(overhead.SECTION, case, measure)
-            for i, (peer, ratio) in enumerate(group.ratios.items() if group else ()):
-                low, high = group.ratio_quartiles[peer]
-                y = row + (i - 2.5) * 0.11
-                axes.plot([low, high], [y, y], color=COLORS[peer], lw=1.5, alpha=0.6)
-                mark = {"color": COLORS[peer], "marker": MARKS[peer], "ms": 5, "ls": ""}
-                seen[peer] = axes.plot(ratio, y, **mark)[0]
-        axes.set(xscale="log", xlim=(0.06, 8), title=measure)
+            for group in results.find("overhead", case, kind):
+                peers = [p for p in group.ratios if p in COLORS]
+                for i, peer in enumerate(peers):
+                    y, color = row + (i - len(peers) / 2) * 0.1, COLORS[peer]
+                    axes.plot(group.ratio_quartiles[peer], [y, y], color=color, lw=1.5, alpha=0.6)
+                    mark = {"color": color, "marker": MARKS[peer], "ms": 5, "ls": ""}
+                    shown[peer] = axes.plot(group.ratios[peer], y, **mark)[0]
+        axes.set(xscale="log", xlim=(0.05, 8), title=kind)
         axes.set_xticks([0.1, 0.25, 0.5, 1, 2, 4], ["0.1", "¼", "½", "1", "2", "4"])
         axes.minorticks_off()
-        axes.grid(axis="x", color="0.9")
-        axes.tick_params(axis="y", length=0)
         _clean(axes)
-    panels[0].set_yticks(range(len(cases)), cases)
-    panels[0].invert_yaxis()
-    panels[2].set_xlabel("time of tfgrad_jax / time of the other (green: ours is faster)")
-    figure.legend(seen.values(), seen.keys(), loc="outside lower center", ncols=4, frameon=False)
-    _title(figure, "What the decorator costs, on functions that do almost nothing", results)
+    axes.set_yticks(range(len(cases)), cases)
+    axes.invert_yaxis()
+    _legend(figure, shown)
     return figure
 
 
-def slopes(results: Results) -> "Figure | None":
+def growth(results: Results) -> Figure | None:
     """Time against size, ours and by hand."""
-    if not results.find(growth.SECTION):
+    cases = results.cases("growth")
+    if not cases:
         return None
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    panels = figure.subplots(2, len(growth.CASES), sharex="col", sharey=True)
-    for row, kind in enumerate(("trace", "eager grad")):
-        for axes, case in zip(panels[row], growth.CASES, strict=True):
-            groups = results.find(growth.SECTION, f"{case}, {kind}")
-            points = [g for g in groups if g.measure.isdigit()]
-            for name, style in ((HAND_EVERY_ORDER, "s--"), (OURS, "o-")):
-                known = [(int(g.measure), 1e3 * g.values[name]) for g in points if name in g.values]
-                if known:
-                    axes.plot(
-                        *zip(*known, strict=True), style, color=COLORS[name], ms=4, label=name
-                    )
-            axes.set(xscale="log", yscale="log")
-            sizes = growth.CASES[case][1]
-            axes.set_xticks(sizes, [str(n) for n in sizes])
+    figure = _figure("How the cost grows", results, 5)
+    panels = figure.subplots(2, len(cases), sharex="col", sharey=True, squeeze=False)
+    shown: dict[str, Any] = {}
+    for row, kind in zip(panels, ("trace grad", "eager grad"), strict=True):
+        row[0].set_ylabel("ms")
+        for axes, case in zip(row, cases, strict=True):
+            points = [
+                (int(g.measure.rpartition(" ")[2]), g)
+                for g in results.find("growth", case)
+                if g.measure.startswith(f"{kind} at")
+            ]
+            for name, style in ((w.EVERY, "s--"), (OURS, "o-")):
+                values = [1e3 * g.values[name] for _, g in points]
+                shown[name] = axes.plot(
+                    [n for n, _ in points], values, style, color=COLORS[name], ms=4
+                )[0]
+            axes.set(xscale="log", yscale="log", title=f"{case}, {kind}")
+            axes.title.set_fontsize(8)
+            axes.set_xticks([n for n, _ in points], [str(n) for n, _ in points])
             axes.minorticks_off()
-            slope = results.first(growth.SECTION, f"{case}, {kind}", "slope")
-            if slope and HAND_EVERY_ORDER in slope.ratios:
-                text = f"slope {slope.ratios[HAND_EVERY_ORDER]:.2f}x"
-                axes.text(0.05, 0.92, text, transform=axes.transAxes, va="top", fontsize=8)
-            if row == 0:
-                axes.set_title(case)
-            else:
-                axes.set_xlabel("how many")
-            axes.grid(color="0.93")
+            slope = results.ratio("growth", case, f"{kind}, slope", w.EVERY)
+            if slope:
+                place = {"transform": axes.transAxes, "va": "top", "fontsize": 8}
+                axes.text(0.05, 0.95, f"slope {slope:.2f}x", **place)
             _clean(axes)
-        panels[row][0].set_ylabel(f"{kind} (ms)")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-    _title(figure, "How the cost grows", results)
+    _legend(figure, shown)
     return figure
 
 
-def memory(results: Results) -> "Figure | None":
+def memory(results: Results) -> Figure | None:
     """Temporaries and time of the workloads, against plain autodiff."""
-    cases = [g.case for g in results.find(work.SECTION, measure="temp memory")]
-    cases = [c for c in cases if results.first(work.SECTION, c, "time")]
+    cases = [g.case for g in results.find("workloads", measure="temp memory, grad")]
     if results.meta["platform"] == "cpu":
         cases = [c for c in cases if "Pallas" not in c]  # interpreted: it says nothing
     if not cases:
         return None
-    figure = Figure(figsize=(12, 0.55 * len(cases) + 1.6), layout="constrained")
+    figure = _figure(
+        "What custom gradients save: value and gradient", results, 0.6 * len(cases) + 1
+    )
+    shown: dict[str, Any] = {}
     panels = figure.subplots(1, 2, sharey=True)
-    ways = (PLAIN, CHECKPOINT, HAND, OURS)
-    for axes, measure in zip(panels, ("temp memory", "time"), strict=True):
+    for axes, measure in zip(panels, ("temp memory, grad", "run grad"), strict=True):
+        longest = 1.0
         for row, case in enumerate(cases):
-            group = results.first(work.SECTION, case, measure)
-            base = group.values[PLAIN] or 1
-            for i, way in enumerate(ways):
-                y, value = row + (i - 1.5) * 0.2, group.values[way]
-                axes.barh(y, value / base, 0.18, color=COLORS[way], label=way if not row else None)
-                if way in (PLAIN, OURS):
-                    text = " " + amount(value, group.unit)
-                    axes.text(value / base, y, text, va="center", fontsize=6.5, color=COLORS[way])
+            for group in results.find("workloads", case, measure):
+                base = group.values[w.PLAIN] or 1
+                for i, way in enumerate((w.PLAIN, w.CHECKPOINT, w.HAND, OURS)):
+                    value = group.values.get(way, 0.0)
+                    place = row + (i - 1.5) * 0.2, value / base, 0.18
+                    shown[way] = axes.barh(*place, color=COLORS[way])
+                    axes.bar_label(shown[way], [amount(value, group.unit)], padding=3, fontsize=6)
+                    longest = max(longest, value / base)
+        axes.set(title=f"{measure}, relative to plain JAX", xlim=(0, 1.2 * longest))
         axes.axvline(1, color="0.3", lw=0.8)
-        axes.set(title=f"{measure}, relative to plain autodiff", xlim=(0, 1.6))
-        axes.grid(axis="x", color="0.9")
-        axes.tick_params(axis="y", length=0)
         _clean(axes)
-    panels[0].set_yticks(range(len(cases)), cases)
-    panels[0].invert_yaxis()
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    _title(figure, "What custom gradients save: value and gradient of each workload", results)
+    axes.set_yticks(range(len(cases)), cases)
+    axes.invert_yaxis()
+    _legend(figure, shown)
     return figure
 
 
-def others(results: Results) -> "Figure | None":
+def others(results: Results) -> Figure | None:
     """The same rule in other frameworks."""
-    groups = [g for g in results.find(frameworks.SECTION) if len(g.values) > 3]
+    groups = [g for g in results.find("frameworks") if len(g.values) > 4]
     if not groups:
         return None
-    figure = Figure(figsize=(12, 3.2), layout="constrained")
-    for axes, group in zip(figure.subplots(1, len(groups)), groups, strict=True):
-        names = list(group.values)
-        times = [1e3 * group.values[n] for n in names]
-        colors = [
-            COLORS[OURS] if "tfgrad" in n else COLORS[NNX] if n.startswith("tf.") else COLORS[HAND]
-            for n in names
-        ]
-        axes.barh(range(len(names)), times, color=colors)
-        for i, t in enumerate(times):
-            axes.text(t, i, " " + amount(t / 1e3, "s"), va="center", fontsize=7)
-        axes.set_yticks(range(len(names)), names, fontsize=7)
-        axes.set(title=group.case, xlabel="ms", xlim=(0, 1.25 * max(times)))
-        axes.invert_yaxis()
-        _clean(axes)
-    _title(figure, "The same rule in other frameworks", results)
+    figure = _figure("The same rule in other frameworks", results, 3.2)
+    panels = figure.subplots(1, len(groups), squeeze=False)[0]
+    for axes, group in zip(panels, groups, strict=True):
+        times = {k: t for k, t in group.values.items() if "control" not in k}
+        families = {"tfg": COLORS[OURS], "tf.": COLORS[w.NNX]}
+        colors = [families.get(name[:3], COLORS[w.HAND]) for name in times]
+        _bars(
+            axes,
+            list(times),
+            list(times.values()),
+            [amount(t, "s") for t in times.values()],
+            colors,
+        )
+        axes.tick_params(axis="y", labelsize=7)
+        axes.set(title=group.case, xlabel="s")
     return figure
 
 
-FIGURES: dict[str, Callable[[Results], "Figure | None"]] = {
-    "costs": costs,
-    "growth": slopes,
-    "memory": memory,
-    "frameworks": others,
-}
+FIGURES: dict[str, Callable[[Results], Figure | None]] = {
+    "glance": glance, "costs": costs, "growth": growth, "memory": memory, "frameworks": others,
+}  # fmt: skip

@@ -1,68 +1,51 @@
-"""The control rows: what this machine can do, measured beside everything else.
+"""What this machine can do, measured before and after everything else.
 
-A comparison says little where these rows move between two runs: then the machine was busy.
+Where these rows move between two runs, or between before and after, the machine was busy.
 """
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks.results import Group
-from benchmarks.settings import Settings, Task
-from benchmarks.timing import compare
+from benchmarks.timing import Settings, compare
 
 SECTION = "machine"
 
 
-def tasks(settings: Settings) -> Iterator[Task]:
-    yield Task(SECTION, "before", lambda: control("before", settings))
-
-
-def after(settings: Settings) -> Task:
-    """The same again when all else is done."""
-    return Task(SECTION, "after", lambda: control("after", settings))
-
-
-def control(case: str, settings: Settings) -> list[Group]:
-    """Measure the bandwidth of a copy, the rate of a matrix product, and an empty call."""
-    nbytes = 1 << (20 if settings.quick else 28)
-    size = 256 if settings.quick else 2048
-    scalar = jnp.float32(1)
-    empty = jax.jit(lambda x: x)
+def measure(case: str, settings: Settings) -> list[Group]:
+    bandwidth.cache_clear()
+    product_rate.cache_clear()
+    scalar, empty = jnp.float32(1), jax.jit(lambda x: x)
     contestants = {"empty jitted call": lambda: empty(scalar), "Python call": lambda: None}
     calls = compare(contestants, seconds=settings.scale)
-    copy = {"jnp.negative": bandwidth(nbytes, settings) / 1e9}
-    product = {"jnp.matmul": product_rate(jnp.float32, settings, size) / 1e9}
+    copy = {"jnp.negative": bandwidth(settings) / 1e9}
+    product = {"jnp.matmul": product_rate(settings) / 1e9}
     return [
-        Group.counted(SECTION, case, "bandwidth", "GB/s", copy, f"of {nbytes >> 20} MiB"),
-        Group.counted(SECTION, case, "matrix product", "GFLOP/s", product, f"{size} x {size}"),
+        Group.counted(SECTION, case, "bandwidth", "GB/s", copy),
+        Group.counted(SECTION, case, "matrix product", "GFLOP/s", product),
         Group.timed(SECTION, case, "call", calls),
     ]
 
 
 @functools.cache
-def _negate() -> Any:
-    return jax.jit(jnp.negative)
+def bandwidth(settings: Settings, dtype: Any = jnp.float32) -> float:
+    """Return the bytes read and written a second, by copying with the sign changed."""
+    numbers = jnp.ones(1 << {"toy": 18, "cpu": 26, "gpu": 28}[settings.size], dtype)
+    return 2 * numbers.nbytes / _seconds(jnp.negative, (numbers,), settings)
 
 
-def bandwidth(nbytes: int, settings: Settings) -> float:
-    """Return the bytes read and written a second, by copying so many with the sign changed."""
-    numbers = jnp.ones(nbytes // 4, jnp.float32)
-    negate = _negate()
-    run = {"copy": lambda: negate(numbers)}
-    times = compare(run, seconds=settings.scale, rounds=(5, 50)).times
-    return 2 * numbers.nbytes / times["copy"].median
-
-
-def product_rate(dtype: Any, settings: Settings, size: int = 2048) -> float:
+@functools.cache
+def product_rate(settings: Settings, dtype: Any = jnp.float32) -> float:
     """Return the floating-point operations a second of a large matrix product."""
-    if size == 2048 and jax.default_backend() == "gpu":
-        size = 8192
+    size = {"toy": 256, "cpu": 2048, "gpu": 8192}[settings.size]
     matrix = jnp.ones((size, size), dtype)
-    product = jax.jit(jnp.matmul)
-    run = {"matmul": lambda: product(matrix, matrix)}
-    times = compare(run, seconds=settings.scale, rounds=(5, 50)).times
-    return 2 * size**3 / times["matmul"].median
+    return 2 * size**3 / _seconds(jnp.matmul, (matrix, matrix), settings)
+
+
+def _seconds(f: Any, args: tuple[Any, ...], settings: Settings) -> float:
+    compiled = jax.jit(f)
+    measured = compare({"it": lambda: compiled(*args)}, None, settings.scale, (5, 50))
+    return measured.times["it"].median

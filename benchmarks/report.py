@@ -1,118 +1,187 @@
-"""Write the tables of benchmarks/README.md from the results: `python -m benchmarks.report`."""
+"""Write the tables and the figures of all results: `python -m benchmarks.report`.
 
+They go to `results/README.md` and beside it. The targets stand here too.
+"""
+
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks import frameworks, machine, overhead, targets, work
-from benchmarks.results import (
-    CHECKPOINT,
-    EQUINOX,
-    HAND,
-    HAND_EVERY_ORDER,
-    HAND_JVP,
-    JAX_CUSTOM_GRADIENT,
-    NNX,
-    OURS,
-    PLAIN,
-    UNDECORATED,
-    Results,
-    amount,
+from benchmarks import workload as w
+from benchmarks.results import OURS, Group, Results, amount
+from benchmarks.timing import CONTROL
+
+PEERS = (*w.PEERS[:-1], w.JVP, w.TRANSPOSED, CONTROL)
+RESULTS = Path(__file__).parent / "results"
+# (what, case, measure, against, at most)
+TARGETS = (
+    ("eager forward", "inputs only", "eager forward", w.PLAIN, 1.10),
+    ("eager forward", "inputs only", "eager forward", w.HAND, 0.20),
+    ("eager forward", "large closure", "eager forward", w.PLAIN, 1.10),
+    ("eager forward", "large closure", "eager forward", w.HAND, 0.20),
+    ("eager grad", "inputs only", "eager grad", w.HAND, 1.05),
+    ("eager grad", "declared variables", "eager grad", w.HAND, 1.05),
+    ("eager grad", "method, declared variables", "eager grad", w.HAND, 1.05),
+    ("eager grad", "undeclared variables", "eager grad", w.EVERY, 1.40),
+    ("trace of jit(grad)", "inputs only", "trace grad", w.EVERY, 1.08),
+    ("trace of jit(grad)", "declared variables", "trace grad", w.EVERY, 1.20),
+    ("trace of jit(grad)", "undeclared variables", "trace grad", w.EVERY, 1.40),
+    ("trace at second order", "inputs only", "trace second order", w.EVERY, 1.15),
+    ("trace of jvp", "inputs only", "trace jvp", w.JVP, 1.05),
+    ("trace of hessian", "inputs only", "trace hessian", w.JVP, 1.00),
+    ("eager jvp", "inputs only", "eager jvp", w.JVP, 3.00),
 )
+SLOPE = 1.25
+# What explains a missed target that has these words.
+_TRACED = (
+    "which of them `y` depends on, and in which order, only a trace of `f` tells; measured beside "
+    "it, the same function with declared variables needs none"
+)
+EXPERIMENTS = {
+    "eager jvp": "the rule is traced, checked for linearity and transposed at every call; "
+    f"measured beside it, a hand-written `{w.TRANSPOSED}` its own backward pass",
+    "undeclared variables": _TRACED,
+    "captured values": _TRACED,
+    "layers that capture": _TRACED,
+}
 
-HERE = Path(__file__).parent
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
-PEERS = (UNDECORATED, HAND, HAND_EVERY_ORDER, HAND_JVP, JAX_CUSTOM_GRADIENT, EQUINOX, NNX)
+
+class Line(NamedTuple):
+    """A target, and what was measured."""
+
+    what: str
+    against: str
+    at_most: float
+    measured: float | None
+    note: str = ""
+
+    @property
+    def met(self) -> bool:
+        # Two digits are what the machine repeats.
+        return self.measured is not None and round(self.measured, 2) <= self.at_most
+
+    def __str__(self) -> str:
+        measured = "not measured" if self.measured is None else f"{self.measured:.2f}x"
+        return measured if self.met or self.measured is None else f"**{measured}**"
 
 
-def main() -> None:
-    found = [Results.load(path) for path in sorted((HERE / "results").glob("*.json"))]
-    found.sort(key=lambda r: [int(n) for n in r.meta["versions"]["jax"].split(".")[:3]])
-    readme = HERE / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    middle = "\n\n".join([_machines(found), _targets(found), *map(_one, found)])
-    readme.write_text(f"{before}{BEGIN}\n\n{middle}\n\n{END}{after}")
+def lines(results: Results) -> Iterator[Line]:
+    for what, case, measure, against, at_most in TARGETS:
+        ratio = results.ratio("overhead", case, measure, against)
+        yield Line(f"{what}, {case}", against, at_most, ratio)
+    for mode in ("grad", "second order", "jvp"):
+        for measure in w.COUNTS:
+            ratios = {case: r for case, m, r in _programs(results, mode) if m == measure}
+            worst = max(ratios, key=ratios.__getitem__, default="")
+            note = f"worst of {len(ratios)}: {worst}"
+            what = f"compiled {mode}: {measure}"
+            yield Line(what, w.REFERENCE[mode], 1.0, ratios.get(worst), note)
+    for case in dict.fromkeys(["leaves", *results.cases("growth")]):
+        for kind in ("trace grad", "eager grad"):
+            ratio = results.ratio("growth", case, f"{kind}, slope", w.EVERY)
+            # Where the two sizes take the same time, there is no slope to compare.
+            ratio = ratio if ratio and ratio > 0 else None
+            yield Line(f"growth with {case}, {kind}", w.EVERY, SLOPE, ratio)
+
+
+def _programs(results: Results, mode: str) -> Iterator[tuple[str, str, float]]:
+    for measure in w.COUNTS:
+        for group in results.find("workloads", measure=f"{measure}, {mode}"):
+            if w.REFERENCE[mode] in group.ratios:
+                yield group.case, measure, group.ratios[w.REFERENCE[mode]]
+
+
+def same_programs(results: Results) -> tuple[int, int]:
+    """Return how many programs cost no more than by hand, of how many."""
+    most: dict[tuple[str, str], float] = {}
+    for mode in ("grad", "second order", "jvp"):
+        for case, _, ratio in _programs(results, mode):
+            most[mode, case] = max(ratio, most.get((mode, case), 0.0))
+    return sum(round(ratio, 2) <= 1 for ratio in most.values()), len(most)
+
+
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    cells = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-def _label(results: Results) -> str:
-    return f"{results.meta['platform'].upper()}, JAX {results.meta['versions']['jax']}"
-
-
-def _machines(found: list[Results]) -> str:
-    """The control rows, before and after each run."""
-    rows = []
-    for measure in ("bandwidth", "matrix product", "call"):
-        row = [{"call": "empty jitted call"}.get(measure, measure)]
-        for results in found:
-            groups = results.find(machine.SECTION, measure=measure)
-            row.append(
-                " / ".join(amount(next(iter(g.values.values())), g.unit) for g in groups) or "-"
-            )
-        rows.append([*row, "not measured"])
-    title = "### The machine, before / after each run\n\n"
-    processors = ", ".join(sorted({r.meta["processor"] for r in found}))
-    heads = ["", *map(_label, found), "GPU"]
-    return f"{title}{_table(heads, rows)}\n\nProcessor: {processors}."
-
-
-def _targets(found: list[Results]) -> str:
-    rows = []
-    for lines in zip(*(targets.lines(r) for r in found), strict=True):
-        first = lines[0]
-        row = [first.what, first.against, f"{first.at_most:.2f}x"]
-        for line in lines:
-            if line.measured is None:
-                row.append("not measured")
-            else:
-                row.append(f"{line.measured:.2f}x" if line.met else f"**{line.measured:.2f}x**")
-        rows.append([*row, "not measured"])
-    head = ["what", "against", "at most", *map(_label, found), "GPU"]
-    return f"### The promises (bold: missed)\n\n{_table(head, rows)}"
-
-
-def _one(results: Results) -> str:
-    parts = [f"### {_label(results)}"]
-    rows = []
-    for case in overhead.CASES:
-        for group in results.find(overhead.SECTION, case):
-            ours = group.values.get(OURS)
-            row = [case, group.measure, amount(ours, "s") if ours else "-"]
-            for peer in PEERS:
-                ratio = group.ratios.get(peer)
-                row.append("cannot" if peer in group.failures else f"{ratio:.2f}x" if ratio else "")
-            rows.append(row)
+def targets(found: list[Results], unmeasured: bool = True) -> Iterator[str]:
+    named = [{(x.what, x.against): x for x in lines(results)} for results in found]
+    keys = dict.fromkeys(key for of in named for key in of)
+    rows, why = [], []
+    for key in keys:
+        line = next(of[key] for of in named if key in of)
+        cells = [str(of[key]) if key in of else "not measured" for of in named]
+        if not unmeasured and set(cells) == {"not measured"}:
+            continue
+        rows.append([*key, f"{line.at_most:.2f}x", *cells])
+        if any("**" in cell for cell in cells):
+            notes = {of[key].note for of in named if key in of and not of[key].met} - {""}
+            reasons = [text for words, text in EXPERIMENTS.items() if words in key[0]]
+            told = [*sorted(notes), *(reasons or ["no experiment yet"])[:1]]
+            why.append(f"- *{key[0]}*: {'; '.join(told)}.")
+    head = ["what", "against", "at most", *(r.label for r in found)]
     if rows:
-        head = ["case", "measure", "ours", *(f"ours / {p}" for p in PEERS)]
-        parts.append(f"Overhead, on functions that do almost nothing:\n\n{_table(head, rows)}")
+        yield _table(head, rows)
+    if why:
+        yield "\n".join(["Missed:", "", *why])
+
+
+def _cell(group: Group, name: str) -> str:
+    if name in group.values:
+        return amount(group.values[name], group.unit)
+    return "cannot" if name in group.failures else ""
+
+
+def tables(results: Results) -> Iterator[str]:
     rows = []
-    ways = (PLAIN, CHECKPOINT, HAND, OURS)
-    for group in results.find(work.SECTION, measure="time"):
-        temp = results.first(work.SECTION, group.case, "temp memory")
-        row = [group.case]
-        row += [amount(group.values[w], "s") for w in ways]
-        row += [amount(temp.values[w], "bytes") for w in ways] if temp else []
-        for measure in ("share of copy bandwidth", "share of matmul rate"):
-            share = results.first(work.SECTION, group.case, measure)
-            row.append(f"{share.values[OURS]:.0f} %" if share else "")
-        rows.append(row)
+    for group in (g for g in results.find("overhead") if g.unit == "s"):
+        ratios = [f"{group.ratios[p]:.2f}x" if p in group.ratios else "" for p in PEERS]
+        rows.append([group.case, group.measure, _cell(group, OURS), *ratios])
     if rows:
-        head = ["workload", *(f"time: {w}" for w in ways), *(f"temp: {w}" for w in ways)]
-        head += ["ours, of copy bandwidth", "ours, of matmul rate"]
-        parts.append(f"Workloads:\n\n{_table(head, rows)}")
-    rows = [
-        [group.case, name, amount(value, "s")]
-        for group in results.find(frameworks.SECTION)
-        if len(group.values) > 3
-        for name, value in group.values.items()
+        yield "### Overhead, on functions that do almost nothing: ours / the other"
+        yield _table(["case", "measure", "ours", *PEERS], rows)
+    for section in ("growth", "workloads", "checks", "distributed", "frameworks", "machine"):
+        groups = [g for g in results.find(section) if g.measure != "error in float64"]
+        names = list(dict.fromkeys(n for g in groups for n in (*g.values, *g.failures)))
+        head = ["case", "measure", *names]
+        rows = [[g.case, g.measure, *(_cell(g, name) for name in names)] for g in groups]
+        if section == "frameworks":  # many contestants, few rows: turned
+            head = ["", *(g.case for g in groups)]
+            rows = [[name, *(_cell(g, name) for g in groups)] for name in names]
+        if groups:
+            yield f"### {section.capitalize()}"
+            yield _table(head, rows)
+
+
+def main() -> int:
+    from benchmarks.figures import draw
+
+    found = [Results.load(path) for path in sorted(RESULTS.glob("*.json"))]
+    if not found:
+        print(f"no results in {RESULTS}: run `python -m benchmarks` first", file=sys.stderr)
+        return 2
+    found.sort(key=lambda r: [int(n) for n in r.meta["versions"]["jax"].split(".")[:3]])
+    for results in found:
+        for path in draw(results, RESULTS):
+            if path.stem.endswith("glance"):
+                (RESULTS / "glance.svg").write_bytes(path.read_bytes())  # of the newest JAX
+    parts = [
+        "# Results",
+        "Written by `python -m benchmarks.report`. Bold: a target that is missed.",
     ]
-    if rows:
-        parts.append(f"Other frameworks:\n\n{_table(['workload', 'program', 'time'], rows)}")
-    return "\n\n".join(parts)
+    parts += targets(found)
+    for results in found:
+        parts.append(f"## {results.label}\n\nProcessor: {results.meta['processor']}.")
+        figures = sorted(RESULTS.glob(f"{results.name}-*.svg"))
+        parts += [*(f"![{path.stem}]({path.name})" for path in figures), *tables(results)]
+    (RESULTS / "README.md").write_text("\n\n".join(parts) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

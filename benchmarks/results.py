@@ -1,27 +1,24 @@
-"""What was measured: one `Group` per comparison, kept as JSON, printed as a table."""
+"""What was measured: one `Group` per comparison, kept as JSON, printed as a table.
+
+The file of a device and a version of JAX is `{"meta": ..., "groups": [...]}`, where a group has
+the fields of `Group` and leaves out those that are empty. Times are in seconds.
+"""
 
 import dataclasses
 import json
 import platform
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 
+import tfgrad_jax
 from benchmarks.timing import Comparison, Stats
 
-# The names of the contestants, everywhere.
 OURS = "tfgrad_jax"
-OURS_FORWARD = "tfgrad_jax, forward_mode"
-PLAIN = "plain autodiff"
-CHECKPOINT = "jax.checkpoint"
-UNDECORATED = "undecorated"
-HAND = "hand-written"
-HAND_EVERY_ORDER = "hand-written, right at every order"
-HAND_JVP = "hand-written custom_jvp"
-JAX_CUSTOM_GRADIENT = "jax.custom_gradient"
-EQUINOX = "equinox.filter_custom_vjp"
-NNX = "flax.nnx.custom_vjp"
+Numbers = dict[str, float]
+Pairs = dict[str, tuple[float, float]]
 
 
 @dataclasses.dataclass
@@ -31,12 +28,12 @@ class Group:
     section: str
     case: str
     measure: str
-    unit: str  # "s", "bytes", "flops", "GB/s" ...
-    values: dict[str, float]
-    quartiles: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    samples: int = 1
-    ratios: dict[str, float] = dataclasses.field(default_factory=dict)
-    ratio_quartiles: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    unit: str  # "s", "bytes", "flops", "GB/s", ...
+    values: Numbers = dataclasses.field(default_factory=dict)
+    quartiles: Pairs = dataclasses.field(default_factory=dict)
+    samples: int = 0  # 0: the numbers are exact
+    ratios: Numbers = dataclasses.field(default_factory=dict)
+    ratio_quartiles: Pairs = dataclasses.field(default_factory=dict)
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""
 
@@ -48,7 +45,7 @@ class Group:
     def timed(
         cls, section: str, case: str, measure: str, measured: Comparison, note: str = ""
     ) -> "Group":
-        def quartiles(stats: dict[str, Stats]) -> dict[str, tuple[float, float]]:
+        def quartiles(stats: dict[str, Stats]) -> Pairs:
             return {name: (s.q1, s.q3) for name, s in stats.items()}
 
         return cls(
@@ -67,22 +64,14 @@ class Group:
 
     @classmethod
     def counted(
-        cls,
-        section: str,
-        case: str,
-        measure: str,
-        unit: str,
-        values: dict[str, float],
-        note: str = "",
+        cls, section: str, case: str, measure: str, unit: str, values: Numbers, **more: Any
     ) -> "Group":
         """Make a group of numbers that are exact, such as bytes."""
-        ours = values.get(OURS)
-        ratios = {}
-        if ours is not None:
-            for name, value in values.items():
-                if name != OURS:
-                    ratios[name] = 1.0 if value == ours else ours / value if value else float("inf")
-        return cls(section, case, measure, unit, values, ratios=ratios, note=note)
+        ours, ratios = values.get(OURS), {}
+        for name, value in values.items() if ours is not None else ():
+            if name != OURS:
+                ratios[name] = 1.0 if value == ours else ours / value if value else float("inf")
+        return cls(section, case, measure, unit, values, ratios=ratios, **more)
 
 
 class Results:
@@ -95,13 +84,11 @@ class Results:
     @classmethod
     def here(cls, quick: bool) -> "Results":
         device = jax.devices()[0]
-        versions = {"python": platform.python_version(), "jax": jax.__version__}
-        for name in ("jaxlib", "numpy", "equinox", "flax", "optax", "tensorflow", "torch"):
+        versions = {"python": platform.python_version(), "tfgrad_jax": tfgrad_jax.__version__}
+        for name in ("jax", "jaxlib", "numpy", "equinox", "flax", "optax", "tensorflow", "torch"):
             try:
-                from importlib.metadata import version
-
-                versions[name] = version(name)
-            except ImportError:  # PackageNotFoundError
+                versions[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
                 continue
         meta = {
             "device": device.device_kind,
@@ -117,6 +104,10 @@ class Results:
         device = self.meta["device"].lower().replace(" ", "-")
         return f"{device}-jax{self.meta['versions']['jax']}"
 
+    @property
+    def label(self) -> str:
+        return f"{self.meta['platform'].upper()}, JAX {self.meta['versions']['jax']}"
+
     @classmethod
     def load(cls, path: Path) -> "Results":
         data = json.loads(path.read_text())
@@ -124,13 +115,11 @@ class Results:
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = {"meta": self.meta, "groups": [_rounded(g) for g in self.groups]}
-        path.write_text(json.dumps(data, indent=1) + "\n")
-
-    def keep(self, earlier: "Results") -> None:
-        """Keep what an earlier run measured, until it is measured again."""
-        self.groups = earlier.groups
-        self.meta["versions"] = earlier.meta["versions"] | self.meta["versions"]
+        groups = [
+            {k: _short(v) for k, v in dataclasses.asdict(g).items() if k == "unit" or v}
+            for g in self.groups
+        ]
+        path.write_text(json.dumps({"meta": self.meta, "groups": groups}, indent=1) + "\n")
 
     def add(self, groups: list[Group]) -> None:
         new = {g.key for g in groups}
@@ -145,65 +134,35 @@ class Results:
             if g.section == section and case in (None, g.case) and measure in (None, g.measure)
         ]
 
-    def first(self, section: str, case: str, measure: str) -> Group | None:
-        return next(iter(self.find(section, case, measure)), None)
+    def cases(self, section: str) -> list[str]:
+        return list(dict.fromkeys(g.case for g in self.find(section)))
+
+    def ratio(self, section: str, case: str, measure: str, against: str) -> float | None:
+        return next((g.ratios.get(against) for g in self.find(section, case, measure)), None)
 
 
-def _rounded(group: Group) -> dict[str, Any]:
-    def shorter(value: Any) -> Any:
-        if isinstance(value, float):
-            return float(f"{value:.4g}")
-        if isinstance(value, dict):
-            return {k: shorter(v) for k, v in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [shorter(v) for v in value]
-        return value
-
-    fields = dataclasses.asdict(group)
-    return {k: shorter(v) for k, v in fields.items() if k == "unit" or v not in ({}, "")}
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {k: _short(v) for k, v in value.items()}
+    return [_short(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-# --- the table ----------------------------------------------------------------------------------
 
 
 def amount(value: float, unit: str) -> str:
     """Write a number with its unit, three digits long."""
-    if unit == "s":
-        for scale, name in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
-            if value >= scale:
-                return f"{value / scale:.3g} {name}"
-        return f"{value * 1e9:.3g} ns"
-    if unit in ("bytes", "flops"):
-        for scale, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-            if value >= scale:
-                return f"{value / scale:.3g} {name}{'B' if unit == 'bytes' else ''}"
-        return f"{value:.0f}{' B' if unit == 'bytes' else ''}"
-    return f"{value:.3g} {unit}".rstrip()
-
-
-def table(group: Group) -> list[str]:
-    """Return the lines of one comparison."""
-    lines = [f"{group.case} | {group.measure}"]
-    for name, value in group.values.items():
-        quartiles = group.quartiles.get(name)
-        text = f"  {name:<36}{amount(value, group.unit):>12}"
-        if quartiles:
-            low, high = (amount(q, group.unit) for q in quartiles)
-            text += f"  [{low}, {high}]"
-        if name in group.ratios:
-            text = f"{text:<76}ours / this {group.ratios[name]:.2f}x"
-        lines.append(text)
-    lines += [f"  {name:<36}{'cannot':>12}  {why}" for name, why in group.failures.items()]
-    if group.note:
-        lines.append(f"  ({group.note})")
-    return lines
+    scales = {
+        "s": ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
+        "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")),
+        "flops": ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")),
+    }.get(unit, ((1, unit),))
+    scale, name = next((s for s in scales if abs(value) >= s[0]), scales[-1])
+    return f"{value / scale:.3g} {name}".rstrip()

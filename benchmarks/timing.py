@@ -1,45 +1,48 @@
 """How everything here is timed: interleaved, blocked until ready, the median of many.
 
-The contestants of one comparison run in turn, one sample each a round, and the first of a round
+The contestants of a comparison run in turn, one sample each a round, and the first of a round
 changes, so that a machine that slows down slows all of them. A ratio is the median over the
-rounds of the ratio within a round. Calls that take less than `SHORTEST` are repeated within a
-sample. The garbage collector does not run while a sample is taken.
+rounds of the ratio within a round. Ours takes part twice: its ratio to itself, the control, would
+be 1 on a perfect machine. Calls shorter than `SHORTEST` are repeated within a sample. The garbage
+collector does not run while a sample is taken.
 
-Each round runs at another depth of the Python stack, which alone can make a call several times as
-slow, one contestant at one depth and the next at another. The likely reason: CPython keeps frames
-in blocks of 16 KiB, and a call may cross into a new block again and again.
+Each round runs at another depth of the Python stack: CPython keeps frames in blocks of 16 KiB, and
+a call that crosses into a new block again and again can take several times as long.
 """
 
 import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
+CONTROL = "control: ours again"
 DEPTHS = [i * 7 % 16 * 10 for i in range(16)]  # in Python frames, not in order
+SIZES = ("toy", "cpu", "gpu")
 SHORTEST = 2e-4  # seconds a sample takes at least, where a call can be repeated
 
+Call = Callable[[], Any]
 
-class Timed(NamedTuple):
-    """A call to be timed; `prepare` makes its argument, anew for each call and untimed."""
 
-    run: Callable[..., Any]
-    prepare: Callable[[], Any] | None = None
+class Settings(NamedTuple):
+    """What the command line asks for."""
 
-    def sample(self, calls: int) -> float:
-        """Return the seconds that a call takes."""
-        if self.prepare is not None:
-            argument = self.prepare()
-            start = time.perf_counter()
-            jax.block_until_ready(self.run(argument))
-            return time.perf_counter() - start
-        run = self.run
-        start = time.perf_counter()
-        for _ in range(calls):
-            jax.block_until_ready(run())
-        return (time.perf_counter() - start) / calls
+    size: str = "cpu"  # one of `SIZES`
+
+    @property
+    def toy(self) -> bool:
+        return self.size == "toy"
+
+    @property
+    def scale(self) -> float:
+        """How much of the usual time to spend on a comparison."""
+        return 0.01 if self.toy else 1.0
+
+    def rounds(self, least: int = 9, most: int = 300) -> tuple[int, int]:
+        return (2, 2) if self.toy else (least, most)
 
 
 class Stats(NamedTuple):
@@ -52,8 +55,6 @@ class Stats(NamedTuple):
 
     @classmethod
     def of(cls, samples: list[float]) -> "Stats":
-        if len(samples) < 2:
-            return cls(samples[0], samples[0], samples[0], len(samples))
         q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
         return cls(median, q1, q3, len(samples))
 
@@ -65,7 +66,7 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    contestants: Mapping[str, Timed | Callable[[], Any]],
+    contestants: Mapping[str, Call],
     ours: str | None = None,
     seconds: float = 1.0,
     rounds: tuple[int, int] = (7, 200),
@@ -76,26 +77,27 @@ def compare(
     `settle` is for contestants that have threads of their own: so many seconds of rest and then
     an untimed call go before each sample.
     """
-    runs: dict[str, tuple[Timed, int]] = {}
+    entered = dict(contestants)
+    if ours is not None:
+        entered[CONTROL] = entered[ours]
+    calls: dict[str, int] = {}
     failures = {}
     a_round = 0.0
-    for name, given in contestants.items():
-        timed = given if isinstance(given, Timed) else Timed(given)
+    for name, call in entered.items():
         try:
-            timed.sample(1)  # compiles, and shows whether it can run at all
+            _sample(call, 1)  # compiles, and shows whether it can run at all
         except Exception as error:
             if name == ours:
                 raise
-            failures[name] = _reason(error)
+            failures[name] = reason(error)
             continue
-        once = min(timed.sample(1) for _ in range(2))
-        calls = 1 if timed.prepare else max(1, min(1000, int(SHORTEST / once)))
-        runs[name] = timed, calls
-        a_round += once * calls
+        once = _sample(call, 1)
+        calls[name] = max(1, min(1000, int(SHORTEST / once)))
+        a_round += once * calls[name]
 
-    count = int(min(rounds[1], max(rounds[0], seconds / a_round))) if runs else 0
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
+    count = int(min(rounds[1], max(rounds[0], seconds / a_round))) if calls else 0
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
     enabled = gc.isenabled()
     try:
         for i in range(count):
@@ -104,28 +106,33 @@ def compare(
             gc.disable()
             first = i % len(names)
             for name in names[first:] + names[:first]:
-                timed, calls = runs[name]
                 if settle:
                     time.sleep(settle)
-                    timed.sample(1)
-                samples[name].append(_deeper(DEPTHS[i % len(DEPTHS)], timed.sample, calls))
+                    _sample(entered[name], 1)
+                samples[name].append(_sample(entered[name], calls[name], DEPTHS[i % len(DEPTHS)]))
     finally:
         if enabled:
             gc.enable()
     ratios = {}
-    if ours in samples:
-        for name in samples:
-            if name != ours:
-                pairs = zip(samples[ours], samples[name], strict=True)
-                ratios[name] = Stats.of([a / b for a, b in pairs])
+    for name in samples if ours else ():
+        if name != ours:
+            pairs = zip(samples[ours], samples[name], strict=True)
+            ratios[name] = Stats.of([a / b for a, b in pairs])
     return Comparison({n: Stats.of(s) for n, s in samples.items()}, ratios, failures)
 
 
-def _deeper(frames: int, sample: Callable[[int], float], calls: int) -> float:
-    return sample(calls) if frames == 0 else _deeper(frames - 1, sample, calls)
+def _sample(call: Call, calls: int, depth: int = 0) -> float:
+    """Return the seconds that a call takes, so many frames further down."""
+    if depth:
+        return _sample(call, calls, depth - 1)
+    start = time.perf_counter()
+    for _ in range(calls):
+        jax.block_until_ready(call())
+    return (time.perf_counter() - start) / calls
 
 
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else ""
-    return f"{type(error).__name__}: {text[:160]}".rstrip(": ")
+def reason(error: Exception) -> str:
+    """Say in a line why a contestant cannot run."""
+    here = f"{Path(__file__).parents[1]}/"
+    text = (str(error).replace(here, "").strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text[:120]}".rstrip(": ")

@@ -1,22 +1,69 @@
-"""Settings of the site: `sphinx-build docs docs/_build`."""
+"""Settings of the site: `sphinx-build docs docs/_build`.
+
+Two things are made while it is built: the pictures, from `examples/gallery.py` and `_ext/`, and
+copies of what stands outside of this folder (notebooks, examples).
+"""
 
 import pathlib
 import shutil
+import sys
 
 import tfgrad_jax
 
+_here = pathlib.Path(__file__).parent
+sys.path[:0] = [str(_here / "_ext"), str(_here.parent)]
+
 project = "tfgrad_jax"
 author = "The tfgrad_jax authors"
-release = tfgrad_jax.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-html_theme = "furo"
-exclude_patterns = ["_build", "jupyter_execute"]
-nb_execution_mode = "off"  # the notebooks keep their outputs; the tests execute them
-autodoc_typehints = "none"
-myst_heading_anchors = 3
-suppress_warnings = ["mystnb.unknown_mime_type"]
+copyright = author
+release = version = tfgrad_jax.__version__
+html_title = f"{project} {release}"
+language = "en"
 
-# The notebooks, and the examples that pages link to, stand outside of the site's folder.
-_here = pathlib.Path(__file__).parent
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "docstrings",
+    "mathml",
+    "pictures",
+    "tables",
+]
+exclude_patterns = ["_build", "_ext", "jupyter_execute", "examples/**/*.md"]
+suppress_warnings = ["mystnb.unknown_mime_type", "toc.empty_glob"]
+
+# A page about what this version of the package may not have.
+if not hasattr(tfgrad_jax, "explain"):
+    exclude_patterns.append("howto/explain.md")
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # the notebooks keep their outputs; the tests execute them
+html_math_renderer = "mathml"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+maximum_signature_line_length = 70  # one parameter a line in what is longer
+default_role = "code"  # `x` in a docstring
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
 for _folder in ("notebooks", "examples"):
-    shutil.copytree(_here.parent / _folder, _here / _folder, dirs_exist_ok=True)
+    shutil.copytree(
+        _here.parent / _folder,
+        _here / _folder,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )

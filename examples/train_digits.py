@@ -24,6 +24,7 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import Patch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from tqdm import tqdm
@@ -208,8 +209,16 @@ def _draw_digits(figure: SubFigure, runs: dict[str, Run], test: Digits) -> None:
     chosen = [int(np.argmax(labels == digit)) for digit in range(CLASSES) if digit in labels]
     figure.suptitle(
         "the first test image of each digit, the 256 signs of the last hidden layer, "
-        "and the digit that either network reads (red: wrong)",
+        "and the digit that either network reads",
         fontsize="medium",
+    )
+    labelled = {**{f"read with the {name}": COLORS[name] for name in runs}, "wrong": WRONG}
+    figure.legend(
+        handles=[Patch(color=color, label=label) for label, color in labelled.items()],
+        loc="outside lower center",
+        ncols=len(labelled),
+        fontsize="small",
+        frameon=False,
     )
     images, codes = figure.subplots(2, len(chosen))
     for image, code, i in zip(images, codes, chosen, strict=True):

@@ -104,7 +104,8 @@ def train(options: argparse.Namespace) -> float:
     devices = jax.device_count()
     mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
     whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-    data, test = (Digits(*map(np.asarray, part)) for part in load(options.seed))
+    parts: Any = load(options.seed)
+    data, test = (jax.tree.map(np.asarray, part) for part in parts)
     if options.batch > len(data.labels) or options.batch % devices:
         stop(
             f"argument --batch: expected a multiple of {devices}, the number of devices, and at "
@@ -126,7 +127,7 @@ def train(options: argparse.Namespace) -> float:
         random = np.random.default_rng((options.seed, step))
         chosen = random.choice(len(data.labels), options.batch, replace=False)
 
-        def read(array: np.ndarray) -> jax.Array:
+        def read(array: Any) -> jax.Array:
             shape = (options.batch, *array.shape[1:])
             return jax.make_array_from_callback(shape, split, lambda rows: array[chosen[rows[0]]])
 
@@ -144,7 +145,8 @@ def train(options: argparse.Namespace) -> float:
         images = data.images + NOISE * noise
         value, gradients = jax.value_and_grad(loss)(state.params, images, data.labels)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer)
-        return State(optax.apply_updates(state.params, updates), optimizer_state), value
+        params: Any = optax.apply_updates(state.params, updates)
+        return State(params, optimizer_state), value
 
     @functools.partial(jax.jit, out_shardings=whole)
     def accuracy(params: Params) -> jax.Array:
@@ -202,7 +204,7 @@ def restore(
         state=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, state)),
         settings=ocp.args.JsonRestore(),
     )
-    found = manager.restore(latest, args=content)
+    found: Any = manager.restore(latest, args=content)
     if found.settings != settings(options):
         stop(
             f"argument --resume: the run in {options.out} was started with {found.settings}; "

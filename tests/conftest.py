@@ -2,8 +2,8 @@
 
 import hypothesis
 import jax
-import jax.experimental
 import pytest
+from flags import reason_to_skip
 
 jax.config.update("jax_num_cpu_devices", 8)  # for `devices/`
 
@@ -34,5 +34,12 @@ def pytest_addoption(parser):
 @pytest.fixture
 def x64():
     """Let float64 and complex128 exist for the length of a test."""
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+    with jax.enable_x64(True):
         yield
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        reason = reason_to_skip(item.nodeid)
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,44 +1,30 @@
 """The benchmarks run, and what they count is equal: nothing here looks at a clock.
 
 A compiled gradient of a workload written with the decorator is the program of the hand-written
-`jax.custom_vjp`: the same floating-point operations, memory traffic and temporary memory.
+rule: the same floating-point operations, memory traffic and temporary memory, in every mode.
 """
 
+import dataclasses
 import importlib.util
 import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from benchmarks import frameworks, overhead, work
+from benchmarks import child, compare, frameworks, real, report, rules, small
+from benchmarks import workload as w
 from benchmarks.__main__ import main
-from benchmarks.programs import analyze
-from benchmarks.results import (
-    HAND,
-    HAND_EVERY_ORDER,
-    JAX_CUSTOM_GRADIENT,
-    OURS,
-    OURS_FORWARD,
-    PLAIN,
-    Group,
-    Results,
-)
-from benchmarks.settings import Settings
-from benchmarks.timing import Stats, Timed, compare
-from benchmarks.workloads import WORKLOADS
-from benchmarks.workloads.common import with_ours
-from tfgrad_jax._compat import SYSTEM_LOSES_ZEROS
+from benchmarks.results import OURS, Group, Results
+from benchmarks.timing import CONTROL, Settings, Stats
+from benchmarks.timing import compare as race
 
-# The depths of the reversible stack are one workload at this size.
-NAMES = [n for n in WORKLOADS if not n.startswith("reversible") or n.endswith("depth 4")]
-# A Pallas kernel has no transpose. On JAX 0.6, where `_system.py` has no part, transposing a rule
-# twice gives `a + (-b)` for `a - b`, and a scan that stores for one that recomputes.
-SAME_IN_FORWARD_MODE = [n for n in NAMES if "Pallas" not in n]
-if SYSTEM_LOSES_ZEROS:
-    SAME_IN_FORWARD_MODE = [
-        "log1pexp", "linear + cross-entropy", "fixed-point layer", "digits training step",
-    ]  # fmt: skip
+pytestmark = pytest.mark.deep
+
+TOY = Settings("toy")
+WORKLOADS = {each.name: each for each in real.WORKLOADS}
+SMALL = {f"{each.name}, {len(each.measures)}": each for each in (*small.OVERHEAD, *small.GROWTH)}
 
 
 @pytest.fixture(autouse=True)
@@ -48,116 +34,137 @@ def lenient():
         yield
 
 
-def counts(name, way):
-    workload = WORKLOADS[name]
-    return analyze(workload.gradient(way), workload.arguments("tiny", jnp.float32)).counts
+def counts(name, way, mode="grad"):
+    return w.counts(WORKLOADS[name], way, WORKLOADS[name].sizes[0], mode)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WORKLOADS)
 def test_compiled_gradient_costs_what_the_hand_written_one_does(name):
-    expected = counts(name, HAND)
+    expected = counts(name, w.HAND)
     assert expected["flops"] > 0 and expected["bytes accessed"] > 0
     assert counts(name, OURS) == expected
 
 
-@pytest.mark.parametrize("name", SAME_IN_FORWARD_MODE)
-def test_compiled_gradient_costs_the_same_in_forward_mode(name):
-    expected, got = counts(name, HAND), counts(name, OURS_FORWARD)
-    if name == "fixed-point layer" and got["temp memory"] < expected["temp memory"]:
-        got["temp memory"] = expected["temp memory"]  # XLA of JAX 0.10 packs this one more tightly
-    assert got == expected
+@pytest.mark.parametrize("name", ["RMSNorm", "cross-entropy", "implicit layer"])
+def test_forward_mode_costs_what_the_hand_written_one_does(name):
+    assert counts(name, OURS, "jvp") == counts(name, w.JVP, "jvp")
+
+
+@pytest.mark.parametrize("name", ["RMSNorm", "cross-entropy"])
+def test_second_order_costs_no_more_than_by_hand(name):
+    got, by_hand = (counts(name, way, "second order") for way in (OURS, w.EVERY))
+    assert all(got[what] <= by_hand[what] for what in w.COUNTS)
 
 
 def test_counts_tell_programs_apart():
-    plain, hand = (counts("reversible stack, depth 4", way) for way in (PLAIN, HAND))
-    assert plain["temp memory"] > 2 * hand["temp memory"]
+    plain, hand = (counts("implicit layer", way) for way in (w.PLAIN, w.HAND))
+    assert plain["temp memory"] > 10 * hand["temp memory"]
 
 
-def test_reversible_memory_does_not_grow_with_depth():
-    temps = {}
-    for depth in (4, 16):
-        workload = WORKLOADS[f"reversible stack, depth {depth}"]
-        a, b, w = workload.arguments("tiny", jnp.float32)
-        args = a, b, jnp.concatenate([w] * (depth // 4))
-        for way in (PLAIN, OURS):
-            temps[way, depth] = analyze(workload.gradient(way), args).temp_bytes
-    assert temps[PLAIN, 16] - temps[PLAIN, 4] >= 12 * 4 * a.nbytes
-    assert temps[OURS, 16] - temps[OURS, 4] < a.nbytes
-
-
-def test_check_passes_right_rule_and_refuses_wrong_one():
-    workload = WORKLOADS["log1pexp"]
-    errors, failures = work.check(workload)
-    assert errors[OURS] < 1e-15 and errors[OURS_FORWARD] < 1e-15 and not failures
-
-    def forward(x):
-        return jnp.log(1 + jnp.exp(x)), x
-
-    def twice_too_large(x, dy):
-        return (2 * dy * jax.nn.sigmoid(x),)
-
-    wrong = with_ours(forward, twice_too_large)
-    losses = {**workload.losses, OURS: lambda x: wrong(x).sum()}
-    with pytest.raises(AssertionError, match=r"log1pexp, tfgrad_jax: error 1\.0e\+00"):
-        work.check(workload._replace(losses=losses))
+@pytest.mark.parametrize("name", SMALL)
+def test_contestants_agree(name):
+    errors, failures = w.check(SMALL[name])
+    assert errors[OURS] < 1e-12
+    assert OURS not in {way for _, way in failures}
     assert jax.config.jax_enable_x64 is False
 
 
-@pytest.mark.parametrize("name", overhead.CASES)
-def test_overhead_compares_one_function_with_one_gradient(name):
-    case = overhead.CASES[name]()
-    overhead.check(case, case.functions)
-    f = case.functions[OURS]
-    twice = {**case.functions, "twice": lambda *args: 2 * f(*args)}
-    with pytest.raises(AssertionError, match="twice"):
-        overhead.check(case, twice)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_contestants_agree_on_workloads(name):
+    errors, _ = w.check(WORKLOADS[name])
+    assert errors[OURS] < w.TOLERANCE and errors[w.HAND] < w.TOLERANCE
+
+
+def test_check_refuses_wrong_rule():
+    def twice_too_large(residuals, dy):
+        return tuple(2 * g for g in rules.RMSNORM.backward(residuals, dy))
+
+    right = WORKLOADS["RMSNorm"]
+    wrong = w.Way(OURS)(dataclasses.replace(rules.RMSNORM, backward=twice_too_large))
+    rule = dataclasses.replace(rules.RMSNORM, written={OURS: wrong})
+    workload = dataclasses.replace(
+        right, loss=lambda way, size: lambda x, s, t: (way(rule)(s, x) * t).sum()
+    )
+    with pytest.raises(AssertionError, match=r"RMSNorm, grad, tfgrad_jax: error 1\.0e\+00"):
+        w.check(workload)
+    assert jax.config.jax_enable_x64 is False
+
+
+def test_derivatives_are_those_of_a_cubic():
+    f, args = (lambda x: (x**3).sum()), (jnp.array([2.0, 3.0]),)
+    value, (slope,) = w.derivative("grad", f, (0,))(*args)
+    assert value == 35 and slope.tolist() == [12, 27]
+    assert w.derivative("second order", f, (0,))(*args)[0].tolist() == [12, 18]
+    assert w.derivative("jvp", f, (0,))(*args) == (35, 12 * 2 + 27 * 3)
+    assert w.derivative("hessian", f, (0,))(*args)[0][0].tolist() == [[12, 0], [0, 18]]
+
+
+def test_transposed_rule_is_the_tangent():
+    x, t = jnp.float32(0.3), jnp.float32(2)
+    expected = jax.jvp(jnp.logaddexp, (x, jnp.float32(0)), (t, jnp.float32(0)))
+    for way in (w.JVP, w.TRANSPOSED, OURS):
+        got = jax.jvp(w.Way(way)(small.LOG1PEXP), (x,), (t,))
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_gpt_has_the_parameters_of_gpt_2_small():
+    params, *_ = jax.eval_shape(lambda: real.gpt_arguments(real.WHOLE, jnp.float32))
+    assert sum(p.size for p in jax.tree.leaves(params)) == pytest.approx(124e6, rel=0.01)
 
 
 @pytest.mark.slow
-def test_overhead_says_which_peer_cannot_run(monkeypatch):
-    monkeypatch.setattr(overhead, "MEASURES", ("eager forward", "jitted grad"))
-    run = overhead.measure("3 static arguments", overhead.three_statics, Settings(quick=True))
-    for group in run:
-        assert group.failures[JAX_CUSTOM_GRADIENT].startswith("TypeError: ")
-        assert OURS in group.values and HAND in group.ratios
+def test_largest_batch_is_larger_with_custom_gradients():
+    (group,) = real.largest_batch(TOY)
+    assert group.values[OURS] > group.values[w.PLAIN] > 0
 
 
-def test_other_frameworks_are_optional():
-    (group,) = frameworks.measure("log1pexp", Settings(quick=True))
-    assert frameworks.OURS_JIT in group.values
-    for framework, module in {"TensorFlow": "tensorflow", "PyTorch": "torch"}.items():
-        if importlib.util.find_spec(module) is None:
-            assert group.failures[framework].startswith("not measured: No module named")
+# --- the table ------------------------------------------------------------------------------------
 
 
-def test_quick_run_writes_json_and_figure(tmp_path, capsys):
+def test_quick_run_writes_json_and_report_draws_it(tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    assert main(["--quick", "--only", "growth/chained calls trace", "--out", str(tmp_path)]) == 0
+    assert main(["--quick", "--only", "growth/chained", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("*.json")
     assert path.stem.endswith(f"-jax{jax.__version__}")
     data = json.loads(path.read_text())
     assert data["meta"]["quick"] is True
-    assert [g["measure"] for g in data["groups"]] == ["1", "8", "slope", "exponent"]
-    first = Results.load(path).groups[0]
+    measures = [
+        f"{kind} grad{at}" for kind in ("trace", "eager") for at in (" at 1", " at 4", ", slope")
+    ]
+    assert [g["measure"] for g in data["groups"]] == ["error in float64", *measures]
+    first = Results.load(path).groups[1]
     low, high = first.quartiles[OURS]
     assert 0 < low <= first.values[OURS] <= high
-    assert first.samples >= 2
-    assert first.ratios.keys() == {HAND_EVERY_ORDER}
-    figure = (tmp_path / f"{path.stem}-growth.svg").read_text()
-    assert "chained calls" in figure
+    assert first.ratios.keys() == {w.EVERY, CONTROL}
     printed = capsys.readouterr().out
-    assert "chained calls, trace | 8" in printed
-    assert "growth with chained calls, trace" in printed  # the table of promises
+    assert "| chained calls | trace grad at 4 |" in printed
+    assert "growth with chained calls, trace grad" in printed  # the table of targets
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    assert report.main() == 0
+    assert "chained calls" in (tmp_path / f"{path.stem}-growth.svg").read_text()
+    table = (tmp_path / "README.md").read_text()
+    assert f"![{path.stem}-growth]" in table
+    assert "| eager jvp, inputs only | hand-written custom_jvp | 3.00x | not measured |" in table
 
 
 def test_only_keeps_what_was_measured_before(tmp_path):
     results = Results.here(quick=True)
-    results.add([Group.counted("growth", "leaves, trace", "1", "s", {OURS: 1.0, HAND: 2.0})])
+    results.add([Group.counted("growth", "leaves", "x", "s", {OURS: 1.0, w.HAND: 2.0})])
     results.save(tmp_path / f"{results.name}.json")
-    main(["--quick", "--only", "growth/chained calls eager", "--out", str(tmp_path)])
+    assert main(["--quick", "--only", "machine/before", "--out", str(tmp_path)]) == 0
     kept = Results.load(tmp_path / f"{results.name}.json")
-    assert kept.first("growth", "leaves, trace", "1").ratios == {HAND: 0.5}
-    assert kept.first("growth", "chained calls, eager grad", "8")
+    assert kept.ratio("growth", "leaves", "x", w.HAND) == 0.5
+    assert kept.find("machine", "before", "bandwidth")
+
+
+def test_part_that_fails_does_not_end_the_run(monkeypatch, capsys):
+    def fail(*_):
+        raise ValueError("no such machine")
+
+    monkeypatch.setattr("benchmarks.machine.measure", fail)
+    assert main(["--quick", "--only", "machine/before"]) == 1
+    assert "machine/before failed: ValueError: no such machine" in capsys.readouterr().err
 
 
 def test_unknown_part_is_an_error(capsys):
@@ -169,29 +176,102 @@ def test_list_names_all_sections(capsys):
     assert main(["--list"]) == 0
     sections = [line.partition("/")[0] for line in capsys.readouterr().out.split("\n") if line]
     assert list(dict.fromkeys(sections)) == [
-        "machine", "overhead", "growth", "workloads", "frameworks",
+        "machine", "overhead", "growth", "workloads", "checks", "distributed", "frameworks",
     ]  # fmt: skip
+    assert sections[0] == sections[-1] == "machine"
 
 
-def test_compare_reports_who_cannot_run():
+def a_run(ratio, temp=100.0, spread=0.01):
+    results = Results.here(quick=True)
+    values = {OURS: ratio, w.JVP: 1.0}
+    ratios = {w.JVP: ratio, CONTROL: 1.0}
+    quartiles = {name: (r - spread, r + spread) for name, r in ratios.items()}
+    fields = {"ratios": ratios, "ratio_quartiles": quartiles, "samples": 100}
+    results.add([Group("overhead", "inputs only", "eager jvp", "s", values, **fields)])
+    programs = {OURS: temp, w.HAND: 100.0}
+    results.add([Group.counted("workloads", "RMSNorm", "temp memory, grad", "bytes", programs)])
+    return results
+
+
+def test_missed_target_is_bold_with_its_experiment():
+    text = "\n".join(report.targets([a_run(2.5), a_run(5.0, temp=101.0)]))
+    assert "| 3.00x | 2.50x | **5.00x** |" in text
+    assert "- *eager jvp, inputs only*: the rule is traced" in text
+    assert "| 1.00x | 1.00x | **1.01x** |" in text
+    assert "- *compiled grad: temp memory*: worst of 1: RMSNorm; no experiment yet." in text
+    assert report.same_programs(a_run(1.0)) == (1, 1)
+    assert report.same_programs(a_run(1.0, temp=101.0)) == (0, 1)
+
+
+def test_compare_says_what_moved(tmp_path, capsys):
+    runs = {"old": a_run(1.0), "same": a_run(1.02), "worse": a_run(1.2, temp=90.0)}
+    runs["noisy"] = a_run(1.2, spread=0.9)
+    for name, results in runs.items():
+        results.save(tmp_path / name)
+    names = [str(tmp_path / name) for name in runs]
+    assert compare.main([names[0], names[1]]) == 0
+    assert compare.main([names[0], names[3]]) == 0
+    capsys.readouterr()
+    assert compare.main([names[0], names[2]]) == 1
+    worse, better = capsys.readouterr().out.split("better: 1")
+    assert "worse: 1" in worse and "+20.0 %" in worse and f"eager jvp / {w.JVP}" in worse
+    assert "-10.0 %" in better and "temp memory" in better
+
+
+# --- timing ---------------------------------------------------------------------------------------
+
+
+def test_race_reports_who_cannot_run():
     def fails():
         raise TypeError("no such thing\nand more")
 
-    prepared = []
-    contestants = {
-        OURS: lambda: jnp.zeros(()),
-        HAND: Timed(lambda x: x, lambda: prepared.append(1)),
-        PLAIN: fails,
-    }
-    measured = compare(contestants, OURS, seconds=0, rounds=(3, 3))
-    assert measured.failures == {PLAIN: "TypeError: no such thing"}
-    assert measured.times.keys() == {OURS, HAND}
-    assert measured.ratios.keys() == {HAND}
+    calls = []
+    contestants = {OURS: lambda: jnp.zeros(()), w.HAND: lambda: calls.append(1), w.PLAIN: fails}
+    measured = race(contestants, OURS, seconds=0, rounds=(3, 3))
+    assert measured.failures == {w.PLAIN: "TypeError: no such thing"}
+    assert measured.times.keys() == {OURS, w.HAND, CONTROL}
+    assert measured.ratios.keys() == {w.HAND, CONTROL}
     assert measured.times[OURS].samples == 3
-    assert len(prepared) == 6  # a warm-up, two to size the samples, and the three
+    assert len(calls) >= 2 + 3  # a warm-up, one to size the samples, and the three
     with pytest.raises(TypeError, match="no such thing"):
-        compare({OURS: fails}, OURS)
+        race({OURS: fails}, OURS)
 
 
 def test_stats_are_quartiles():
     assert Stats.of([4.0, 1.0, 2.0, 3.0, 5.0]) == Stats(3.0, 2.0, 4.0, 5)
+
+
+# --- other processes, other frameworks ------------------------------------------------------------
+
+
+def test_collectives_are_counted_in_bytes():
+    text = """
+      %a = f32[8,4]{1,0} all-reduce(f32[8,4]{1,0} %x), replica_groups={{0,1}}
+      %b = (bf16[3]{0}, pred[]) all-reduce-start(%y, %z), channel_id=1
+      %c = f32[2]{0} add(%p, %q)
+    """
+    assert child.collectives(text) == [8 * 4 * 4, 3 * 2 + 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_step_on_two_devices_moves_what_the_hand_written_one_does(processes):
+    found = {g.measure: g.values for g in child.distributed(2, processes, TOY)}
+    for measure in ("collectives", "moved", "temp memory"):
+        assert found[measure][OURS] == found[measure][w.HAND] > 0
+
+
+@pytest.mark.slow
+def test_checks_report_time_and_memory():
+    time, memory = child.checks(TOY)
+    assert {child.GRADIENT, child.AUTODIFF, child.CHECK} <= time.values.keys()
+    assert memory.values[child.CHECK] > 0
+
+
+@pytest.mark.parametrize("case", frameworks.CASES)
+def test_other_frameworks_are_optional(case):
+    (group,) = frameworks.measure(case, TOY)
+    assert frameworks.OURS_JIT in group.values
+    for framework, module in {"tensorflow": "tensorflow", "torch": "torch"}.items():
+        if importlib.util.find_spec(module) is None:
+            assert group.failures[framework].startswith("not measured: No module named")

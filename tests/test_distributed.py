@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from helpers import assert_same
 
+pytestmark = pytest.mark.deep
+
 for package in ("matplotlib", "sklearn", "tqdm"):
     pytest.importorskip(package)
 optax = pytest.importorskip("optax")

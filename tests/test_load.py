@@ -18,6 +18,8 @@ from pairs import RULES, STYLES, Rule, by_hand, inputs
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 every_style = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 ELEMENTWISE = RULES["elementwise"]
 W, X = ELEMENTWISE.arrays

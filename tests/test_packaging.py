@@ -45,6 +45,34 @@ def test_links_lead_somewhere():
         assert (ROOT / target).exists(), target
 
 
-def test_version():
+def test_version_changelog_and_citation_agree():
     assert re.fullmatch(r"\d+\.\d+\.\d+", tfgrad_jax.__version__)
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[:2] == ["Unreleased", tfgrad_jax.__version__]
+    (cited,) = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited == tfgrad_jax.__version__
     assert (ROOT / "tfgrad_jax" / "py.typed").is_file()
+
+
+def test_classifiers_name_the_python_versions():
+    oldest = PROJECT["requires-python"].removeprefix(">=")
+    named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if "Python :: 3." in c]
+    assert named[0] == oldest and named == sorted(named)
+    used = re.findall(r'python="([\d.]+)"', (ROOT / ".ci" / "noxfile.py").read_text())
+    assert set(used) <= set(named)
+
+
+def test_workflows_call_sessions_that_exist():
+    sessions = set(
+        re.findall(r"^def (\w+)\(session", (ROOT / ".ci" / "noxfile.py").read_text(), re.M)
+    )
+    workflows = list((ROOT / ".github" / "workflows").glob("*.yml"))
+    called = [
+        name
+        for path in workflows
+        for name in re.findall(r"session: (\w+),|-s (\w+)", path.read_text())
+        for name in name
+        if name
+    ]
+    assert len(workflows) == 2 and len(called) >= 7
+    assert set(called) <= sessions

@@ -15,6 +15,8 @@ from jax import export, lax
 from jax.experimental import pallas as pl
 from pairs import Rule, by_hand, inputs
 
+pytestmark = pytest.mark.deep
+
 LENGTH, WIDTH, BLOCK = 256, 128, 128
 SCALE = WIDTH**-0.5
 _random = np.random.default_rng(0)

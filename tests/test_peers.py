@@ -112,9 +112,14 @@ USES: dict[str, Callable[[Loss], Any]] = {
 
 
 def outcome(use: Callable[[Loss], Any], peer: Any) -> str:
-    """Return the numbers, or the error, as the table writes them."""
+    """Return what a use of the closure gives, as the table writes it."""
+    return _result(use, lambda w, x: peer(w)(x))
+
+
+def _result(use: Callable[[Any], Any], f: Any) -> str:
+    """Return the numbers, or the error, as the tables write them."""
     try:
-        result = use(lambda w, x: peer(w)(x))
+        result = use(f)
     except Exception as error:
         # JAX's flag `jax_custom_vjp3` changes the name of the error, and nothing else here.
         name = type(error).__name__.replace("CustomVJPException", "UnexpectedTracerError")
@@ -123,9 +128,10 @@ def outcome(use: Callable[[Loss], Any], peer: Any) -> str:
     return ", ".join(f"{number:g}" for number in numbers)
 
 
-def table() -> dict[str, dict[str, str]]:
-    """Read the table: use -> peer -> outcome."""
-    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("|")]
+def table(heading: str = "Closed-over values") -> dict[str, dict[str, str]]:
+    """Read the table below a heading: use -> peer -> outcome."""
+    text = TABLE.read_text().partition(f"## {heading}")[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
     header, _, *rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines]
     return {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
 
@@ -167,3 +173,94 @@ def test_the_error_of_this_package_names_both():
     assert "loss.f`" in message
     assert "float32[], first used at" in message
     assert Path(__file__).name in message
+
+
+# --- hijax primitives ----------------------------------------------------------------------------
+
+
+def seven_by_custom_vjp():
+    f = jax.custom_vjp(lambda x: x**2)
+    f.defvjp(lambda x: (f(x), x), lambda x, dy: (7 * dy * x,))
+    return f
+
+
+def hijax_class():
+    """Return a primitive with the methods for `grad`, or skip where hijax is another one."""
+    hijax = pytest.importorskip("jax.experimental.hijax")
+    if not hasattr(hijax, "HiPrim"):
+        pytest.skip("this JAX has no HiPrim")
+
+    class ForGrad(hijax.HiPrim):
+        def __init__(self, aval):
+            self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+            super().__init__()
+
+        def expand(self, x):
+            return x**2
+
+        def vjp_fwd(self, _, x):
+            return self(x), x
+
+        def vjp_bwd_retval(self, x, dy):
+            return (7 * dy * x,)
+
+    return ForGrad
+
+
+def seven_by_hijax():
+    primitive = hijax_class()
+    return lambda x: primitive(jax.typeof(x))(x)
+
+
+def seven_by_hijax_in_full():
+    class InFull(hijax_class()):
+        def jvp(self, primals, tangents):
+            return self(*primals), 7 * primals[0] * tangents[0]
+
+        def lin(self, _, x):
+            return self(x), x
+
+        def linearized(self, x, t):
+            return 7 * x * t
+
+        def batch(self, _, args, dims):
+            return type(self)(jax.typeof(args[0]))(*args), dims[0]
+
+    return lambda x: InFull(jax.typeof(x))(x)
+
+
+def seven_by_tfgrad_jax():
+    return custom_gradient(lambda x: (x**2, lambda dy: 7 * dy * x))
+
+
+SEVENS = {
+    "`jax.custom_vjp`": seven_by_custom_vjp,
+    "hijax, for `grad`": seven_by_hijax,
+    "hijax, in full": seven_by_hijax_in_full,
+    "`tfgrad_jax`": seven_by_tfgrad_jax,
+}
+
+
+def through_a_scan(f):
+    return jax.grad(lambda x: jax.lax.scan(lambda c, _: (c, f(c)), x, None, 2)[1].sum())(X)
+
+
+USES_OF_SEVEN = {
+    "`grad`": lambda f: jax.grad(f)(X),
+    "`jit(grad)`": lambda f: jax.jit(jax.grad(f))(X),
+    "`grad` through a `scan`": through_a_scan,
+    "`vmap(grad)`": lambda f: jax.vmap(jax.grad(f))(jnp.array([2.0, 3.0])),
+    "`jvp`, tangent 1": lambda f: jax.jvp(f, (X,), (jnp.ones_like(X),)),
+    "`linearize`, tangent 1": lambda f: jax.linearize(f, X)[1](jnp.ones_like(X)),
+    "second derivative of the square": lambda f: jax.grad(jax.grad(lambda x: f(x) ** 2))(X),
+    "`hessian` of the square": lambda f: jax.hessian(lambda x: f(x) ** 2)(X),
+}
+
+
+@pytest.mark.parametrize("peer", SEVENS)
+def test_the_table_of_hijax_says_what_happens(peer):
+    f = SEVENS[peer]()
+    written = table("Hijax primitives")
+    assert list(written) == list(USES_OF_SEVEN)
+    measured = {use: _result(run, f) for use, run in USES_OF_SEVEN.items()}
+    assert measured == {use: row[peer] for use, row in written.items()}

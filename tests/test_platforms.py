@@ -17,6 +17,8 @@ from helpers import assert_same
 from jax import export, lax
 from pairs import RULES, STYLES, Rule, by_hand, undeclared
 
+pytestmark = pytest.mark.deep
+
 PLATFORMS = ("cpu", "cuda", "tpu")
 W, X = RULES["elementwise"].arrays
 

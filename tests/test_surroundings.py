@@ -20,6 +20,8 @@ from pairs import RULES, STYLES, Rule, by_hand, inputs, undeclared
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.deep
+
 W, X = RULES["elementwise"].arrays
 PROGRAMS = {}
 STYLES_HERE = {"inputs": inputs, "undeclared": undeclared}

@@ -1,93 +1,136 @@
 """What JAX tells in another way in each version, or only in a roundabout way, in one place.
 
-What differs between versions has the condition for its removal beside it. `traces_eagerly` is asked
-at every direct call, and `is_staging` before a closure is traced; `without_consts` and `evaluate`
-run where a traced function of the user is kept and called again; `same_axes` runs on every
-gradient of a traced input; the types of tracers are asked for where tracers meet.
+What differs between versions has the condition for its removal beside it. `is_idle` is asked at
+every call; `below` when a program is differentiated; `tangent_dtype` and `varying` for every
+operand and `same_axes` for every gradient.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import jax.extend.core as extend
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr
-
-# On JAX 0.6, the batching rule of a custom_vjp inside a jaxpr fails if it is differentiated at
-# the same time; not on 0.10. Remove when the oldest supported JAX lacks this primitive.
-_BATCHES_TOO_LATE = hasattr(jax.custom_derivatives, "custom_vjp_call_jaxpr_p")
-
-# On JAX 0.6, a third derivative through a linear system fails at a cotangent that is a symbolic
-# zero; not on 0.7. Remove together with the above.
-SYSTEM_LOSES_ZEROS = _BATCHES_TOO_LATE
-
-# Before custom_jvp became a primitive of its own, JAX dropped a custom_jvp rule inside a scan
-# when it evaluated the scan in part, and put the function itself in its place: so on 0.6 and
-# 0.10, not on 0.12. Remove when the oldest supported JAX has this flag.
-SCAN_DROPS_CUSTOM_JVP = not hasattr(jax.config, "jax_custom_jvp3")
+from jax.custom_derivatives import SymbolicZero
 
 
-def traces_eagerly() -> bool:
-    """Tell whether JAX traces a function with a custom derivative even when called eagerly."""
-    config = jax.config
-    return getattr(config, "jax_custom_vjp3", False) or getattr(config, "jax_custom_jvp3", False)
+def _name(name: str) -> Any:
+    # In `jax.core` before JAX 0.9. Remove when that is the oldest supported.
+    found = getattr(extend, name, None)
+    return getattr(jax.core, name, None) if found is None else found
+
+
+_trace_state = _name("get_opaque_trace_state")
+_to_tangent_dtype = _name("primal_dtype_to_tangent_dtype")
+_current_trace, _set_trace = _name("find_top_trace"), _name("set_current_trace")
+_unmapped_type = _name("unmapped_aval")
+_IDLE = _trace_state()
+
+
+def is_idle() -> bool:
+    """Return whether no transformation is running, so that no derivative can flow."""
+    return _trace_state() == _IDLE
+
+
+@functools.cache
+def tangent_dtype(dtype: Any) -> Any:
+    """Return the dtype of derivatives of values of a dtype: float0 where there are none."""
+    return _to_tangent_dtype(dtype)
+
+
+@functools.cache
+def _linearizing() -> tuple[type, type]:
+    """Return the types of the trace that linearizes, and of its tracers.
+
+    They are seen from inside the rule of a function that is being linearized.
+    """
+    found: list[type] = []
+
+    @jax.custom_jvp
+    def probe(x: Any) -> Any:
+        return x
+
+    @probe.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        found.extend((type(_current_trace(())), type(tangents[0])))
+        return primals[0], tangents[0]
+
+    # In whatever way a future JAX linearizes; and wherever this is asked first.
+    with contextlib.suppress(Exception), jax.ensure_compile_time_eval():
+        jax.linearize(probe, np.float32(1))
+    return (found[0], found[1]) if len(found) == 2 else (types.NoneType, types.NoneType)
+
+
+def tangent_type(value: Any) -> Any:
+    """Return the type of the tangents of a value."""
+    return jax.typeof(value).to_tangent_aval()
+
+
+def batched_type(aval: Any, axis: Any) -> Any:
+    """Return the type of values with one more axis in front, that of a `vmap`."""
+    return _unmapped_type(axis.size, 0, aval, axis.explicit_mesh_axis)
+
+
+def below(primals: Sequence[Any]) -> Any:
+    """Return a context in which code runs at the level of the primals, inside a jvp rule.
+
+    Where JAX linearizes, it runs the rule under a trace to which no primal belongs, and every
+    operation would go through that. It is speed alone: where a name is missing, this does nothing.
+    """
+    if _current_trace is not None and _set_trace is not None:
+        now, (trace, tracer) = _current_trace(()), _linearizing()
+        if type(now) is trace and not any(isinstance(p, tracer) for p in primals):
+            return _set_trace(now.parent_trace)
+    return contextlib.nullcontext()
 
 
 def is_staging() -> bool:
-    """Tell whether operations are being recorded, as under `jit` and `scan`, and not run."""
+    """Return whether operations are being recorded, as under `jit` and `scan`, and not run."""
     return isinstance(jax.lax.iota(np.int32, 1), Tracer)
 
 
-@functools.cache
-def batch_tracer() -> type:
-    """Return the type of the tracers of `vmap`."""
-    (found,) = _tracers(lambda f: jax.vmap(f)(jnp.zeros(1)))
-    return found
+def is_ref(value: Any) -> bool:
+    """Return whether a value is a mutable array."""
+    return isinstance(value, _REF) or (isinstance(value, Tracer) and is_ref_type(value.aval))
 
 
 @functools.cache
-def derivative_tracers() -> set[type]:
-    """Return the types of the tracers of `jvp`, `linearize` and `grad`."""
-    return _tracers(lambda f: jax.jvp(f, (1.0,), (1.0,))) | _tracers(lambda f: jax.grad(f)(1.0))
+def _ref_type() -> type:
+    with jax.ensure_compile_time_eval():
+        return type(jax.typeof(jax.new_ref(np.float32(0))))
 
 
-def _tracers(transform: Callable[[Callable[[Any], Any]], Any]) -> set[type]:
-    found: set[type] = set()
-
-    def see(x: Any) -> Any:
-        found.add(type(x))
-        return x
-
-    jax.eval_shape(lambda: transform(see))
-    return found
+def is_ref_type(aval: Any) -> bool:
+    """Return whether a type is that of mutable arrays."""
+    return isinstance(aval, _ref_type())
 
 
-def without_consts(closed: ClosedJaxpr) -> Jaxpr:
-    """Return the jaxpr with its constants as leading arguments, and without their values."""
-    jaxpr = closed.jaxpr
-    return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+_REF: Any = jax.Ref
 
 
-def evaluate(jaxpr: Jaxpr, *args: Any) -> list[Any]:
-    """Evaluate a jaxpr that has no constants, equation by equation."""
-    run = functools.partial(jax.core.eval_jaxpr, jaxpr, ())
-    if _BATCHES_TOO_LATE and any(e.primitive.name.startswith("custom_vjp") for e in jaxpr.eqns):
-        keep_all = jax.checkpoint_policies.everything_saveable
-        run = jax.checkpoint(run, policy=keep_all, prevent_cse=False)  # batched as a whole first
-    return run(*args)
+def instantiate(value: Any) -> Any:
+    """Return a tangent or cotangent as an array, zeros if it is a symbolic zero."""
+    if isinstance(value, SymbolicZero):
+        aval: Any = value.aval
+        return jax.numpy.zeros(aval.shape, aval.dtype)
+    return value
 
 
 def varying(value: Any) -> frozenset[Any]:
     """Return the mesh axes of a `shard_map` along which a value differs between devices."""
-    if not isinstance(value, Tracer):
-        return frozenset()
-    aval = jax.typeof(value)
+    return axes_of(jax.typeof(value)) if isinstance(value, Tracer) else frozenset()
+
+
+def axes_of(aval: Any) -> frozenset[Any]:
+    """Return the mesh axes of a `shard_map` along which values of a type differ."""
     if hasattr(aval, "manual_axis_type"):
         return frozenset(aval.manual_axis_type.varying)
-    return getattr(aval, "vma", frozenset())  # JAX 0.6 tells nothing
+    # Remove when the oldest supported JAX has the other name.
+    return frozenset(getattr(aval, "vma", ()))
 
 
 def same_axes(gradient: Any, axes: frozenset[Any]) -> Any:
@@ -107,4 +150,4 @@ def same_axes(gradient: Any, axes: frozenset[Any]) -> Any:
 def _vary(value: Any, axes: Sequence[Any]) -> Any:
     if hasattr(jax.lax, "pcast"):
         return jax.lax.pcast(value, axes, to="varying")
-    return jax.lax.pvary(value, axes)  # pyrefly: ignore  # of JAX 0.6 to 0.8
+    return jax.lax.pvary(value, axes)  # pyrefly: ignore  # of JAX 0.8

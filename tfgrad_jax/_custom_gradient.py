@@ -1,193 +1,181 @@
 """The decorator `custom_gradient`: `f(*x)` returns `(y, grad_fn)`, the result returns `y`.
 
-`CustomGradient.__call__` runs at every call and takes one of three ways:
-
-    plain     no input is traced, so no derivative can flow: call `f` and return `y`
-    direct    `f` closes over nothing that is traced: its rule runs on the inputs
-    hoisted   it does, or may: captured values become operands first (`_closure.py`)
+`CustomGradient.__call__` runs at every call. Where no transformation is running no derivative
+can flow, and it calls `f`. Otherwise `_call` finds out what `f` closes over (`_closure`), and
+hands the call to JAX as a program that has its rule (`_autodiff`).
 """
 
 import functools
+import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
-import jax
-from jax.core import Tracer
 from jax.errors import UnexpectedTracerError
-from jax.tree_util import all_leaves, tree_leaves, tree_unflatten
+from jax.tree_util import all_leaves, tree_leaves
 
 from . import _errors
-from ._call import Call, Variables, check_outputs, checked_pair
-from ._closure import hoist
-from ._compat import traces_eagerly
-from ._derivatives import differentiable
-from ._direct import CapturedTracerError, Direct
-from ._rules import (
-    Cleared,
+from ._autodiff.program import Program
+from ._closure.body import Body, HiddenTracerError, Rebuilt
+from ._closure.cells import Wrapper, dissect, reach, snapshot
+from ._closure.hoist import Hoisted, hoist
+from ._closure.residuals import is_traced
+from ._compat import is_idle
+from ._frontend.grad_fn import (
+    Call,
     NeedsValuesError,
-    Transparent,
-    captures,
-    cleared,
-    search,
+    Variables,
+    checked_outputs,
+    checked_pair,
+    may_return_rule_with_variables,
 )
-from ._seen import branching, on_values
-from ._signature import Bound, Signature
-from ._structure import split
+from ._frontend.signature import Bound, Signature
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
 _CONVENTIONS = ("tf", "jax")
-# Inputs of these types are not traced and hold nothing, and outputs need no second look. The
-# type of a concrete `jax.Array` is added when the first one is seen.
-_inert_types: set[type] = {bool, int, float, complex}
 
 
-class CustomGradient(Transparent, Generic[_P, _R]):
+class CustomGradient(Wrapper, Generic[_P, _R]):
     """A function whose derivative is the one that it declares. Made by `custom_gradient`."""
 
-    __name__: str
-    __qualname__: str
-    __wrapped__: Callable[..., Any]
+    # What is ours stands in slots: `functools.update_wrapper` replaces what is in `__dict__`.
+    __slots__ = (
+        "__dict__", "__weakref__", "_convention", "_f", "_in_class", "_method", "_name", "_primal",
+        "_signature", "_source", "_variables",
+    )  # fmt: skip
 
-    def __init__(
-        self, f: Callable[..., Any], variables: Any, forward_mode: bool, convention: str
-    ) -> None:
-        functools.update_wrapper(self, f)
+    def __init__(self, f: Callable[..., Any], variables: Any, primal: Any, convention: str) -> None:
+        # Without its attributes: they might have the names of ours. `__getattr__` finds them.
+        functools.update_wrapper(self, f, updated=())
         self._f = f
         self._source = _errors.Source.of(f)
+        self._name = self._source.name.rpartition(".")[2]
         self._variables = variables
-        self._forward_mode = forward_mode
-        self._mirrored = convention == "tf"
+        self._primal = primal
+        self._convention = convention
         self._signature = Signature(f)
-        # A function without cells and defaults can close over nothing, now or later.
-        self._closed = not getattr(f, "__closure__", ()) and captures([f]) is False
+        self._method: Any = None  # made when it is asked for
         scope = getattr(f, "__qualname__", "").rpartition(".")[0]
         self._in_class = bool(scope) and not scope.endswith("<locals>")
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Return `y`, whose derivative is the declared one."""
         if self._in_class and args and self._binds(args[0]):
-            return self._method(*args, **kwargs)
-        signature = self._signature
-        if kwargs or not signature.fits(len(args)):
-            return self._call((), signature.bind(self._f, args, kwargs), signature)
-        if self._closed:
-            for leaf in tree_leaves(args):
-                if type(leaf) not in _inert_types:
-                    break
-            else:
-                y, traced = self._checked(self._f(*args))
-                if not traced:
-                    return y
-        return self._call((), Bound(args, (), _NO_KEYWORDS), signature)
+            return self.__get__(args[0])(*args[1:], **kwargs)
+        return self._called((), args, kwargs, self._signature)
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         """Bind a method: `self` is no input, but part of what the function closes over."""
-        return self if obj is None else types.MethodType(self._method, obj)
+        if obj is None:
+            return self
+        if self._method is None:
+            signature = Signature(self._f, bound=1)
 
-    @functools.cached_property
-    def _method(self) -> Callable[..., Any]:
-        f, signature = self._f, Signature(self._f, bound=1)
+            def method(obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+                return self._called((obj,), args, kwargs, signature)
 
-        def method(obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-            return self._call((obj,), signature.bind(f, args, kwargs), signature)
+            self._method = functools.update_wrapper(method, self._f)
+        return types.MethodType(self._method, obj)
 
-        return functools.update_wrapper(method, f)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._f, name)
 
-    def __reduce__(self) -> str:
-        return self.__qualname__  # like any function: by name
+    def __reduce__(self) -> Any:
+        found: Any = sys.modules.get(self.__module__)
+        name = getattr(self, "__qualname__", "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return name  # like any function: by name
+        return CustomGradient, (self._f, self._variables, self._primal, self._convention)
 
     def __repr__(self) -> str:
         return f"<custom_gradient of {_errors.describe(self._f)}>"
 
-    def held(self) -> tuple[Any, ...]:
-        return self._f, self._variables
-
     def _binds(self, first: Any) -> bool:
-        """Tell whether `first` is the `self` of `Model.f(model, x)`, or a classmethod's `cls`."""
+        """Return whether `first` is the `self` of `Model.f(model, x)`, or a classmethod's `cls`."""
         is_class = isinstance(first, type)
         for cls in (first if is_class else type(first)).__mro__:
-            found = vars(cls).get(self.__name__)
+            found = vars(cls).get(self._name)
             if found is self:
                 return not is_class
             if isinstance(found, classmethod) and found.__func__ is self:
                 return is_class
         return False
 
-    def _checked(self, result: Any) -> tuple[Any, bool]:
-        """Return `y`, and whether it is traced."""
-        y, _ = checked_pair(self._f, result)
-        leaves = tree_leaves(y)
-        for leaf in leaves:
-            if type(leaf) not in _inert_types:
-                check_outputs(self._f, y, leaves)
-                if isinstance(leaf, Tracer):
-                    return y, True
-                if isinstance(leaf, jax.Array):
-                    _inert_types.add(type(leaf))
-        return y, False
+    def unwrapped(self) -> Any:
+        convention = self._convention
 
-    def _call(self, self_: tuple[Any, ...], bound: Bound, signature: Signature) -> Any:
+        def make(parts: Sequence[Any]) -> CustomGradient[..., Any]:
+            f, variables, primal = parts
+            return CustomGradient(f, variables, primal, convention)
+
+        return make, (self._f, self._variables, self._primal)
+
+    def _called(
+        self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
+    ) -> Any:
+        positional = not kwargs and signature.fits(len(args))
+        if is_idle() and positional:
+            # No derivative of it can be taken.
+            if self._primal is not None:
+                return checked_outputs(self._primal, self._primal(*bound_to, *args))
+            y, _ = checked_pair(self._f, self._f(*bound_to, *args))
+            return checked_outputs(self._f, y)
+        bound = Bound(args, (), _NO_KEYWORDS)
+        if not positional:
+            bound = signature.bind(self._f, args, kwargs)
         variables = self._variables
         if callable(variables) and all_leaves([variables]):
-            variables = variables(*self_)
-        operands, inputs = split(bound.inputs, signature.input_names(bound))
-        call = Call(self._f, self._source, self_, inputs, bound, self._mirrored, variables)
-        captured, found = self._search(call)
-        token = None if found is None else cleared.set(found)
+            variables = variables(*bound_to)
+        names, convention = signature.input_names(bound), self._convention
+        call = Call(
+            self._f, self._source, bound_to, bound, names, convention, variables, self._primal
+        )
+        if is_idle():
+            return call.value(())
+        body, captured = _body(call)
+        if not captured and not call.operands:
+            y = call.value(())
+            if not is_traced(tree_leaves(y)):
+                return y
+            body, captured = hoist(call)
+            if not captured:
+                return y
         try:
-            if captured is not True and not any(isinstance(x, Tracer) for x in operands):
-                args, kwargs = call.arguments(bound.inputs)
-                y, traced = self._checked(self._f(*args, **kwargs))
-                if not traced:
-                    return y
-                captured = True  # there are other ways to a tracer than those that can be seen
-            if captured is not True:
-                try:
-                    return self._direct(call, operands, captured is None)
-                except (CapturedTracerError, UnexpectedTracerError):
-                    pass
-            return self._hoisted(call, operands)
-        finally:
-            if token is not None:
-                cleared.reset(token)
-
-    def _search(self, call: Call) -> tuple[bool | None, Cleared | None]:
-        """Tell whether `f` closes over a tracer; None if that cannot be seen."""
-        if call.variables is not None and any(
-            isinstance(v, Tracer) for v in tree_leaves(call.variables)
-        ):
-            return True, None
-        return search(call.surroundings)
-
-    def _direct(self, call: Call, operands: list[Any], may_capture: bool) -> Any:
-        declared = call.variables is not None and not call.autodiff
-        variables = Variables.of(call.variables)[0] if declared else None
-        program = Direct(call, self._forward_mode, may_capture, variables)
-        if traces_eagerly():
-            program.run_on_values(operands)
-        leaves = differentiable(program)(program, *operands)
-        return tree_unflatten(program.treedef, leaves)
-
-    def _hoisted(self, call: Call, operands: list[Any]) -> Any:
-        seen = on_values(call, self._forward_mode)
-        if seen is not None:
-            try:
-                return seen.run(operands)
-            except CapturedTracerError:
-                pass
-        try:
-            program, captured = hoist(call, operands, self._forward_mode)
-            leaves = differentiable(program)(program, *captured, *operands)
-            return tree_unflatten(program.treedef, leaves)
-        except NeedsValuesError:
-            seen = branching(call, self._forward_mode)
-            if seen is None:
+            return Program(body, self._name)(captured, call.operands)
+        except (HiddenTracerError, UnexpectedTracerError):
+            # It reads a tracer where it was not looked for, such as a global variable.
+            if isinstance(body, Hoisted):
                 raise
-        return seen.run(operands)
+            hoisted, captured = hoist(call)
+            return Program(hoisted, self._name)(captured, call.operands)
+
+
+def _body(call: Call) -> tuple[Body, list[Any]]:
+    """Return how the call runs on other values, and the tracers that it closes over."""
+    declared = Variables.of(call.variables)[1] if call.declared else []
+    held = [call.f, call.bound_to, call.constants, call.rest, call.primal]
+    found = True if declared else reach(held)
+    if found is False:
+        return Rebuilt(call.replaced(f=snapshot(call.f)), None, []), []
+    visible = None if found is None else dissect([*held, *declared])
+    asks = call.variables is None and may_return_rule_with_variables(_errors.code_of(call.f))
+    if visible is not None and not asks:
+        return Rebuilt(call, *visible), visible[1]
+    try:
+        return hoist(call)
+    except NeedsValuesError:
+        if visible is not None:
+            return Rebuilt(call, *visible), visible[1]
+        if found is None:
+            return Rebuilt(call, None, []), []
+        raise
 
 
 @overload
@@ -195,7 +183,7 @@ def custom_gradient(
     f: Callable[_P, Any],
     *,
     variables: Any = None,
-    forward_mode: bool = False,
+    primal: Callable[..., Any] | None = None,
     convention: Literal["tf", "jax"] = "tf",
 ) -> CustomGradient[_P, Any]: ...
 @overload
@@ -203,14 +191,14 @@ def custom_gradient(
     f: None = None,
     *,
     variables: Any = None,
-    forward_mode: bool = False,
+    primal: Callable[..., Any] | None = None,
     convention: Literal["tf", "jax"] = "tf",
 ) -> Callable[[Callable[_P, Any]], CustomGradient[_P, Any]]: ...
 def custom_gradient(
     f: Any = None,
     *,
     variables: Any = None,
-    forward_mode: bool = False,
+    primal: Any = None,
     convention: Literal["tf", "jax"] = "tf",
 ) -> Any:
     """Declare the gradient of a function.
@@ -221,12 +209,14 @@ def custom_gradient(
     `f` returns a pair: its value `y`, and a function `grad_fn` that turns the gradient of a loss
     with respect to `y` into its gradient with respect to the inputs. The decorated function
     returns `y` alone; JAX differentiates it by `grad_fn` under every transformation and at every
-    order. Without `jit`, both see concrete values.
+    order, in both modes: forward mode transposes `grad_fn`, which must be linear in its upstreams
+    for that. Without `jit`, both see concrete values.
 
     Inputs are the positional parameters, however they are passed, as pytrees; a default that
-    is left out, `self`, keyword-only arguments and `**kwargs` are none. Arrays (of JAX and
-    NumPy), NumPy scalars, `float` and `complex` are traced, and every other leaf (`int`, `bool`,
-    `str`, `None`, callables, other objects) reaches `f` as it is.
+    is left out, `self`, keyword-only arguments and `**kwargs` are none. A rule gives a gradient for
+    each array among their leaves (of JAX and NumPy, any number that is being differentiated). What
+    JAX is not tracing at the call reaches `f` as it is: concrete arrays, Python numbers, `str`,
+    `None`, callables, other objects.
 
     Args:
         f: the function. Its `y` is any pytree of arrays and numbers. `grad_fn(*dys)` gets one
@@ -240,8 +230,8 @@ def custom_gradient(
             arrays, or a function of the instance that returns one: `grad_fn` always gets it,
             and returns their gradients in its structure. "autodiff": the ordinary gradient of
             `f`.
-        forward_mode: whether `jvp`, `jacfwd` and `linearize` work too, by transposing `grad_fn`,
-            which must be linear in its upstreams.
+        primal: what runs instead of `f` where nothing is differentiated: a function of the same
+            arguments that returns `y` alone, such as a kernel that need not write its residuals.
         convention: "tf", as above, with complex gradients as in TensorFlow, `dL/dRe + i dL/dIm`.
             "jax": one upstream in the structure of `y`, complex gradients as in JAX, as
             `jax.custom_gradient` has it.
@@ -268,17 +258,16 @@ def custom_gradient(
     """
     if convention not in _CONVENTIONS:
         raise _errors.bad_option("convention", convention, "'tf' or 'jax'")
-    if not isinstance(forward_mode, bool):
-        raise _errors.bad_option("forward_mode", forward_mode, "True or False")
+    if primal is not None and not callable(primal):
+        raise _errors.bad_option("primal", primal, "None or a function")
     if isinstance(variables, str) and variables != "autodiff":
         raise _errors.bad_option("variables", variables, "None, a pytree, a function or 'autodiff'")
     if f is None:
         return functools.partial(
-            custom_gradient, variables=variables, forward_mode=forward_mode, convention=convention
+            custom_gradient, variables=variables, primal=primal, convention=convention
         )
     if isinstance(f, staticmethod | classmethod):
-        inner = CustomGradient(f.__func__, variables, forward_mode, convention)
-        return type(f)(inner)
+        return type(f)(CustomGradient(f.__func__, variables, primal, convention))
     if not callable(f):
         raise _errors.not_callable(f)
-    return CustomGradient(f, variables, forward_mode, convention)
+    return CustomGradient(f, variables, primal, convention)

@@ -7,7 +7,7 @@ from helpers import assert_same
 from jax.sharding import AxisType, PartitionSpec
 from pairs import RULES, STYLES, by_hand
 
-pytestmark = needs_eight_devices
+pytestmark = [needs_eight_devices, pytest.mark.deep]
 every_style = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 BOTH = ("data", "model")
 CASES = [*((name, "undeclared") for name in RULES), ("dense", "inputs"), ("dense", "declared")]

@@ -12,7 +12,7 @@ from pairs import Rule, by_hand, inputs
 
 from tfgrad_jax import custom_gradient
 
-pytestmark = needs_eight_devices
+pytestmark = [needs_eight_devices, pytest.mark.deep]
 DEVICES, LENGTH, WIDTH = 8, 32, 4
 ROWS = PartitionSpec("i")
 _random = np.random.default_rng(0)

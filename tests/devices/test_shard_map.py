@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from pairs import RULES, STYLES, Rule, by_hand
 
-pytestmark = needs_eight_devices
+pytestmark = [needs_eight_devices, pytest.mark.deep]
 every_style = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 every_rule = pytest.mark.parametrize(
     ("rule", "style"),

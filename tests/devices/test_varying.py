@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from pairs import RULES, STYLES, Rule, by_hand, inputs
 
-pytestmark = needs_eight_devices
+pytestmark = [needs_eight_devices, pytest.mark.deep]
 ALL, ROWS = PartitionSpec(), PartitionSpec("i")
 
 _random = np.random.default_rng(0)

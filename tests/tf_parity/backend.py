@@ -146,7 +146,6 @@ class Jax(Backend):
 
         self.jax, self.jnp = jax, jnp
         self.custom_gradient = tfgrad_jax.custom_gradient
-        self.both_modes = tfgrad_jax.custom_gradient(forward_mode=True)
         self.recompute_grad = tfgrad_jax.recompute_grad
         self.grad_pass_through = tfgrad_jax.grad_pass_through
         self.stop_gradient = jax.lax.stop_gradient
@@ -189,10 +188,7 @@ class Jax(Backend):
             stack.enter_context(self.jax.numpy_rank_promotion("allow"))
             stack.enter_context(self.jax.numpy_dtype_promotion("standard"))
             if double:
-                enable = getattr(self.jax, "enable_x64", None)
-                if enable is None:
-                    from jax.experimental import enable_x64 as enable
-                stack.enter_context(enable(True))
+                stack.enter_context(self.jax.enable_x64(True))
             yield
 
     def repeat(self, count: int, body: Callable[[Any], Any], x: Any) -> Any:
@@ -290,7 +286,6 @@ class TensorFlow(Backend):
 
         self.tf = tf
         self.custom_gradient = tf.custom_gradient
-        self.both_modes = tf.custom_gradient
         self.recompute_grad = tf.recompute_grad
         self.grad_pass_through = tf.grad_pass_through
         self.stop_gradient = tf.stop_gradient

@@ -3,34 +3,23 @@
 from .case import Differs, case, floats
 
 ORDINARY = "forward mode silently uses the ordinary derivative of `f`"
-TRANSPOSED = "`forward_mode=True` transposes the declared gradient"
-
-
-@case(
-    51,
-    differs=Differs(
-        ORDINARY, "forward mode is refused unless it is asked for", {"raises": "TypeError"}
-    ),
-)
-def refused_by_default(b):
-    f = b.custom_gradient(lambda x: (x * 3.0, lambda dy: dy * 5.0))
-    return b.error(lambda: b.jvp(f, [2.0], [1.0]))
+TRANSPOSED = "forward mode transposes the declared gradient"
 
 
 @case(51, differs=Differs(ORDINARY, TRANSPOSED, [6.0, 5.0], better=True))
 def one_input(b):
-    return b.jvp(b.both_modes(lambda x: (x * 3.0, lambda dy: dy * 5.0)), [2.0], [1.0])
+    return b.jvp(b.custom_gradient(lambda x: (x * 3.0, lambda dy: dy * 5.0)), [2.0], [1.0])
 
 
 @case(51, differs=Differs(ORDINARY, TRANSPOSED, [6.0, 510.0]))
 def two_inputs(b):
-    f = b.both_modes(lambda x, y: (x * y, lambda dy: (dy * 10.0, dy * 100.0)))
+    f = b.custom_gradient(lambda x, y: (x * y, lambda dy: (dy * 10.0, dy * 100.0)))
     return b.jvp(f, [2.0, 3.0], [1.0, 5.0])
 
 
 @case(51, differs=Differs(ORDINARY, TRANSPOSED, [{"a": 4.0, "b": 6.0}, {"a": 10.0, "b": 100.0}]))
 def two_outputs(b):
-    @b.both_modes
+    @b.custom_gradient
     def f(x):
         return {"b": 3 * x, "a": 2 * x}, lambda da, db: da * 10.0 + db * 100.0
 
@@ -42,7 +31,7 @@ def linear_map(b):
     """A gradient of A^T dy means a tangent of A t."""
     a = b.constant([[1.0, 2.0], [3.0, 4.0]])
 
-    @b.both_modes
+    @b.custom_gradient
     def f(x):
         return x * 1.0, lambda dy: b.sum(a * b.reshape(dy, [2, 1]), axis=0)
 
@@ -60,20 +49,22 @@ def linear_map(b):
 def nonlinear_rules(b):
     rules = [lambda dy: dy * dy * 5.0, lambda dy: dy * 5.0 + 1.0, lambda dy: b.maximum(dy, 0.0)]
     return [
-        b.error(lambda r=r: b.jvp(b.both_modes(lambda x: (x * 3.0, r)), [2.0], [1.0]))
+        b.error(lambda r=r: b.jvp(b.custom_gradient(lambda x: (x * 3.0, r)), [2.0], [1.0]))
         for r in rules
     ]
 
 
 @case(51, differs=Differs(ORDINARY, "the tangent is zero", [6.0, 0.0]))
 def none_as_the_gradient(b):
-    return b.jvp(b.both_modes(lambda x: (x * 3.0, lambda dy: None)), [2.0], [1.0])
+    return b.jvp(b.custom_gradient(lambda x: (x * 3.0, lambda dy: None)), [2.0], [1.0])
 
 
 @case(51, differs=Differs(ORDINARY, TRANSPOSED, [6.0, 75.0]))
 def with_variables(b):
     def loss(x, v):
-        return b.both_modes(lambda x: (x * v, lambda dy, variables=None: (dy * 5.0, [dy * 7.0])))(x)
+        return b.custom_gradient(
+            lambda x: (x * v, lambda dy, variables=None: (dy * 5.0, [dy * 7.0]))
+        )(x)
 
     if b.is_jax:
         return b.jvp(loss, [2.0, 3.0], [1.0, 10.0])
@@ -93,7 +84,7 @@ def with_variables(b):
 )
 def closed_over_tangent(b):
     def loss(x, c):
-        return b.both_modes(lambda x: (x * c, lambda dy: dy * 5.0))(x)
+        return b.custom_gradient(lambda x: (x * c, lambda dy: dy * 5.0))(x)
 
     return b.error(lambda: b.jvp(loss, [2.0, 3.0], [1.0, 10.0]))
 
@@ -101,20 +92,20 @@ def closed_over_tangent(b):
 @case(52, modes=("eager",))
 def f_without_an_ordinary_derivative(b):
     """Where f has no derivative of its own, TensorFlow transposes the rule too."""
-    f = b.both_modes(lambda x: (b.stop_gradient(x**3), lambda dy: dy * 5.0))
-    k = b.both_modes(lambda x: (b.constant(7.0), lambda dy: dy * 5.0))
+    f = b.custom_gradient(lambda x: (b.stop_gradient(x**3), lambda dy: dy * 5.0))
+    k = b.custom_gradient(lambda x: (b.constant(7.0), lambda dy: dy * 5.0))
     return [b.jvp(f, [2.0], [1.0]), b.jvp(k, [2.0], [1.0])]
 
 
 @case(52, modes=("graph",), differs=Differs("the tangent is zero", TRANSPOSED, [8.0, 5.0]))
 def f_without_an_ordinary_derivative_compiled(b):
-    f = b.both_modes(lambda x: (b.stop_gradient(x**3), lambda dy: dy * 5.0))
+    f = b.custom_gradient(lambda x: (b.stop_gradient(x**3), lambda dy: dy * 5.0))
     return b.jvp(f, [2.0], [1.0])
 
 
 @case(51)
 def beside_an_integer_output(b):
-    f = b.both_modes(lambda x: ((2.0 * x, b.cast(x, "int32")), lambda da, dn: da * 2.0))
+    f = b.custom_gradient(lambda x: ((2.0 * x, b.cast(x, "int32")), lambda da, dn: da * 2.0))
 
     def of_float(x):
         return f(x)[0]
@@ -142,7 +133,7 @@ def forward_over_reverse_of_a_nonlinear_use(b):
 
 @case(53, differs=Differs(ORDINARY, TRANSPOSED + ", again and again", [5.0, 3.0]))
 def forward_over_forward(b):
-    f = b.both_modes(lambda x: (x**3, lambda dy: dy * 3.0 * x))
+    f = b.custom_gradient(lambda x: (x**3, lambda dy: dy * 3.0 * x))
 
     def tangent(x):
         if b.is_jax:
@@ -156,7 +147,7 @@ def forward_over_forward(b):
 
 @case(53, differs=Differs(ORDINARY, TRANSPOSED, 3.0))
 def reverse_over_forward(b):
-    f = b.both_modes(lambda x: (x**3, lambda dy: dy * 3.0 * x))
+    f = b.custom_gradient(lambda x: (x**3, lambda dy: dy * 3.0 * x))
 
     def tangent(x):
         if b.is_jax:

@@ -1,0 +1,211 @@
+"""Make the gallery page and the pictures of the site, from the code that they show.
+
+Everything goes to `docs/gallery/`, which is not kept in the repository.
+"""
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from examples.gallery import GALLERY, Entry, binarize
+
+FOLDER = pathlib.Path(__file__).parent.parent / "gallery"
+# Ink that is readable on white and on black; the background is the page's own.
+INK, VALUE, GRADIENT, OTHER = "#808080", "#3d8bd9", "#e0762f", "#3aa66b"
+STYLE = {
+    "svg.hashsalt": "tfgrad_jax",  # the same code gives the same file
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": "medium",
+    "legend.frameon": False,
+    "legend.fontsize": "small",
+    "figure.constrained_layout.use": True,
+}
+
+
+# --- the gallery ---------------------------------------------------------------------------------
+
+PAGE = """\
+# Gallery
+
+Twenty gradients that papers and libraries use, each with its code, its source, and what
+`check_gradient` says of it. Blue is the value, orange the declared gradient. All code is in
+`examples/gallery.py`, which begins with
+
+```py
+import jax
+import jax.numpy as jnp
+from tfgrad_jax import custom_gradient
+```
+
+::::{{div}} gallery-grid
+{thumbnails}
+::::
+
+## Gradients that are the derivative, computed better
+
+{exact}
+
+## Gradients that are not the derivative, on purpose
+
+`check_gradient(f, x, expect="surrogate")` then measures the difference instead of failing.
+
+{surrogate}
+"""
+
+SECTION = """\
+({name})=
+### {title}
+
+{about}
+
+```{{image}} {name}.svg
+:alt: the value and the declared gradient of {name}
+:class: curve
+```
+
+```py
+{code}
+```
+
+```text
+{report}
+```
+
+Source: {source}.
+"""
+
+
+def write_gallery() -> None:
+    """Write a page with a section and a picture for each entry of the list."""
+    for entry in GALLERY:
+        draw(entry, (5.2, 2.6), thumbnail=False).savefig(FOLDER / f"{entry.name}.svg", **SAVE)
+        draw(entry, (2.4, 1.5), thumbnail=True).savefig(FOLDER / f"{entry.name}-small.svg", **SAVE)
+    thumbnails = "\n\n".join(f"[![]({e.name}-small.svg) {e.title}](#{e.name})" for e in GALLERY)
+    parts = {
+        name: "\n".join(section(e) for e in GALLERY if e.surrogate is surrogate)
+        for name, surrogate in (("exact", False), ("surrogate", True))
+    }
+    (FOLDER / "index.md").write_text(PAGE.format(thumbnails=thumbnails, **parts))
+
+
+def section(entry: Entry) -> str:
+    """Return what the page says of an entry."""
+    return SECTION.format(
+        name=entry.name,
+        title=entry.title,
+        about=entry.about,
+        code=entry.code,
+        report=entry.check(),
+        source=entry.source,
+    )
+
+
+SAVE: dict[str, Any] = {"transparent": True, "metadata": {"Date": None}}
+
+
+def draw(entry: Entry, size: tuple[float, float], thumbnail: bool) -> Figure:
+    """Draw the value of an entry and its gradient."""
+    x, lines = entry.lines()
+    figure = Figure(figsize=size)
+    axes = figure.subplots()
+    axes.axhline(0, color=INK, lw=0.5)
+    colors = iter((GRADIENT, OTHER))
+    for label, y in lines.items():
+        plain = label in ("value", "upstream")
+        axes.plot(x, y, color=VALUE if plain else next(colors), lw=2, label=label)
+    if thumbnail:
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    else:
+        axes.legend()
+    return figure
+
+
+# --- the landing page ----------------------------------------------------------------------------
+
+
+def write_landing() -> None:
+    """Train binary units with and without a declared gradient, and draw what they learned."""
+    rng = np.random.default_rng(0)
+    angle = rng.uniform(0, np.pi, 400)
+    side = rng.integers(0, 2, 400)
+    points = np.stack([np.cos(angle), np.sin(angle)], 1) * np.where(side, -1, 1)[:, None]
+    points += np.where(side, 1, 0)[:, None] * [1, 0.5] + 0.15 * rng.standard_normal((400, 2))
+    points, side = jnp.asarray(points - [0.5, 0.25], jnp.float32), jnp.asarray(side, jnp.float32)
+
+    figure = Figure(figsize=(9, 2.9))
+    left, middle, right = figure.subplots(1, 3)
+    x = jnp.linspace(-2, 2, 801)
+    left.plot(x, binarize(x), color=VALUE, lw=2, label="binarize(x)")
+    left.plot(x, jax.vmap(jax.grad(binarize))(x), color=GRADIENT, lw=2, label="its gradient")
+    left.legend(loc="lower right")
+    left.set(title="the function", yticks=[-1, 0, 1])
+    for axes, unit, title in (
+        (middle, jnp.sign, "trained with jnp.sign"),
+        (right, binarize, "trained with binarize"),
+    ):
+        predict = _trained(unit, points, side)
+        ticks = jnp.linspace(-2, 2, 161), jnp.linspace(-1.6, 1.6, 129)
+        grid = jnp.stack(jnp.meshgrid(*ticks), -1)
+        accuracy = float(jnp.mean((predict(points) > 0) == (side > 0)))
+        colors = {"levels": [-0.5, 0.5, 1.5], "colors": [VALUE, GRADIENT], "alpha": 0.25}
+        axes.contourf(*ticks, predict(grid) > 0, **colors)
+        for value, color in ((0, VALUE), (1, GRADIENT)):
+            axes.plot(*points[side == value].T, ".", ms=3, color=color)
+        axes.set(title=f"{title}: {accuracy:.0%}", xticks=[], yticks=[])
+    figure.savefig(FOLDER / "landing.svg", **SAVE)
+
+
+def _trained(unit: Any, points: jax.Array, side: jax.Array) -> Any:
+    """Return the logit of a network with two layers of such units, after training."""
+    sizes = [(2, 16), (16, 16), (16, 1)]
+    keys = jax.random.split(jax.random.key(1), len(sizes))
+    params = [
+        (jax.random.normal(k, s) / s[0] ** 0.5, jnp.zeros(s[1]))
+        for k, s in zip(keys, sizes, strict=True)
+    ]
+
+    def logit(params: Any, x: jax.Array) -> jax.Array:
+        for w, b in params[:-1]:
+            x = unit(x @ w + b)
+        w, b = params[-1]
+        return (x @ w + b)[..., 0]
+
+    def loss(params: Any) -> jax.Array:
+        return optax.sigmoid_binary_cross_entropy(logit(params, points), side).mean()
+
+    adam = optax.adam(0.02)
+
+    def step(carry: Any, _: Any) -> Any:
+        params, state = carry
+        updates, state = adam.update(jax.grad(loss)(params), state)
+        return (optax.apply_updates(params, updates), state), None
+
+    (params, _), _ = jax.lax.scan(step, (params, adam.init(params)), None, 1000)
+    return lambda x: logit(params, x)
+
+
+def write(app: Any) -> None:
+    """Make everything."""
+    FOLDER.mkdir(exist_ok=True)
+    with rc_context(STYLE):
+        write_landing()
+        write_gallery()
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Run before Sphinx reads the pages."""
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,200 @@
+"""Decorated functions inside Pallas kernels, lowered for TPU and interpreted.
+
+What stands in a kernel must lower there: nothing of the decorator may stay in it where nothing is
+differentiated. The value is `x sigmoid(x)`; the rules declare 7 where it is not.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_same
+from jax.experimental import pallas as pl
+
+from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
+
+pytestmark = pytest.mark.deep
+
+SHAPE = (8, 128)
+X = jnp.linspace(-1, 1, 8 * 128, dtype=jnp.float32).reshape(SHAPE)
+Y = X + 0.5
+
+
+@custom_gradient
+def one(x):
+    s = jax.nn.sigmoid(x)
+    return x * s, lambda dy: 7 * dy * s
+
+
+@custom_gradient
+def two(x, y):
+    return x * y, lambda dy: (7 * dy * y, 5 * dy * x)
+
+
+@custom_gradient
+def ignored_by_y(x, k):
+    """Only the rule uses `k`."""
+    return x + x, lambda dy: (7 * dy * k, None)
+
+
+@custom_gradient
+def several_outputs(x, y):
+    return (x + y, x - y), lambda a, b: (7 * (a + b), 5 * (a - b))
+
+
+@custom_gradient(convention="jax")
+def of_jax(x, y):
+    return x * y, lambda dy: (7 * dy * y, 5 * dy * x)
+
+
+def captured(x, y):
+    @custom_gradient
+    def f(x):
+        def grad(dy, variables):
+            return 7 * dy * y, [5 * dy * x for _ in variables]
+
+        return x * y, grad
+
+    return f(x)
+
+
+def declared(x, y):
+    @custom_gradient(variables=[y])
+    def f(x):
+        return x * y, lambda dy, variables: (7 * dy * y, [5 * dy * x])
+
+    return f(x)
+
+
+def autodiff(x, y):
+    @custom_gradient(variables="autodiff")
+    def f(x):
+        return x * y, lambda dy: 7 * dy * y
+
+    return f(x)
+
+
+@custom_gradient
+def nested(x, y):
+    return two(one(x), y), lambda dy: (7 * dy * one(y), 5 * dy)
+
+
+def of_one(h):
+    return lambda x, y: h(x) + y
+
+
+# name: function of x and y, its value, and its gradients for the upstream 1
+SIGMOID = jax.nn.sigmoid(X)
+FUNCTIONS = {
+    "one": (of_one(one), X * SIGMOID + Y, (7 * SIGMOID, jnp.ones(SHAPE))),
+    "two": (two, X * Y, (7 * Y, 5 * X)),
+    "ignored": (ignored_by_y, X + X, (7 * Y, jnp.zeros(SHAPE))),
+    "several": (
+        lambda x, y: several_outputs(x, y)[0] + 2 * several_outputs(x, y)[1],
+        3 * X - Y,
+        (jnp.full(SHAPE, 21.0), jnp.full(SHAPE, -5.0)),
+    ),
+    "JAX's convention": (of_jax, X * Y, (7 * Y, 5 * X)),
+    "captured": (captured, X * Y, (7 * Y, 5 * X)),
+    "declared": (declared, X * Y, (7 * Y, 5 * X)),
+    "autodiff": (autodiff, X * Y, (7 * Y, X)),
+    "nested": (nested, X * SIGMOID * Y, (7 * Y * jax.nn.sigmoid(Y), jnp.full(SHAPE, 5.0))),
+    "recompute_grad": (recompute_grad(lambda x, y: x * y), X * Y, (Y, X)),
+    "grad_pass_through": (
+        lambda x, y: grad_pass_through(jnp.sin)(x) + y,
+        jnp.sin(X) + Y,
+        (jnp.ones(SHAPE), jnp.ones(SHAPE)),
+    ),
+}
+NAMES = pytest.mark.parametrize("name", FUNCTIONS)
+# JAX lowers no `jax.checkpoint` in a kernel for TPU.
+LOWERED = pytest.mark.parametrize("name", [n for n in FUNCTIONS if n != "recompute_grad"])
+
+
+def kernel_of(f, outputs, interpret):
+    """Return a kernel that calls `f` on two blocks and writes all that it returns."""
+
+    def kernel(x_ref, y_ref, *out_refs):
+        results = f(x_ref[...], y_ref[...])
+        for ref, result in zip(out_refs, results, strict=True):
+            ref[...] = result
+
+    shape = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
+    return pl.pallas_call(kernel, out_shape=(shape,) * outputs, interpret=interpret)
+
+
+def value(h):
+    return lambda x, y: (h(x, y),)
+
+
+def gradients(h):
+    return jax.grad(lambda x, y: jnp.sum(h(x, y)), (0, 1))
+
+
+def pushed(h):
+    """The derivative along both inputs: the sum of the declared gradients."""
+    return lambda x, y: (jax.jvp(h, (x, y), (jnp.ones_like(x), jnp.ones_like(y)))[1],)
+
+
+def lower(call):
+    lowered = jax.jit(call).trace(X, Y).lower(lowering_platforms=("tpu",))
+    assert "tpu_custom_call" in lowered.as_text()
+
+
+def by_hand_lowers(derivative, outputs):
+    h = jax.custom_vjp(lambda x, y: x * y)
+    h.defvjp(lambda x, y: (h(x, y), (x, y)), lambda r, dy: (7 * dy * r[1], 5 * dy * r[0]))
+    try:
+        lower(kernel_of(derivative(h), outputs, interpret=False))
+    except Exception as error:  # of many kinds, by version
+        pytest.skip(f"JAX lowers no hand-written rule for TPU: {type(error).__name__}")
+
+
+@NAMES
+def test_value_interpreted(name):
+    h, expected, _ = FUNCTIONS[name]
+    (got,) = jax.jit(kernel_of(value(h), 1, interpret=True))(X, Y)
+    assert_same(got, expected)
+
+
+@NAMES
+def test_gradient_interpreted(name):
+    h, _, expected = FUNCTIONS[name]
+    got = jax.jit(kernel_of(gradients(h), 2, interpret=True))(X, Y)
+    assert_same(tuple(got), expected)
+
+
+@NAMES
+def test_forward_mode_interpreted(name):
+    h, _, (by_x, by_y) = FUNCTIONS[name]
+    (got,) = jax.jit(kernel_of(pushed(h), 1, interpret=True))(X, Y)
+    assert_same(got, by_x + by_y)
+
+
+@LOWERED
+def test_value_lowers_for_tpu(name):
+    by_hand_lowers(value, 1)
+    lower(kernel_of(value(FUNCTIONS[name][0]), 1, interpret=False))
+
+
+@LOWERED
+def test_gradient_lowers_for_tpu(name):
+    by_hand_lowers(gradients, 2)
+    lower(kernel_of(gradients(FUNCTIONS[name][0]), 2, interpret=False))
+
+
+@NAMES
+def test_around_a_kernel(name):
+    """The function is the kernel's own derivative: `f` calls it, and the rule another one."""
+    h, expected, (by_x, by_y) = FUNCTIONS[name]
+    forward = kernel_of(value(h), 1, interpret=True)
+    backward = kernel_of(gradients(h), 2, interpret=True)
+
+    @custom_gradient
+    def outer(x, y):
+        (result,) = forward(x, y)
+        return result, lambda dy: tuple(11 * dy * g for g in backward(x, y))
+
+    got = jax.jit(jax.value_and_grad(lambda x, y: jnp.sum(outer(x, y)), (0, 1)))(X, Y)
+    assert_same(got[1], (11 * by_x, 11 * by_y))
+    np.testing.assert_allclose(got[0], jnp.sum(expected), rtol=1e-4)

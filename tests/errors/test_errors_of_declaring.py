@@ -1,0 +1,163 @@
+"""Messages about the options, the call and what `f` returns, sentence by sentence."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from messages import at, message, text
+
+from tfgrad_jax import custom_gradient
+
+# --- declaring ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "described"),
+    [
+        (3, "the int 3"),
+        ("f", "the str 'f'"),
+        (jnp.ones(2), "an array of dtype float32 and shape (2,)"),
+        ((1, 2), "a tuple of length 2"),
+        (object(), "an object of type object"),
+    ],
+    ids=["int", "str", "array", "tuple", "object"],
+)
+def test_not_callable(value, described):
+    with pytest.raises(TypeError) as caught:
+        custom_gradient(value)
+    assert text(caught) == (
+        f"custom_gradient decorates a function that returns a pair (y, grad_fn), but got "
+        f"{described}, which is not callable. Maybe you wrote `custom_gradient(f(x))` instead of "
+        "`custom_gradient(f)(x)`."
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ({"convention": "torch"}, "convention='torch'; expected 'tf' or 'jax'."),
+        (
+            {"variables": "ordinary"},
+            "variables='ordinary'; expected None, a pytree, a function or 'autodiff'.",
+        ),
+    ],
+    ids=["convention", "variables"],
+)
+def test_bad_option(option, expected):
+    for declare in (custom_gradient, lambda **o: custom_gradient(lambda x: x, **o)):
+        with pytest.raises(ValueError, match="custom_gradient got") as caught:
+            declare(**option)
+        assert text(caught) == f"custom_gradient got {expected}"
+
+
+# --- calling --------------------------------------------------------------------------------------
+
+
+def test_a_call_that_does_not_fit():
+    def scaled(x, y=1.0, *, mode="a"):
+        return x * y, lambda dy: (dy, dy)
+
+    h = custom_gradient(scaled)
+    start = (
+        f"{at(scaled)} was called with arguments that do not fit its signature, "
+        "(x, y=1.0, *, mode='a'): "
+    )
+    assert message(TypeError, lambda x: h(x, x, x), 1.0) == f"{start}too many positional arguments."
+    assert message(TypeError, lambda x: h(y=x), 1.0) == f"{start}missing a required argument: 'x'."
+    assert message(TypeError, lambda x: h(x, x=x), 1.0) == (
+        f"{start}multiple values for argument 'x'."
+    )
+    assert message(TypeError, lambda x: h(x, z=x), 1.0) == (
+        f"{start}got an unexpected keyword argument 'z'."
+    )
+
+
+def test_a_call_that_does_not_fit_a_method():
+    class Model:
+        @custom_gradient
+        def predict(self, x):
+            return x, lambda dy: dy
+
+    text = message(TypeError, Model().predict)
+    assert text == (
+        f"{at(Model.predict.__wrapped__)} was called with arguments that do not fit its "
+        "signature, (x): missing a required argument: 'x'."
+    )
+
+
+# --- what f returns -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "described"),
+    [
+        (None, "None"),
+        (2.0, "the float 2.0"),
+        ((1.0, 2.0, 3.0), "a tuple of length 3"),
+        ([1.0], "a list of length 1"),
+        (object(), "an object of type object"),
+        (jnp.ones(3), "an array of dtype float32 and shape (3,)"),
+        (len, "the callable `len`"),
+    ],
+    ids=["None", "float", "triple", "one", "object", "array", "callable"],
+)
+def test_no_pair(result, described):
+    def lonely(x):
+        return result
+
+    expected = (
+        f"{at(lonely)} must return a pair (y, grad_fn): its value and the function that computes "
+        f"its gradient. It returned {described}. Maybe you wrote `return y` instead of "
+        "`return y, grad_fn`."
+    )
+    h = custom_gradient(lonely)
+    assert message(TypeError, h, 1.0) == expected
+    assert message(TypeError, jax.grad(h), 1.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("grad_fn", "described"),
+    [
+        (None, "None"),
+        (7.0, "the float 7.0"),
+        (np.ones(2), "an array of dtype float64 and shape (2,)"),
+        ({"x": 1}, "an object of type dict"),
+    ],
+    ids=["None", "float", "array", "dict"],
+)
+def test_rule_not_callable(grad_fn, described):
+    def careless(x):
+        return x, grad_fn
+
+    expected = (
+        f"{at(careless)} must return a pair (y, grad_fn) whose second element is a function, but "
+        f"the second element is {described}. Maybe you wrote `return y, grad(dy)` instead of "
+        "`return y, grad`, or returned y alone."
+    )
+    h = custom_gradient(careless)
+    assert message(TypeError, h, 1.0) == expected
+    assert message(TypeError, jax.grad(h), 1.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("y", "described"),
+    [
+        ("text", "the str 'text' among its outputs"),
+        ({"a": 1.0, "b": ["text"]}, "the str 'text' among its outputs at y['b'][0]"),
+        ((1.0, len), "the callable `len` among its outputs at y[1]"),
+        ((object(), 1.0), "an object of type object among its outputs at y[0]"),
+        (np.array(["a"]), "an array of dtype <U1 and shape (1,) among its outputs"),
+    ],
+    ids=["str", "in a tree", "callable", "object", "array of strings"],
+)
+def test_output_that_is_no_array(y, described):
+    def wordy(x):
+        return y, lambda *dys: None
+
+    expected = (
+        f"{at(wordy)} returned {described}; every leaf of y must be an array or a number. "
+        "Return other values from an undecorated function around it."
+    )
+    h = custom_gradient(wordy)
+    assert message(TypeError, h, 1.0) == expected
+    assert message(TypeError, jax.grad(h), 1.0) == expected

@@ -1,0 +1,44 @@
+"""What does not hold under JAX's experimental flags, and why: `conftest.py` skips it there.
+
+With `jax_custom_jvp3` or `jax_custom_vjp3` JAX traces a function with a custom derivative even when
+it is called eagerly: `f` and its rule see no values there, and run more often. With `jax_remat3` a
+checkpoint is an operation that JAX cannot transpose or look into.
+"""
+
+import jax
+
+VALUES = "JAX traces the function even eagerly under this flag"
+REMAT = "JAX cannot transpose a checkpoint, or look into it, under this flag"
+
+UNDER_FLAGS = {
+    "autodiff/test_eager_values.py": VALUES,
+    "autodiff/test_runs.py": VALUES,
+    "autodiff/test_forward_mode_of_calls.py::test_branches_on_values": VALUES,
+    "autodiff/test_linear_operations.py::test_rule_that_branches_on_captured_values": VALUES,
+    "closure/test_eager_closures.py::test_a_closure_runs_once_on_python_numbers": VALUES,
+    "closure/test_trace_counts.py": VALUES,
+    "closure/test_depth.py::test_runs_grow_with_the_depth_alone[autodiff": VALUES,
+    "family/test_grad_pass_through.py::test_pass_through_sees_concrete_values_eagerly": VALUES,
+    "testing/test_facts.py::test_branches_on_values_need_no_jit": VALUES,
+    "test_limits.py::test_the_way_out_works": VALUES,
+    "calling.python_branches-eager": VALUES,
+    "calling.grad_fn_sees_concrete_values-eager": VALUES,
+    "calling.how_often_each_runs-eager": VALUES,
+    "calling.grad_fns_run_backwards_each_once-eager": VALUES,
+    "calling.output_computed_by_numpy-eager": VALUES,
+    "docs/guide.md": VALUES,
+    "docs/howto/kernels.md": VALUES,
+    "docs/getting_started.md": VALUES,
+    "01_custom_gradient": VALUES,
+    "closure/test_undeclared_variables.py::test_a_value_for_the_rule_alone_from_one_op": REMAT,
+    "test_forward_mode_applies_the_transpose[checkpoint]": REMAT,
+    "test_forward_mode_names_the_operation[checkpoint]": REMAT,
+}
+
+
+def reason_to_skip(name: str) -> str | None:
+    """Return why a test does not hold under the flags that are on, if that is so."""
+    flags = ("jax_custom_jvp3", "jax_custom_vjp3", "jax_remat3")
+    if not any(getattr(jax.config, flag, False) for flag in flags):
+        return None
+    return next((reason for part, reason in UNDER_FLAGS.items() if part in name), None)

@@ -1,0 +1,22 @@
+"""Mark these tests, and let the libraries be as lenient as their users are."""
+
+import os
+import pathlib
+
+import jax
+import pytest
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if pathlib.Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.interop)
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(autouse=True)
+def as_users_run_it():
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield

@@ -1,0 +1,250 @@
+"""The limits: what does not work, where, why, and what to do instead; each with code that shows it.
+
+`test_limits.py` runs all of them. The list in the README is `rendered()`, which
+`python tests/limits.py` prints.
+"""
+
+import textwrap
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+
+from tfgrad_jax import custom_gradient
+
+
+class Limit(NamedTuple):
+    """A limit, told by a feature of JAX where it does not hold for every version."""
+
+    sentence: str  # what the README says
+    reason: str
+    shows: Callable[[], Any]  # raises
+    error: type[Exception]
+    message: str  # a regular expression
+    instead: Callable[[], Any]  # gives `expected`
+    expected: Any
+    applies: Callable[[], bool] = lambda: True
+
+
+LIMITS: dict[str, Limit] = {}
+
+
+def limit(name: str, *parts: Any, **more: Any) -> Limit:
+    LIMITS[name] = Limit(*parts, **more)
+    return LIMITS[name]
+
+
+def rendered() -> str:
+    """Return the list of the README, in lines of at most 100 columns."""
+    return "\n".join(
+        textwrap.fill(f"- {limit.sentence}", 100, subsequent_indent="  ", break_on_hyphens=False)
+        for limit in LIMITS.values()
+    )
+
+
+X = jnp.float32(2)
+
+
+def declared_by(rule: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return custom_gradient(lambda x: (x * 1.0, rule))
+
+
+# --- forward mode ---------------------------------------------------------------------------------
+
+
+def clip(dy: Any) -> Any:
+    return jnp.clip(7 * dy, -3, 3)
+
+
+limit(
+    "rules that are not linear",
+    "Forward mode (`jvp`, `jacfwd`, `hessian`) needs a rule that is linear in its upstream "
+    "gradients. Reverse mode takes any rule, at every order.",
+    "Forward mode applies the transpose of the rule, which only a linear map has.",
+    lambda: jax.jvp(declared_by(clip), (X,), (X,)),
+    TypeError,
+    "is not linear in its upstream gradients",
+    lambda: jax.grad(declared_by(clip))(X),
+    jnp.float32(3),
+)
+
+
+def callback(dy: Any) -> Any:
+    return jax.pure_callback(lambda dy: 7 * dy, jax.ShapeDtypeStruct(dy.shape, dy.dtype), dy)
+
+
+limit(
+    "rules that JAX cannot transpose",
+    "Forward mode also needs a rule that JAX can transpose: one that calls back to Python, or "
+    "loops until its upstream has become small, has reverse mode alone.",
+    "JAX has no transpose of `pure_callback` and of `while_loop`.",
+    lambda: jax.jvp(declared_by(callback), (X,), (X,)),
+    TypeError,
+    "`pure_callback`, which JAX cannot transpose",
+    lambda: jax.grad(declared_by(callback))(X),
+    jnp.float32(7),
+)
+
+
+def in_a_kernel(f: Callable[[Any], Any]) -> Any:
+    def kernel(i: Any, o: Any) -> None:
+        o[...] = f(i[...])
+
+    x = jnp.ones((8, 128))
+    call = jax.jit(pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype)))
+    return call.trace(x).lower(lowering_platforms=("tpu",))
+
+
+@custom_gradient
+def sevenfold(x: Any) -> Any:
+    return x * 1.0, lambda dy: 7 * dy
+
+
+limit(
+    "forward mode in kernels",
+    "Inside a Pallas kernel a decorated function has its value and reverse mode, and no forward "
+    "mode.",
+    "Forward mode is an operation of its own, and the tables of kernel compilers are not ours.",
+    lambda: in_a_kernel(lambda x: jax.jvp(sevenfold, (x,), (x,))[1]),
+    NotImplementedError,
+    "push",
+    lambda: bool(in_a_kernel(lambda x: jax.vjp(sevenfold, x)[1](x)[0])),
+    True,
+)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@custom_gradient
+def branching(x: Any) -> Any:
+    return (x * 1.0, lambda dy: 7 * dy) if x > 0 else (-x, lambda dy: -5 * dy)
+
+
+limit(
+    "branches under jit",
+    "Python's `if x > 0` needs a value: it works eagerly, and under `jit` it is JAX's own error.",
+    "Under `jit` nothing has a value; `lax.cond` and `jnp.where` branch there.",
+    lambda: jax.jit(jax.grad(branching))(X),
+    jax.errors.TracerBoolConversionError,
+    "boolean conversion of traced array",
+    lambda: jax.grad(branching)(X),
+    jnp.float32(7),
+)
+
+
+class Layer:
+    """An object that JAX knows nothing of."""
+
+    def __init__(self, w: Any) -> None:
+        self.w = w
+
+    @custom_gradient
+    def method(self, x: Any) -> Any:
+        def grad(dy: Any, variables: Any = ()) -> Any:
+            return 7 * dy, [5 * dy for _ in variables]
+
+        return (self.w * x if x > 0 else -self.w * x), grad
+
+
+def of_both(w: Any, x: Any) -> Any:
+    @custom_gradient
+    def f(w: Any, x: Any) -> Any:
+        return (w * x if x > 0 else -w * x), lambda dy: (5 * dy, 7 * dy)
+
+    return f(w, x)
+
+
+limit(
+    "branches beside a weight in an object",
+    "A function is traced even eagerly if it holds a differentiated weight in an object that is "
+    "no pytree, such as `self`. To branch on values there, pass the weight as an argument.",
+    "Such an object cannot be made anew around the weight's value.",
+    lambda: jax.grad(lambda w, x: Layer(w).method(x), (0, 1))(X, X),
+    jax.errors.TracerBoolConversionError,
+    "boolean conversion of traced array",
+    lambda: jax.grad(of_both, (0, 1))(X, X),
+    (jnp.float32(5), jnp.float32(7)),
+)
+
+
+# --- what JAX itself refuses ----------------------------------------------------------------------
+
+GLOBAL: dict[str, Any] = {}
+
+
+@custom_gradient
+def of_a_global(x: Any) -> Any:
+    w = GLOBAL["w"]
+
+    def grad(dy: Any, variables: Any) -> Any:
+        return 7 * dy, [5 * dy for _ in variables]
+
+    return w * x, grad
+
+
+def through_a_global(w: Any, x: Any) -> Any:
+    GLOBAL["w"] = w
+    return of_a_global(x)
+
+
+def scanned(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda w, x: lax.scan(lambda s, x: (s + loss(w, x), None), 0.0, x[None])[0]
+
+
+def in_a_closure(w: Any, x: Any) -> Any:
+    return custom_gradient(lambda x: _of_both(w, x))(x)
+
+
+def _of_both(w: Any, x: Any) -> Any:
+    def grad(dy: Any, variables: Any) -> Any:
+        return 7 * dy, [5 * dy for _ in variables]
+
+    return w * x, grad
+
+
+limit(
+    "weights in globals",
+    "A traced weight that a function finds in a global variable has a gradient where JAX "
+    "evaluates eagerly; inside `jit` or `scan` it is JAX's own error. Close over it.",
+    "There JAX takes it for a side effect: a tracer that left its trace.",
+    lambda: jax.grad(scanned(through_a_global), (0, 1))(X, X),
+    Exception,
+    r"[Uu]nexpected tracer|closed-over value",
+    lambda: jax.grad(scanned(in_a_closure), (0, 1))(X, X),
+    (jnp.float32(5), jnp.float32(7)),
+)
+
+
+def branching_closure(w: Any, x: Any) -> Any:
+    @custom_gradient(variables=[w])
+    def f(x: Any) -> Any:
+        return (w * x if x > 0 else -w * x), lambda dy, variables: (7 * dy, [5 * dy])
+
+    return f(x)
+
+
+CLOSURES_ARE_TRACED = limit(
+    "JAX's new custom_vjp",
+    "With JAX's experimental flag `jax_custom_vjp3`, a function that closes over a differentiated "
+    "weight is traced even eagerly.",
+    "The new `custom_vjp` stages the functions that it is given.",
+    lambda: jax.grad(branching_closure, (0, 1))(X, X),
+    jax.errors.TracerBoolConversionError,
+    "boolean conversion of traced array",
+    lambda: jax.grad(of_both, (0, 1))(X, X),
+    (jnp.float32(5), jnp.float32(7)),
+    applies=lambda: getattr(jax.config, "jax_custom_vjp3", False),
+)
+
+values_of_closures = pytest.mark.skipif(
+    CLOSURES_ARE_TRACED.applies(), reason=CLOSURES_ARE_TRACED.sentence
+)
+
+
+if __name__ == "__main__":
+    print(rendered())

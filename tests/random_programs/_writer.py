@@ -1,0 +1,479 @@
+"""Writes statements, each for Python and for the oracle, and the transformations among them."""
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._oracle import (
+    Env,
+    Step,
+    add,
+    base,
+    directional,
+    dual,
+    gradient,
+    level_of,
+    linear,
+    scale,
+    split,
+    stack,
+    with_base,
+    without_tangents,
+)
+from ._vocabulary import BINARY, CONSTANTS, OPERATIONS, SHAPES, UNARY, constant
+
+
+@dataclasses.dataclass
+class Signature:
+    """How a decorated function is called: trees of names, one for each argument."""
+
+    name: str
+    shapes: dict[str, tuple[int, ...]]  # of the parameters' leaves
+    trees: list[Any]
+    statics: list[str]
+    keywords: list[str] | None  # names of the parameters, if they may be given by name
+    output: Any  # a tree of indices; None is an integer
+    output_shapes: list[tuple[int, ...]]
+    pure: bool  # it closes over nothing that is traced
+
+
+@dataclasses.dataclass
+class Scope:
+    """Where statements are written: lines of Python, steps of the oracle, the names in reach."""
+
+    lines: list[str]
+    steps: list[Step]
+    shapes: dict[str, tuple[int, ...]]
+    reads: dict[str, str]  # how a name is read here, if not by itself
+    functions: dict[str, Signature]
+    depth: int  # of nesting that is left
+    inside_rule: bool = False
+    loops: bool = False  # `while_loop` may stand here: nothing differentiates it in reverse
+    forward: bool = False  # ... and nothing in it either
+
+    def read(self, name: str) -> str:
+        return self.reads.get(name, name)
+
+    def inner(self, **changes: Any) -> "Scope":
+        return dataclasses.replace(
+            self, lines=[], steps=[], shapes=dict(self.shapes), reads=dict(self.reads),
+            functions=dict(self.functions), **changes,
+        )  # fmt: skip
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    return ["    " + line for line in lines]
+
+
+def leaves(tree: Any) -> list[Any]:
+    """Return the leaves of a tree of names in the order of JAX."""
+    if isinstance(tree, dict):
+        return [leaf for k in sorted(tree) for leaf in leaves(tree[k])]
+    if isinstance(tree, (list, tuple)):
+        return [leaf for t in tree for leaf in leaves(t)]
+    return [tree]
+
+
+def text(tree: Any, read: Callable[[Any], str]) -> str:
+    """Return a tree as Python."""
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{k!r}: {text(v, read)}" for k, v in tree.items()) + "}"
+    if isinstance(tree, list):
+        return "[" + ", ".join(text(t, read) for t in tree) + "]"
+    if isinstance(tree, tuple):
+        return "(" + "".join(text(t, read) + ", " for t in tree) + ")"
+    return read(tree)
+
+
+def paths(tree: Any, root: str) -> Iterator[tuple[Any, str]]:
+    """Yield each leaf with the expression that reads it."""
+    if isinstance(tree, dict):
+        for k, v in tree.items():
+            yield from paths(v, f"{root}[{k!r}]")
+    elif isinstance(tree, (list, tuple)):
+        for i, v in enumerate(tree):
+            yield from paths(v, f"{root}[{i}]")
+    else:
+        yield tree, root
+
+
+class Writer:
+    """Writes one program. `features` says what is in it; what is in `without` never is."""
+
+    def __init__(self, seed: int, without: Sequence[str] = (), exact: bool = False) -> None:
+        self.random = random.Random(seed)
+        self.without = set(without)
+        self.exact = exact  # rules are the true derivatives
+        self.features: set[str] = set()
+        self.count = 0
+        self.orders = 0  # of derivatives that the program itself may take
+        self.mode = self.feature("mode", ["both", "both", "both", "both", "reverse", "forward"])
+        # Before custom_jvp was a primitive of its own, a differentiated scan dropped its rule.
+        keeps = hasattr(jax.config, "jax_custom_jvp3")
+        self.scans = self.chance(0.75)
+        self.custom_jvp_factor = 3.0 if not exact and (keeps or not self.scans) else 1.0
+
+    # choices
+
+    def name(self, prefix: str) -> str:
+        self.count += 1
+        return f"{prefix}{self.count}"
+
+    def chance(self, p: float) -> bool:
+        return self.random.random() < p
+
+    def feature(self, kind: str, options: Sequence[str]) -> str:
+        """Choose, among those that are not switched off, and remember the choice."""
+        allowed = [o for o in options if not {kind, f"{kind}: {o}"} & self.without] or options[:1]
+        chosen = self.random.choice(allowed)
+        self.features.add(f"{kind}: {chosen}")
+        return chosen
+
+    def has(self, feature: str, p: float) -> bool:
+        chosen = self.chance(p) and feature not in self.without
+        if chosen:
+            self.features.add(feature)
+        return chosen
+
+    def arrange(self, names: list[str]) -> Any:
+        """Return a random tree of these names."""
+        names = list(names)
+        kind = self.random.randrange(4)
+        if len(names) == 1:
+            return [names[0], names[0], {"a": names[0]}, [names[0]]][kind]
+        if kind == 0:
+            return {"b": names[0], "a": self.arrange(names[1:])}
+        if kind == 1:
+            return [names[0], self.arrange(names[1:])]
+        return tuple(names) if kind == 2 else {f"k{9 - i}": n for i, n in enumerate(names)}
+
+    # statements
+
+    def assign(self, scope: Scope, operation: str, *args: str, name: str | None = None) -> str:
+        template, step, shape = OPERATIONS[operation]
+        name = name or self.name("v")
+        scope.shapes[name] = shape(*(scope.shapes[a] for a in args))
+        assert scope.shapes[name] is not None
+        scope.lines.append(f"{name} = " + template.format(*map(scope.read, args)))
+
+        def run(env: Env) -> None:
+            env[name] = step(*(env[a] for a in args))
+
+        scope.steps.append(run)
+        return name
+
+    def pick(self, scope: Scope) -> str:
+        """Choose a name, preferably a recent one."""
+        names = [n for n in scope.shapes if not n.startswith("C")]
+        if not names or self.chance(0.05):
+            return constant(self.random.choice(SHAPES))
+        return self.random.choice(names[-4:] if self.chance(0.6) else names)
+
+    def of_shape(self, scope: Scope, shape: tuple[int, ...]) -> str:
+        """Choose or make a value of this shape."""
+        names = [n for n, s in scope.shapes.items() if s == shape and not n.startswith("C")]
+        if names and self.chance(0.9):
+            return self.random.choice(names)
+        x = self.pick(scope)
+        if scope.shapes[x]:
+            x = self.assign(scope, "sum", x)
+        x = self.assign(scope, self.random.choice(["sin", "tanh"]), x)
+        return self.assign(scope, "multiply", constant(shape), x) if shape else x
+
+    def operation(self, scope: Scope) -> str:
+        for _ in range(20):
+            operation = self.random.choice([*UNARY, *BINARY, *BINARY, "where"])
+            count = 1 if operation in UNARY else 2 if operation in BINARY else 3
+            args = [self.pick(scope) for _ in range(count)]
+            if OPERATIONS[operation][2](*(scope.shapes[a] for a in args)) is not None:
+                name = self.assign(scope, operation, *args)
+                # Products grow; what is differentiated three times should not.
+                return self.assign(scope, "tanh", name) if operation == "multiply" else name
+        return self.assign(scope, "sin", self.pick(scope))
+
+    def fill(self, scope: Scope, count: int) -> None:
+        """Write some statements."""
+        for _ in range(count):
+            r = self.random.random()
+            if scope.depth and r < 0.3:
+                self.call(scope, self.define(scope))
+            elif scope.functions and r < 0.45:
+                self.call(scope, self.random.choice(list(scope.functions.values())))
+            elif scope.depth and r < 0.65:
+                self.block(scope)
+            else:
+                self.operation(scope)
+
+    def nested(
+        self, scope: Scope, shapes: Sequence[Any], result: Any, count: int = 1, **changes: Any
+    ) -> tuple[str, Callable[..., Any]]:
+        """Write a function of arrays of these shapes; return its name and what it computes."""
+        name, params = self.name("b"), [self.name("v") for _ in shapes]
+        inner = scope.inner(depth=scope.depth - 1, **changes)
+        inner.shapes |= dict(zip(params, shapes, strict=True))
+        self.fill(inner, count)
+        x = self.of_shape(inner, result)
+        # All parameters count.
+        for p in params:
+            y = self.assign(inner, "sum", p) if inner.shapes[p] else p
+            x = self.assign(inner, "multiply", x, self.assign(inner, "cos", y))
+        scope.lines.append(f"def {name}({', '.join(params)}):")
+        scope.lines.extend(indented([*inner.lines, f"return {x}"]))
+
+        def run(env: Env, *args: Any) -> Any:
+            local = {**env, **dict(zip(params, args, strict=True))}
+            for step in inner.steps:
+                step(local)
+            return local[x]
+
+        return name, run
+
+    def block(self, scope: Scope) -> str:
+        """Write a transformation of a piece of code, which may close over what is around it."""
+        kinds = ["jit", "checkpoint", "jit of jit", "vmap", "vmap of vmap", "cond", "switch"]
+        kinds += ["scan", "fori_loop", "map"] if self.scans else []
+        kinds += ["while_loop"] * 3 if self.scans and (scope.loops or scope.forward) else []
+        kinds += ["custom_jvp"] if self.mode != "reverse" else []
+        kinds += [] if self.exact else ["recompute_grad", "grad_pass_through"]
+        if self.orders:
+            kinds += {"reverse": ["grad", "vjp"], "forward": ["jvp"]}.get(
+                self.mode, ["grad", "vjp", "jvp"]
+            )
+        kind = self.feature("block", kinds)
+        args = [self.pick(scope) for _ in range(self.random.choice([1, 2]))]
+        shapes = [scope.shapes[a] for a in args]
+        result = self.random.choice(SHAPES)
+        name = self.name("v")
+        write = functools.partial(self._set, scope, name)
+        reads = [scope.read(a) for a in args]
+        given = ", ".join(reads)
+
+        def values(env: Env) -> list[Any]:
+            return [env[a] for a in args]
+
+        if kind in ("jit", "checkpoint", "jit of jit", "recompute_grad"):
+            b, run = self.nested(scope, shapes, result)
+            around = {"jit of jit": f"jax.jit(jax.jit({b}))", "recompute_grad": f"{kind}({b})"}
+            function = around.get(kind, f"jax.{kind}({b})")
+            return write(result, f"{function}({given})", lambda env: run(env, *values(env)))
+        if kind == "grad_pass_through":
+            # The derivative of the identity; what it closes over has none.
+            b, run = self.nested(scope, shapes[:1], shapes[0], loops=True)
+
+            def passed(env: Env) -> Any:
+                value = run(without_tangents(env), base(env[args[0]]))
+                return with_base(env[args[0]], value)
+
+            return write(shapes[0], f"{kind}({b})({reads[0]})", passed)
+        if kind in ("vmap", "vmap of vmap"):
+            return self._vmap(scope, kind, args, shapes, result, write)
+        if kind in ("scan", "fori_loop", "while_loop"):
+            changes = {"loops": scope.loops} if kind == "while_loop" else {}
+            xs = shapes if kind == "scan" else shapes[:1]
+            b, run = self.nested(scope, xs, shapes[0], **changes)
+            steps = {
+                "scan": f"lax.scan(lambda c, x: ({b}(c, x), None), {reads[0]}, "
+                f"jnp.stack([{reads[-1]}, 0.5 * {reads[-1]}]))[0]",
+                "fori_loop": f"lax.fori_loop(0, 2, lambda i, c: {b}(c), {reads[0]})",
+                "while_loop": f"lax.while_loop(lambda s: s[0] < 2, "
+                f"lambda s: (s[0] + 1, {b}(s[1])), (0, {reads[0]}))[1]",
+            }
+            if kind == "scan" and len(args) == 1:
+                steps[kind] = (
+                    f"lax.scan(lambda c, _: ({b}(c), None), {reads[0]}, None, length=2)[0]"
+                )
+
+            def loop(env: Env) -> Any:
+                c, x = values(env)[0], values(env)[-1]
+                for factor in (1.0, 0.5):
+                    c = run(env, c, scale(factor, x)) if len(xs) == 2 else run(env, c)
+                return c
+
+            return write(shapes[0], steps[kind], loop)
+        if kind == "map":
+            b, run = self.nested(scope, shapes[:1], result)
+            xs = f"jnp.stack([{reads[0]}, 0.5 * {reads[0]}])"
+            return write(
+                result,
+                f"jnp.sum(lax.map({b}, {xs}), 0)",
+                lambda env: add(run(env, env[args[0]]), run(env, scale(0.5, env[args[0]]))),
+            )
+        if kind in ("cond", "switch"):
+            b, run = self.nested(scope, shapes, result)
+            c, other = self.nested(scope, shapes, result, count=1)
+            if kind == "switch":
+                index = self.random.choice([0, 1])
+                chosen = [run, other][index]
+                return write(
+                    result,
+                    f"lax.switch({index}, [{b}, {c}], {given})",
+                    lambda env: chosen(env, *values(env)),
+                )
+            return write(
+                result,
+                f"lax.cond(jnp.sum({reads[0]}) > 0.2, {b}, {c}, {given})",
+                lambda env: (run if np.sum(base(env[args[0]])) > 0.2 else other)(env, *values(env)),
+            )
+        if kind == "custom_jvp":
+            return self._custom_jvp(scope, args, shapes, result, given, write)
+        return self._derivative(scope, kind, args, shapes, given, write)
+
+    def _set(self, scope: Scope, name: str, shape: Any, expression: str, value: Any) -> str:
+        scope.shapes[name] = shape
+        scope.lines.append(f"{name} = {expression}")
+
+        def run(env: Env) -> None:
+            env[name] = value(env)
+
+        scope.steps.append(run)
+        return name
+
+    def _vmap(
+        self, scope: Scope, kind: str, args: Any, shapes: Any, result: Any, write: Any
+    ) -> str:
+        b, run = self.nested(scope, shapes, result)
+        mapped = [i == 0 or self.chance(0.5) for i in range(len(args))]
+        if self.chance(0.3):
+            mapped.reverse()
+        axes, texts = [], []
+        for a, m in zip(args, mapped, strict=True):
+            axis = self.random.choice([0, -1, len(scope.shapes[a])]) if m else None
+            axes.append(str(axis))
+            x = scope.read(a)
+            texts.append(f"jnp.stack([{x}, 0.5 * {x}], {axis})" if m else x)
+        factors = [[f if m else 1.0 for m in mapped] for f in (1.0, 0.5)]
+        function = f"jax.vmap({b}, in_axes=({', '.join(axes)},))"
+        given = ", ".join(texts)
+        if kind == "vmap of vmap":
+            inner, outer = (
+                f"lambda *a: jnp.sum({function}(*a), 0)",
+                ["-1", *["None"] * len(args[1:])],
+            )
+            function = f"jax.vmap({inner}, in_axes=({', '.join(outer)},))"
+            x = texts[0]
+            given = ", ".join([f"jnp.stack([{x}, 0.3 * {x}], -1)", *texts[1:]])
+            factors = [[g * f[0], *f[1:]] for g in (1.0, 0.3) for f in factors]
+
+        def value(env: Env) -> Any:
+            ys = [
+                run(env, *(scale(c, env[a]) for c, a in zip(f, args, strict=True))) for f in factors
+            ]
+            return functools.reduce(add, ys)
+
+        return write(result, f"jnp.sum({function}({given}), 0)", value)
+
+    def _custom_jvp(
+        self, scope: Scope, args: Any, shapes: Any, result: Any, given: str, write: Any
+    ) -> str:
+        """Write a hand-written derivative, three times too large; it closes over constants."""
+        local = scope.inner(depth=scope.depth, inside_rule=False)
+        local.shapes = {n: s for n, s in scope.shapes.items() if n.startswith("C")}
+        local.functions = {n: f for n, f in scope.functions.items() if f.pure}
+        b, run = self.nested(local, shapes, result)
+        scope.lines.extend(local.lines)
+        j = self.name("j")
+        factor = self.custom_jvp_factor
+        scope.lines.extend(
+            [
+                f"{j} = jax.custom_jvp({b})",
+                f"{j}.defjvp(lambda p, t: ({j}(*p), {factor} * jax.jvp({b}, p, t)[1]))",
+            ]
+        )
+
+        def call(env: Env, *values: Any) -> Any:
+            level = level_of(*values)
+            if not level:
+                return run(env, *values)
+            primals = [split(v, level)[0] for v in values]
+            tangent = split(run(env, *values), level)[1]
+            tangent = None if tangent is None else scale(factor, tangent)
+            return dual(level, call(env, *primals), tangent)
+
+        return write(result, f"{j}({given})", lambda env: call(env, *(env[a] for a in args)))
+
+    def _derivative(
+        self, scope: Scope, kind: str, args: Any, shapes: Any, given: str, write: Any
+    ) -> str:
+        """Write a derivative as part of the program: a gradient penalty, a tangent."""
+        self.orders -= 1
+        changes = {} if kind == "jvp" else {"forward": False, "loops": False}
+        b, run = self.nested(scope, shapes, (), **changes)
+        if kind == "jvp":
+            tangents = ", ".join(constant(s) for s in shapes)
+            expression = f"jax.jvp({b}, ({given},), tuple(map(jnp.asarray, ({tangents},))))[1]"
+
+            def pushed(env: Env) -> Any:
+                vs = [CONSTANTS[s] for s in shapes]
+                return directional(
+                    lambda *x: run(env, *x), [env[a] for a in args], vs, list(env.values())
+                )
+
+            return write((), expression, pushed)
+        if kind == "grad":
+            expression = f"jax.grad({b})({given})"
+        else:
+            expression = f"jax.vjp({b}, {given})[1](1.0)[0]"
+
+        def pulled(env: Env) -> Any:
+            x, *rest = [env[a] for a in args]
+            found = gradient(lambda x: run(env, x, *rest), [x], [*env.values(), *rest])
+            flat = stack(found)
+            return linear(lambda v: v.reshape(shapes[0]), flat)
+
+        return write(shapes[0], expression, pulled)
+
+    # decorated functions
+
+    def call(self, scope: Scope, f: Signature) -> None:
+        """Write a call of a decorated function."""
+        args = {p: self.of_shape(scope, s) for p, s in f.shapes.items()}
+        arguments = [text(t, lambda p: scope.read(args[p])) for t in f.trees]
+        function, name = scope.read(f.name), self.name("y")
+        params = list(f.shapes)
+        results = [self.name("v") for _ in f.output_shapes]
+        factors = [1.0]
+        if f.statics:
+            arguments += f.statics
+        elif self.has("direct: jit", 0.15):
+            function = f"jax.jit({function})"
+        elif self.has("direct: checkpoint", 0.1):
+            function = f"jax.checkpoint({function})"
+        elif self.has("direct: vmap", 0.15):
+            mapped = self.random.randrange(len(arguments))
+            axes = tuple(0 if i == mapped else None for i in range(len(arguments)))
+            function = f"jax.vmap({function}, in_axes={axes})"
+            x = arguments[mapped]
+            arguments[mapped] = f"jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), {x})"
+            factors = [1.0, 0.5]
+            varied = set(leaves(f.trees[mapped]))
+        if f.keywords and function == f.name and self.has("by name", 0.5):
+            arguments = [f"{k}={a}" for k, a in zip(f.keywords, arguments, strict=True)]
+        scope.lines.append(f"{name} = {function}({', '.join(arguments)})")
+        for index, path in paths(f.output, name):
+            if index is not None:
+                over = f"jnp.sum({path}, 0)" if len(factors) > 1 else path
+                scope.lines.append(f"{results[index]} = {over}")
+        scope.shapes |= dict(zip(results, f.output_shapes, strict=True))
+
+        def run(env: Env) -> None:
+            total: list[Any] = [None] * len(results)
+            for c in factors:
+                values = [env[args[p]] for p in params]
+                if c != 1.0:
+                    values = [
+                        scale(c, v) if p in varied else v
+                        for p, v in zip(params, values, strict=True)
+                    ]
+                total = [add(t, y) for t, y in zip(total, env[f.name](*values), strict=True)]
+            env.update(zip(results, total, strict=True))
+
+        scope.steps.append(run)
+
+    def define(self, scope: Scope, pure: bool = False) -> Signature:
+        """Write a decorated function."""
+        raise NotImplementedError

@@ -1,0 +1,84 @@
+"""Which judge decides where differences, plain autodiff and precision disagree."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import X, declare, full_square, half_square, note, quick
+from rule_cases import precision
+
+
+def test_where_plain_autodiff_fails():
+    h = declare(lambda x: jnp.log(1 + jnp.exp(x)), lambda x, dy: dy * jax.nn.sigmoid(x))
+    with precision("float64"):
+        assert quick(h, jnp.float64(50.0)).ok
+    root = declare(lambda x: jnp.sqrt(x * x), lambda x, dy: dy * jnp.sign(x))
+    (row,) = quick(root, jnp.zeros(3)).rows  # plain autodiff gives nan at the kink
+    assert row.ok and row.autodiff is None and row.differences == 0
+
+
+def test_where_plain_autodiff_stops():
+    h = declare(lambda x: jax.lax.stop_gradient(x) * x, lambda x, dy: dy * 2 * x)
+    (row,) = quick(h, X).rows
+    assert row.ok and row.autodiff == pytest.approx(0.5) and row.note == "plain autodiff differs"
+    assert note(declare(lambda x: jax.lax.stop_gradient(x) * x, lambda x, dy: dy * x), X)
+
+
+def test_at_a_jump_plain_autodiff_decides():
+    at_jump = jnp.asarray([0.5, 1.5])
+    assert quick(declare(jnp.round, lambda x, dy: None), at_jump).ok
+    assert not quick(declare(jnp.round, lambda x, dy: dy), at_jump).ok
+
+
+def test_at_a_kink_every_slope_between_is_right():
+    for slope in (-1.0, 0.0, 0.3, 1.0):
+        h = declare(jnp.abs, lambda x, dy, s=slope: dy * jnp.where(x == 0, s, jnp.sign(x)))
+        assert quick(h, X.at[0].set(0)).ok
+    h = declare(jnp.abs, lambda x, dy: dy * jnp.where(x == 0, 1.5, jnp.sign(x)))
+    assert not quick(h, X.at[0].set(0)).ok
+
+
+def only_float32(f):
+    def g(x):
+        assert x.dtype == jnp.float32
+        return f(x)
+
+    return g
+
+
+def test_function_of_float32_alone():
+    exact = declare(only_float32(jnp.sin), lambda x, dy: dy * jnp.cos(x))
+    (row,) = quick(exact, X, order=2).rows[:1]
+    assert row.ok and row.precision is None and 0 < row.differences < 2e-3
+    wrong = declare(only_float32(jnp.sin), lambda x, dy: dy * 1.05 * jnp.cos(x))
+    assert note(wrong, X) == "declared = 1.05 x expected"
+    # Hidden from the dtypes: the noise is seen in the differences themselves.
+    hidden = declare(
+        lambda x: jnp.sin(x.astype(jnp.float32)).astype(x.dtype), lambda x, dy: dy * jnp.cos(x)
+    )
+    assert quick(hidden, X).ok
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_low_precision(dtype):
+    x = X.astype(dtype)
+    (row,) = quick(full_square, x).rows
+    assert row.ok and row.type == f"{dtype}[3]" and row.differences < 1e-6
+    assert note(half_square, x) == "declared = 0.5 x expected"
+
+
+def test_imprecise_rule():
+    h = declare(lambda x: x, lambda x, dy: dy * ((x + 1e4) - 1e4) / x)
+    (row,) = quick(h, jnp.asarray([1e-3, 2e-3], jnp.float32)).rows
+    assert row.ok and row.precision > 2e-3 and row.note == "imprecise in its own dtype"
+
+
+def test_reference():
+    @jax.custom_vjp
+    def h(x):
+        return jnp.sin(x)
+
+    h.defvjp(lambda x: (jnp.sin(x), x), lambda x, dy: (2 * dy * jnp.cos(x),))
+    (row,) = quick(h, X).rows
+    assert row.note == "declared = 2 x expected" and row.autodiff is None
+    (row,) = quick(h, X, reference=jnp.sin).rows
+    assert row.autodiff == pytest.approx(0.5, rel=0.02)

@@ -1,0 +1,69 @@
+"""No right rule fails, no planted mistake passes."""
+
+import pytest
+from right_rules import RIGHT
+from rule_cases import MISTAKES, PRECISIONS, Draw, precision
+
+from tfgrad_jax.testing import check_gradient
+
+
+def check(build, seed, dtype, **options):
+    h, args, *kwargs = build(Draw(seed, dtype))
+    return check_gradient(h, *args, kwargs=kwargs[0] if kwargs else None, seed=seed, **options)
+
+
+def assert_found(name, seed, dtype):
+    build, notes = MISTAKES[name]
+    report = check(build, seed, dtype, transforms=())
+    assert not report.ok, (name, seed, dtype, report)
+    assert tuple(row.note for row in report.rows) == notes, (seed, dtype, report)
+    if not notes:
+        assert "did you forget to sum over axis 0" in report.facts[0].text
+
+
+# In float32 the judges are in float64 as well, so that one precision shows nearly everything.
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", RIGHT)
+def test_no_false_alarm(name, dtype):
+    with precision(dtype):
+        report = check(RIGHT[name], 0, dtype, transforms=())
+        assert report.ok, report
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=() if n in ("layer_of_pytree", "product") else pytest.mark.slow)
+        for n in RIGHT
+    ],
+)
+def test_no_false_alarm_with_every_check(name):
+    report = check(RIGHT[name], 0, "float32", order=2, full=True, linear=True)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("name", MISTAKES)
+def test_no_miss(name, dtype):
+    with precision(dtype):
+        for seed in range(3):
+            assert_found(name, seed, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("name", RIGHT)
+def test_no_false_alarm_over_many_seeds(name, dtype):
+    with precision(dtype):
+        for seed in range(200):
+            report = check(RIGHT[name], seed, dtype, transforms=())
+            assert report.ok, (seed, report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("name", MISTAKES)
+def test_no_miss_over_many_seeds(name, dtype):
+    with precision(dtype):
+        for seed in range(200):
+            assert_found(name, seed, dtype)

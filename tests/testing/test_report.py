@@ -1,0 +1,139 @@
+"""The report: how it prints, what it raises, which argument and order each row is about."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import X, clipped, declare, fact, full_square, half_square, note, quick
+
+from tfgrad_jax import custom_gradient
+from tfgrad_jax.testing import assert_gradient, check_gradient
+
+
+def test_prints_as_a_table():
+    lines = str(quick(half_square, X)).splitlines()
+    assert lines[0] == "Gradient of `declare.h`: WRONG"
+    assert lines[1].split() == ["order", "argument", "type", "differences", "autodiff", "precision"]
+    assert lines[2].split()[:5] == ["1", "x", "float32[3]", "5.0e-01", "5.0e-01"]
+    assert lines[2].endswith("WRONG: declared = 0.5 x expected")
+    assert lines[3].split() == ["linear", "yes"]
+    assert "x         float32[3]" in lines[2] and len(lines) == 4
+    assert repr(quick(full_square, X)).startswith("Gradient of `declare.h`: ok\n")
+
+
+def test_raises_with_the_table():
+    wrong, fine = quick(half_square, X), quick(full_square, X)
+    assert fine and fine.ok and fine.raise_if_failed() is None
+    assert not wrong
+    with pytest.raises(AssertionError) as caught:
+        wrong.raise_if_failed()
+    assert str(caught.value) == str(wrong)
+    assert_gradient(full_square, X, transforms=())
+    with pytest.raises(AssertionError, match=r"declared = 0\.5 x expected"):
+        assert_gradient(half_square, X, transforms=())
+
+
+def test_is_deterministic():
+    assert str(quick(clipped, X, expect="surrogate")) == str(quick(clipped, X, expect="surrogate"))
+    other = quick(clipped, X, expect="surrogate", seed=1)
+    assert str(other) != str(quick(clipped, X, expect="surrogate"))
+
+
+def test_names_every_argument():
+    @custom_gradient
+    def h(params, x, mode, *rest, y):
+        return (
+            params["w"][0] * x * params["n"] + rest[0] + y,
+            lambda dy, variables: (
+                [{"n": None, "w": [dy * x]}, dy * params["w"][0], None, dy],
+                [dy],
+            ),
+        )
+
+    params = {"w": [X], "n": jnp.float32(1)}
+    report = quick(h, params, X, "mode", X, kwargs={"y": X})
+    assert [r.argument for r in report.rows] == [
+        "params['n']",
+        "params['w'][0]",
+        "x",
+        "rest[0]",
+        "y",
+    ]
+    assert [r.ok for r in report.rows] == [False, True, True, True, True]
+    assert report.rows[0].note == "declared no gradient, expected one"
+    assert report.rows[0].type == "float32[]"
+
+
+def test_arguments_by_name():
+    (row,) = quick(half_square, kwargs={"x": X}).rows
+    assert row.argument == "x" and row.note == "declared = 0.5 x expected"
+
+
+def test_unknown_expectation():
+    with pytest.raises(ValueError, match="got expect='straight'"):
+        check_gradient(full_square, X, expect="straight")
+
+
+def test_second_order():
+    h = declare(jnp.square, lambda x, dy: dy * 2 * jax.lax.stop_gradient(x))
+    assert quick(h, X).ok
+    first, second = quick(h, X, order=2).rows
+    assert first.ok and not second.ok
+    assert (second.order, second.note) == (2, "declared no gradient, expected one")
+    assert [r.order for r in quick(full_square, X, order=3).rows] == [1, 2, 3]
+
+
+def test_rule_that_cannot_run():
+    report = quick(declare(jnp.sin, lambda x, dy: jnp.zeros(7)), X)
+    assert not report.ok and not report.rows
+    (found,) = report.facts
+    assert found.name == "rule" and "of shape (7,) for the input `x`" in found.text
+    assert "(checking.py:" in found.text and "/" not in found.text.partition(" returned")[0]
+
+
+def test_function_that_cannot_run():
+    with pytest.raises(ZeroDivisionError):
+        check_gradient(declare(lambda x: 1 / 0, None), X)
+
+
+def test_what_calls_a_decorated_function():
+    for h in (jax.jit(half_square), lambda x: half_square(x), jax.vmap(half_square)):
+        assert note(h, X) == "declared = 0.5 x expected"
+
+    class Model:
+        @custom_gradient
+        def f(self, x):
+            return x**2, lambda dy: dy * x
+
+    (row,) = quick(Model().f, X).rows
+    assert row.argument == "x" and row.autodiff == pytest.approx(0.5)
+
+
+def test_variables_are_checked_as_arguments():
+    w = X + 3
+
+    @custom_gradient(variables=w)
+    def layer(x):
+        return w * x, lambda dy, variables: (dy * variables, dy)
+
+    report = quick(layer, X)
+    assert report.ok and "closed over, not checked" in fact(report, "variables").text
+
+    def of_both(w, x):
+        @custom_gradient(variables=w)
+        def layer(x):
+            return w * x, lambda dy, variables: (dy * variables, dy)
+
+        return layer(x)
+
+    first, second = quick(of_both, w, X).rows
+    assert second.ok and not first.ok and first.argument == "w"
+
+
+def test_nothing_to_differentiate():
+    assert quick(declare(lambda n: n + 1, lambda n, dy: None), jnp.arange(3)).rows == ()
+    (row,) = quick(
+        declare(lambda x: jnp.int32(2) * jnp.ones_like(x, int), lambda x, dy: None), X
+    ).rows
+    assert row.ok
+    (row,) = quick(full_square, jnp.zeros((0, 2))).rows
+    assert row.ok

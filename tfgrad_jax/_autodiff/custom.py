@@ -1,0 +1,116 @@
+"""Make JAX use a rule: the one place that knows `jax.custom_vjp` and `jax.custom_jvp`.
+
+`differentiable` returns what runs a program (`program.py`), a custom_jvp over a custom_vjp:
+
+    not differentiated    primal
+    differentiated        jvp: `Program.forward`, then `push` of the tangents; reverse mode
+                          transposes that, which runs the rule
+    where JAX drops a     forward and backward: `Program.forward`, then the rule
+    custom_jvp
+
+`forward` returns `attach(y, operands, rule)`, not `y`: the identity on `y` whose derivative
+with respect to the operands is the rule again. So the declared gradient holds at every order,
+where `y` alone would have the derivative of `f`'s own operations. Each differentiation takes
+one `attach` away; nothing runs twice, and it compiles to nothing.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from tfgrad_jax._closure.residuals import Rule, is_traced
+from tfgrad_jax._compat import (
+    below,
+    instantiate,
+    is_ref,
+)
+
+from .primitives import Pull, attach, push
+
+
+def _named(f: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Give `f` a name, and keep its signature: JAX works it out at every call of a custom rule."""
+    f.__name__ = f.__qualname__ = name
+    f.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
+    return f
+
+
+def _arrays(operands: Sequence[Any]) -> list[Any]:
+    """Return Python numbers that are differentiated as (weakly typed) arrays."""
+    return [o if isinstance(o, jax.Array) or is_ref(o) else jnp.asarray(o) for o in operands]
+
+
+def _tangents(leaves: Sequence[Any], rule: Rule, tangents: Sequence[Any]) -> list[Any]:
+    """Return the tangents of the leaves for those of the operands."""
+    outputs = rule.static.outputs
+    moved = [i for i in rule.static.moved if not isinstance(tangents[i], SymbolicZero)]
+    ys, dxs = [leaves[i] for i in outputs], [tangents[i] for i in moved]
+    dys = push(*Pull.of(rule, moved), ys, dxs) if moved else None
+    found = dict(zip(outputs, dys or map(jnp.zeros_like, ys), strict=True))
+    return [
+        found[i] if i in found else np.zeros(y.shape, jax.dtypes.float0)
+        for i, y in enumerate(leaves)
+    ]
+
+
+@functools.cache
+def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[..., list[Any]]:
+    """Return what runs a program on operands so that JAX differentiates it by its rule.
+
+    What is perturbed is known only with `symbolic_zeros`, which kernels do not lower; so only
+    programs ask for it that `may_refuse` to be differentiated. JAX takes Refs through a custom_vjp,
+    and not through a custom_jvp.
+    """
+
+    def primal(program: Any, *operands: Any) -> list[Any]:
+        return program.primal(_arrays(operands))
+
+    def forward(program: Any, *operands: Any) -> Any:
+        # A shard_map has no `symbolic_zeros`: what may be differentiated is.
+        perturbed = [True] * len(operands)
+        if has_refs:
+            perturbed = [o.perturbed for o in operands]
+            operands = tuple(o.value for o in operands)
+        arrays = _arrays(operands)
+        leaves, rule = program.forward(arrays, perturbed)
+        return _attached(leaves, arrays, rule), rule
+
+    def backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        return None, *rule([instantiate(cotangents[i]) for i in rule.static.outputs])
+
+    def reverse(program: Any, *operands: Any) -> list[Any]:
+        return pair(program, *operands)
+
+    def jvp(primals: Any, tangents: Any) -> Any:
+        (program, *operands), (_, *dots) = primals, tangents
+        perturbed = [not isinstance(t, SymbolicZero) for t in dots]
+        with below(operands):
+            operands = _arrays(operands)
+            leaves, rule = program.forward(operands, perturbed)
+            leaves = _attached(leaves, operands, rule)
+        return leaves, _tangents(leaves, rule, dots)
+
+    pair = jax.custom_vjp(_named(primal, name))
+    pair.defvjp(_named(forward, name), _named(backward, name), symbolic_zeros=has_refs)
+    if has_refs:
+        return pair
+    both = jax.custom_jvp(_named(reverse, name))
+    both.defjvp(_named(jvp, name), symbolic_zeros=may_refuse)
+    return both
+
+
+def _attached(leaves: Sequence[Any], operands: Sequence[Any], rule: Rule) -> Sequence[Any]:
+    """Return the leaves with the rule as their derivative with respect to the operands."""
+    if not is_traced((*operands, *rule.residuals)):
+        return leaves
+    moved, outputs = rule.static.moved, rule.static.outputs
+    ys, xs = [leaves[i] for i in outputs], [operands[i] for i in moved]
+    attached = attach(*Pull.of(rule, moved), xs, ys)
+    known = dict(zip(outputs, attached, strict=True))
+    return [known.get(i, y) for i, y in enumerate(leaves)]

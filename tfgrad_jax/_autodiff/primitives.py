@@ -1,0 +1,276 @@
+"""Three primitives of JAX, by its rules for primitives.
+
+`attach` is the identity on `ys`; its derivative with respect to `xs` is a rule. `push` maps
+tangents of the `xs` to tangents of the `ys`; what is known of it is its transpose, the rule,
+which reverse mode runs as it is. Forward mode evaluates it: that is the transpose of the rule
+(`transpose.py`). `depend` is the identity on `ys`, batched as soon as any other operand is.
+
+`jax.vmap` maps the rule over its residuals and its cotangents, and the gradients of what is not
+mapped are summed.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Primitive
+from jax.interpreters import ad, batching, mlir
+
+from tfgrad_jax import _errors
+from tfgrad_jax._closure.residuals import Rule, Run
+from tfgrad_jax._compat import axes_of, batched_type, is_ref, same_axes, tangent_type
+
+from .transpose import push_forward
+
+
+def _primitive(name: str) -> Primitive:
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    return primitive
+
+
+attach_p, push_p, depend_p = map(_primitive, ("attach", "push", "depend"))
+
+
+def _first(*args: Any, count: int, **_: Any) -> list[Any]:
+    """Return the `ys`: the value, and the type, of `attach` and `depend`."""
+    return list(args[:count])
+
+
+def _front(values: Sequence[Any], dims: Sequence[Any], size: int) -> list[Any]:
+    """Return the values with the mapped axis in front, broadcast where there is none."""
+    return [
+        jnp.broadcast_to(v, (size, *v.shape)) if d is None else jnp.moveaxis(v, d, 0)
+        for v, d in zip(values, dims, strict=True)
+    ]
+
+
+def _moved(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
+    """Return the values with the mapped axis in front, where there is one."""
+    return [v if d is None else jnp.moveaxis(v, d, 0) for v, d in zip(values, dims, strict=True)]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(eq=False, frozen=True)
+class Pull:
+    """A rule as `attach` and `push` know it."""
+
+    run: Run  # residuals, cotangents of the `ys` -> a gradient, or None, for each of the `xs`
+    source: _errors.Source
+    refuse: Callable[[Sequence[bool]], None] | None = None  # given which `xs` are perturbed
+
+    @classmethod
+    def of(cls, rule: Rule, moved: Sequence[int]) -> tuple["Pull", list[Any]]:
+        """Return the rule for these operands, and its residuals, Refs apart.
+
+        A primitive has no part in what is read from a Ref, and written to it: the rule has it.
+        """
+        static, every = rule.static, list(rule.residuals)
+        places = [i for i, r in enumerate(every) if not is_ref(r)]
+        refs = [r if is_ref(r) else None for r in every]
+
+        def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            if len(residuals) < len(refs):
+                filled = list(refs)
+                for i, r in zip(places, residuals, strict=True):
+                    filled[i] = r
+                residuals = filled
+            found = static.run(residuals, cotangents)
+            return [found[i] for i in moved]
+
+        kept, refuse = [every[i] for i in places], static.refuse
+        if refuse is None:
+            return cls(run, static.source), kept
+
+        def refused(perturbed: Sequence[bool]) -> None:
+            refuse(dict(zip(moved, perturbed, strict=True)))
+
+        return cls(run, static.source, refused), kept
+
+    def check(self, perturbed: Sequence[bool]) -> None:
+        """Raise if one of the `xs` has no gradient and is differentiated."""
+        if self.refuse is not None:
+            self.refuse(perturbed)
+
+    def only(self, some: Sequence[int]) -> "Pull":
+        """Return the rule for some of the `xs`."""
+
+        def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            found = self.run(residuals, cotangents)
+            return [found[i] for i in some]
+
+        return Pull(run, self.source)
+
+    def batched(self, axis: Any, dims: Sequence[Any], mapped: Sequence[bool]) -> "Pull":
+        """Return the rule over an axis, of residuals with these `dims` and all cotangents."""
+
+        def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            found = jax.vmap(
+                self.run, (list(dims), 0), 0, axis_size=axis.size, axis_name=axis.name,
+                spmd_axis_name=axis.spmd_name,
+            )(list(residuals), list(cotangents))  # fmt: skip
+            return [g if g is None or m else g.sum(0) for g, m in zip(found, mapped, strict=True)]
+
+        return dataclasses.replace(self, run=run)
+
+
+_EMPTY = jax.make_jaxpr(lambda: ())().jaxpr
+
+
+def _life() -> ClosedJaxpr:
+    """Return a parameter that lives as long as its equation.
+
+    JAX caches the type of each equation that it records, by the parameters. It keeps jaxprs there
+    by weak references, and forgets the entry of one that is gone; otherwise the cache would keep
+    rules alive, and the arrays that they hold.
+    """
+    return ClosedJaxpr(_EMPTY, ())
+
+
+# --- depend -------------------------------------------------------------------------------------
+
+
+def depend(ys: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Return `ys`, which depend on the others for `vmap`."""
+    return depend_p.bind(*ys, *others, count=len(ys))
+
+
+def _depend_batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, count: int) -> Any:
+    ys = _front(args[:count], dims[:count], axis.size)
+    return depend_p.bind(*ys, *_moved(args[count:], dims[count:]), count=count), [0] * count
+
+
+def _depend_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, count: int) -> Any:
+    return depend_p.bind(*primals, count=count), list(tangents[:count])
+
+
+# --- attach -------------------------------------------------------------------------------------
+
+
+def attach(pull: Pull, residuals: Sequence[Any], xs: Sequence[Any], ys: Sequence[Any]) -> list[Any]:
+    """Return `ys` with the rule as their derivative with respect to `xs`."""
+    return attach_p.bind(*ys, *xs, *residuals, count=len(ys), xs=len(xs), pull=pull, life=_life())
+
+
+def _attach_jvp(primals: Any, tangents: Any, *, count: int, xs: int, pull: Pull, life: Any) -> Any:
+    ys, residuals = primals[:count], primals[count + xs :]
+    out = attach_p.bind(*primals, count=count, xs=xs, pull=pull, life=life)
+    dxs = tangents[count : count + xs]
+    moved = [i for i, t in enumerate(dxs) if type(t) is not ad.Zero]
+    pull.check([i in moved for i in range(xs)])
+    if not moved:
+        return out, [ad.Zero(tangent_type(y)) for y in ys]
+    return out, push(pull.only(moved), residuals, ys, [dxs[i] for i in moved])
+
+
+def _attach_batch(
+    axis: Any, args: Any, dims: Any, *, count: int, xs: int, pull: Pull, life: Any
+) -> Any:
+    end = count + xs
+    new = pull.batched(axis, dims[end:], [d is not None for d in dims[count:end]])
+    ys = _front(args[:count], dims[:count], axis.size)
+    out = attach(new, args[end:], _moved(args[count:end], dims[count:end]), ys)
+    return out, [0] * count
+
+
+# --- push ---------------------------------------------------------------------------------------
+
+
+def push(
+    pull: Pull, residuals: Sequence[Any], ys: Sequence[Any], tangents: Sequence[Any]
+) -> list[Any]:
+    """Return the tangents of `ys` for those of the `xs`."""
+    types = tuple(tangent_type(y) for y in ys)
+    return _push(residuals, tangents, pull, types)
+
+
+def _push(residuals: Sequence[Any], tangents: Any, pull: Pull, types: Sequence[Any]) -> list[Any]:
+    count = len(residuals)
+    return push_p.bind(*residuals, *tangents, pull=pull, types=types, count=count, life=_life())
+
+
+def _push_type(*args: Any, types: Sequence[Any], **_: Any) -> list[Any]:
+    return list(types)
+
+
+def _push_value(
+    *args: Any, pull: Pull, types: Sequence[Any], count: int, life: Any = None
+) -> list[Any]:
+    residuals = args[:count]
+    zeros = [same_axes(jnp.zeros(t.shape, t.dtype), axes_of(t)) for t in types]
+    return push_forward(lambda cts: pull.run(residuals, cts), zeros, args[count:], pull.source)
+
+
+def _push_jvp(primals: Any, tangents: Any, *, pull: Pull, types: Any, count: int, life: Any) -> Any:
+    residuals, ts = primals[:count], primals[count:]
+    out = push_p.bind(*primals, pull=pull, types=types, count=count, life=life)
+    total: Any = None
+    if any(type(t) is not ad.Zero for t in tangents[count:]):
+        dts = map(ad.instantiate_zeros, tangents[count:])
+        total = _push(residuals, dts, pull, types)
+    moved = [i for i, t in enumerate(tangents[:count]) if type(t) is not ad.Zero]
+    if moved:
+        # Of forward mode that is differentiated again: what evaluates it is ordinary code.
+        def at(*some: Any) -> list[Any]:
+            mixed = list(residuals)
+            for i, r in zip(moved, some, strict=True):
+                mixed[i] = r
+            return _push_value(*mixed, *ts, pull=pull, types=types, count=count)
+
+        at_primals = tuple(residuals[i] for i in moved)
+        more = jax.jvp(at, at_primals, tuple(tangents[i] for i in moved))[1]
+        total = more if total is None else [jnp.add(a, b) for a, b in zip(total, more, strict=True)]
+    return out, [ad.Zero(t) for t in types] if total is None else total
+
+
+def _push_transpose(
+    cotangents: Any, *args: Any, pull: Pull, types: Any, count: int, life: Any
+) -> list[Any]:
+    found = pull.run(args[:count], [ad.instantiate_zeros(c) for c in cotangents])
+    back = [
+        None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g
+        for g, t in zip(found, args[count:], strict=True)
+    ]
+    return [*[None] * count, *back]
+
+
+def _push_batch(
+    axis: Any, args: Any, dims: Any, *, pull: Pull, types: Any, count: int, life: Any
+) -> Any:
+    new = pull.batched(axis, dims[:count], [d is not None for d in dims[count:]])
+    types = tuple(batched_type(t, axis) for t in types)
+    tangents = _moved(args[count:], dims[count:])
+    out = _push(args[:count], tangents, new, types)
+    return out, [0] * len(types)
+
+
+# --- what JAX asks of a primitive ---------------------------------------------------------------
+
+for _p, _value, _type in (
+    (depend_p, _first, _first),
+    (attach_p, _first, _first),
+    (push_p, _push_value, _push_type),
+):
+    _p.def_impl(_value)
+    _p.def_abstract_eval(_type)
+    mlir.register_lowering(_p, mlir.lower_fun(_value, multiple_results=True))
+
+
+def _only_mapped(primitive: Primitive, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule for `vmap`, which JAX asks even where nothing is mapped."""
+
+    def batch(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
+        if any(d is not None for d in dims):
+            return rule(axis, args, dims, **params)
+        out = primitive.bind(*args, **params)
+        return out, [None] * len(out)
+
+    return batch
+
+
+ad.primitive_jvps.update({depend_p: _depend_jvp, attach_p: _attach_jvp, push_p: _push_jvp})
+ad.primitive_transposes[push_p] = _push_transpose
+for _p, _batch in ((depend_p, _depend_batch), (attach_p, _attach_batch), (push_p, _push_batch)):
+    batching.fancy_primitive_batchers[_p] = _only_mapped(_p, _batch)

@@ -1,0 +1,98 @@
+"""A call as what JAX differentiates: `primal` is its value, `forward` its value and its rule.
+
+`custom.py` tells JAX which of the two to run, and when. Operands are the captured values, then the
+inputs that JAX is tracing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import register_static, tree_unflatten
+
+from tfgrad_jax import _errors
+from tfgrad_jax._closure.body import Body
+from tfgrad_jax._closure.residuals import Rule, Static, is_traced
+from tfgrad_jax._closure.traced import Dependence
+from tfgrad_jax._compat import is_ref, is_staging
+from tfgrad_jax._frontend.structure import spec
+from tfgrad_jax._jaxpr import without_consts
+
+from .custom import differentiable
+from .primitives import depend
+
+
+@register_static
+class Program:
+    """One call. A pytree without leaves: static to JAX."""
+
+    def __init__(self, body: Body, name: str) -> None:
+        self._body = body
+        self._name = name
+        self._treedef: Any = None  # of `y`, once it has run
+
+    def __call__(self, captured: Sequence[Any], inputs: Sequence[Any]) -> Any:
+        operands = [*captured, *inputs]
+        has_refs = any(map(is_ref, operands))
+        run = differentiable(self._name, self._body.may_refuse, has_refs)
+        leaves = run(self, *operands)
+        return tree_unflatten(self._treedef, leaves)
+
+    def primal(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the leaves of `y`, where nothing is differentiated."""
+        if not is_traced(operands) or any(map(is_ref, operands)) or not is_staging():
+            return self._value(*operands)
+        # What is staged may be mapped and then differentiated. Then each output must be mapped
+        # that has a mapped operand, even if it ignores it: the rule may use it.
+        value = jax.jit(self._value, inline=True)
+        jaxpr = without_consts(value.trace(*operands).jaxpr)
+        leaves = value(*operands)
+        first = len(jaxpr.invars) - len(operands)
+        masks = Dependence.of(jaxpr, len(leaves)).masks
+        for i, mask in enumerate(masks):
+            ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
+            if ignored:
+                (leaves[i],) = depend([leaves[i]], ignored)
+        return leaves
+
+    def _value(self, *operands: Any) -> list[Any]:
+        n = self._body.count
+        leaves, treedef = self._body.value(operands[:n], operands[n:])
+        self._set_treedef(treedef)
+        return leaves
+
+    def _set_treedef(self, treedef: Any) -> None:
+        if self._treedef is not None and self._treedef != treedef:
+            raise _errors.primal_mismatch(self._body.contract.source, self._treedef, treedef)
+        self._treedef = treedef
+
+    def forward(self, operands: Sequence[Any], perturbed: Sequence[bool]) -> tuple[list[Any], Rule]:
+        """Return the leaves of `y` and the rule, where something is differentiated."""
+        n = self._body.count
+        result = self._body.result(operands[:n], operands[n:], perturbed)
+        self._set_treedef(result.outputs.treedef)
+        moved = [i for i, o in enumerate(operands) if spec(o).differentiable and not is_ref(o)]
+        run, positions, refuse = result.run, result.positions, None
+
+        def placed(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            found = run(residuals, cotangents)
+            inputs = len(found) - len(positions)
+            captured: list[Any] = [None] * n
+            for position, g in zip(positions, found[inputs:], strict=True):
+                if position is not None and g is not None:
+                    known = captured[position]
+                    captured[position] = g if known is None else known + g
+            return [*captured, *found[:inputs]]
+
+        if self._body.may_refuse:
+            # It may outlive the operands, and must not refer to a tracer.
+            known = result._replace(leaves=[], residuals=[])
+            types = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in operands]
+
+            def refuse(perturbed: Mapping[int, bool]) -> None:
+                every = [perturbed.get(i, False) for i in range(len(types))]
+                self._body.check(types[:n], types[n:], known, every)
+
+        source, outputs = self._body.contract.source, result.outputs.differentiable
+        static = Static(placed if n else run, outputs, moved, source, refuse)
+        return result.leaves, Rule(static, result.residuals)

@@ -1,0 +1,282 @@
+"""One call of a decorated function: run `f`, and run the rule that it returned.
+
+`Call.apply` runs `f` on new values of the operands. `Contract.gradients` runs a `grad_fn` and
+gives each operand its gradient; it outlives the call, inside jaxprs, and so refers to no value of
+it. Nothing here differentiates: `_autodiff` decides what runs when.
+"""
+
+import copy
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.errors import ConcretizationTypeError, TracerArrayConversionError
+from jax.tree_util import tree_flatten, tree_leaves, tree_structure
+
+from tfgrad_jax import _errors
+from tfgrad_jax._compat import same_axes
+
+from .signature import Bound
+from .structure import Layout, Outputs, Spec, conjugate, is_array, split
+
+# What asks for a value where there is none raises one of these.
+NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
+
+_PLAIN = (jax.Array, int, float, complex)
+# The code that is written inside a rule, by its id; the values keep the ids from being used twice.
+_written_in_rules: dict[int, types.CodeType] = {}
+
+
+def checked_pair(f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
+    """Return what `f` returned as `(y, grad_fn)`, or raise."""
+    try:
+        y, grad_fn = result
+    except (TypeError, ValueError, IndexError):
+        raise _errors.not_a_pair(f, result) from None
+    if not callable(grad_fn):
+        raise _errors.grad_fn_not_callable(f, grad_fn)
+    return y, grad_fn
+
+
+def checked_outputs(f: Callable[..., Any], y: Any) -> Any:
+    """Return `y`; raise unless every leaf of it is an array or a number."""
+    for i, leaf in enumerate(tree_leaves(y)):
+        if not (isinstance(leaf, _PLAIN) or is_array(leaf)):
+            raise _errors.output_no_array(f, y, i, leaf)
+    return y
+
+
+class Variables(NamedTuple):
+    """What `grad_fn` gets as `variables=`, and how to read its gradients for them."""
+
+    constants: Sequence[Any]  # the leaves that JAX is not tracing
+    layout: Layout
+
+    @classmethod
+    def of(cls, value: Any) -> tuple["Variables", list[Any]]:
+        """Return the variables, and those of their leaves that JAX is tracing."""
+        traced, constants, layout = split((value,), ("variables",))
+        return cls(constants, layout), traced
+
+    @classmethod
+    def listed(cls, specs: Sequence[Spec]) -> "Variables":
+        """Return a list of variables, all of which JAX is tracing."""
+        n = len(specs)
+        treedef = tree_structure((list(range(n)),))
+        return cls([None] * n, Layout(treedef, specs, range(n), ("variables",)))
+
+    def value(self, traced: Sequence[Any]) -> Any:
+        return self.layout.join(self.constants, traced)[0]
+
+
+NO_VARIABLES = Variables.of([])[0]
+
+
+class Contract(NamedTuple):
+    """How the rules of a call are called, and how their results are read."""
+
+    source: _errors.Source
+    inputs: Layout
+    convention: str
+
+    def gradients(
+        self,
+        grad_fn: Callable[..., Any],
+        outputs: Outputs,
+        cotangents: Sequence[Any],
+        variables: Variables | None,
+        values: Any,
+    ) -> list[Any]:
+        """Run `grad_fn`; return the gradients of the operands, then of the traced variables.
+
+        `values` is what it gets as `variables=`.
+        """
+        where = _errors.Where(self.source, grad_fn)
+        if variables is None and requires_variables(grad_fn):
+            variables, values = NO_VARIABLES, []
+        keywords = {} if variables is None else {"variables": values}
+        result = self._run(grad_fn, outputs.upstreams(cotangents), keywords, where)
+        if variables is None:
+            if self._gives_unasked_variables(grad_fn, result):
+                result = result[0]
+            return self._finished(self.inputs, result, where)
+        if not (isinstance(result, (tuple, list)) and len(result) == 2):
+            raise _errors.no_variable_pair(where, result)
+        gradients = self._finished(self.inputs, result[0], where)
+        if any(s is not None for s in variables.layout.specs):
+            where = where._replace(of="variable")
+            gradients += self._finished(variables.layout, result[1], where)
+        return gradients
+
+    def _finished(self, layout: Layout, result: Any, where: _errors.Where) -> list[Any]:
+        gradients = layout.gradients(result, where)
+        for i, position in enumerate(layout.operands):
+            if gradients[i] is not None:
+                wanted: Any = layout.specs[position]
+                if self.convention == "tf":
+                    gradients[i] = conjugate(gradients[i], wanted)
+                gradients[i] = same_axes(gradients[i], wanted.axes)
+        return gradients
+
+    def _run(
+        self,
+        grad_fn: Callable[..., Any],
+        upstreams: Sequence[Any],
+        keywords: dict[str, Any],
+        where: _errors.Where,
+    ) -> Any:
+        try:
+            return grad_fn(*upstreams, **keywords)
+        except TypeError as error:
+            # Only a call that never entered the rule leaves no frame below this one.
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                misfit = _misfit(grad_fn, upstreams, keywords)
+                if misfit is not None:
+                    mirrored = self.convention == "tf"
+                    raise _errors.wrong_arity(where, len(upstreams), mirrored, misfit) from None
+            raise
+
+    def _gives_unasked_variables(self, grad_fn: Callable[..., Any], result: Any) -> bool:
+        """Return whether a rule that was given no variables returned gradients for some."""
+        return (
+            isinstance(result, (tuple, list))
+            and len(result) == 2
+            and (result[1] is None or isinstance(result[1], (tuple, list, dict)))
+            and accepts_variables(grad_fn)
+            and not self.inputs.accepts(result)
+        )
+
+
+class Call:
+    """The function, and all of its arguments that are no operands."""
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        source: _errors.Source,
+        bound_to: tuple[Any, ...],
+        bound: Bound,
+        names: Sequence[str],
+        convention: str,
+        variables: Any,
+        primal: Callable[..., Any] | None,
+    ) -> None:
+        self.f = f
+        self.bound_to = bound_to  # what a method is bound to, or ()
+        self.operands, self.constants, inputs = split(bound.inputs, names)
+        self._named, self.rest = bound.named, bound.rest
+        self.variables = variables  # None, "autodiff" or the declared pytree
+        self.primal = primal
+        self.contract = Contract(source, inputs, convention)
+
+    @property
+    def autodiff(self) -> bool:
+        """Whether captured values get the ordinary gradient of `f`."""
+        return isinstance(self.variables, str)
+
+    @property
+    def declared(self) -> bool:
+        return self.variables is not None and not self.autodiff
+
+    def replaced(self, **attributes: Any) -> "Call":
+        """Return the same call of another function, or with other surroundings."""
+        other = copy.copy(self)
+        vars(other).update(attributes)
+        return other
+
+    def value(self, operands: Sequence[Any]) -> Any:
+        """Return `y` alone."""
+        args, kwargs = self._arguments(operands)
+        if self.primal is not None:
+            return checked_outputs(self.primal, self.primal(*args, **kwargs))
+        y, _ = checked_pair(self.f, self.f(*args, **kwargs))
+        return checked_outputs(self.f, y)
+
+    def apply(self, operands: Sequence[Any]) -> tuple[list[Any], Outputs, Callable[..., Any]]:
+        """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
+        args, kwargs = self._arguments(operands)
+        y, grad_fn = checked_pair(self.f, self.f(*args, **kwargs))
+        checked_outputs(self.f, y)
+        _note_rule(grad_fn)
+        leaves, treedef = tree_flatten(y)
+        leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
+        return leaves, Outputs(leaves, treedef, self.contract.convention), grad_fn
+
+    def _arguments(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        values = self.contract.inputs.join(self.constants, operands)
+        if not self._named:
+            return [*self.bound_to, *values], self.rest
+        split_at = len(values) - len(self._named)
+        named = dict(zip(self._named, values[split_at:], strict=True))
+        return [*self.bound_to, *values[:split_at]], named | dict(self.rest)
+
+
+def _note_rule(grad_fn: Callable[..., Any]) -> None:
+    code = _errors.code_of(grad_fn)
+    if code is None or id(code) in _written_in_rules:
+        return
+    pending = [code]
+    while pending:
+        code = pending.pop()
+        _written_in_rules[id(code)] = code
+        pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+
+
+def is_written_in_rule(f: Callable[..., Any]) -> bool:
+    """Return whether the code of `f` stands inside that of a rule: a fact of the source."""
+    return id(_errors.code_of(f)) in _written_in_rules
+
+
+def _misfit(grad_fn: Any, upstreams: Sequence[Any], keywords: dict[str, Any]) -> TypeError | None:
+    """Return the reason why a rule cannot be called with these arguments, if there is one."""
+    try:
+        inspect.signature(grad_fn).bind(*upstreams, **keywords)
+    except TypeError as misfit:
+        return misfit
+    except ValueError:  # no signature is known
+        pass
+    return None
+
+
+def _takes_variables(code: types.CodeType) -> bool:
+    return bool(
+        code.co_flags & inspect.CO_VARKEYWORDS
+        or "variables" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    )
+
+
+@functools.cache
+def may_return_rule_with_variables(code: types.CodeType) -> bool:
+    """Return whether a function with this code has one inside it that takes `variables`."""
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return any(_takes_variables(c) or may_return_rule_with_variables(c) for c in inner)
+
+
+def _variables_parameter(grad_fn: Callable[..., Any]) -> inspect.Parameter | None:
+    """Return the parameter of `grad_fn` that `variables=` would reach."""
+    code = getattr(grad_fn, "__code__", None)
+    if code is not None and not _takes_variables(code):
+        return None  # the usual rule, without the price of a signature
+    try:
+        parameters = inspect.signature(grad_fn).parameters
+    except (TypeError, ValueError):
+        return None
+    named = parameters.get("variables")
+    if named is not None and named.kind in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY):
+        return named
+    return next((p for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)
+
+
+def accepts_variables(grad_fn: Callable[..., Any]) -> bool:
+    """Return whether `grad_fn` takes `variables=`, by name or as part of `**kwargs`."""
+    return _variables_parameter(grad_fn) is not None
+
+
+def requires_variables(grad_fn: Callable[..., Any]) -> bool:
+    """Return whether `grad_fn` cannot be called without `variables=`."""
+    p = _variables_parameter(grad_fn)
+    return p is not None and p.kind is not p.VAR_KEYWORD and p.default is p.empty

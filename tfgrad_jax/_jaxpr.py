@@ -1,0 +1,153 @@
+"""Follow a fact about values through a jaxpr, into the jaxprs that it calls.
+
+`flow` runs an `Analysis` over a jaxpr: each variable gets a value, such as "linear in the
+upstreams" (`_autodiff/linearity.py`) or "depends on these operands" (`_closure/traced.py`). What a
+`jit`, a `scan`, a `while_loop`, a `cond` and a `checkpoint` do to the values of their bodies is the
+same for every analysis, and stands here alone. A Ref has the value of all that was written to it.
+"""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from ._compat import is_ref_type
+
+
+def without_consts(closed: ClosedJaxpr) -> Jaxpr:
+    """Return the jaxpr with its constants as leading arguments, and without their values."""
+    jaxpr = closed.jaxpr
+    return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+
+
+def evaluate(jaxpr: Jaxpr, *args: Any) -> list[Any]:
+    """Evaluate a jaxpr that has no constants, equation by equation."""
+    return jax.core.eval_jaxpr(jaxpr, (), *args)
+
+
+class Analysis(Protocol):
+    """What is followed. Values have an equality, and `join` only ever climbs."""
+
+    def constant(self, value: Any) -> Any:
+        """Return the value of a constant."""
+
+    def step(self, eqn: Any, operands: Sequence[Any]) -> Any:
+        """Return the value of all results of an equation that calls nothing."""
+
+    def join(self, name: str, a: Any, b: Any) -> Any:
+        """Return the value of what is one or the other, by the operation of that name."""
+
+    def branch(self, name: str, predicate: Any, result: Any) -> Any:
+        """Return the value of a result that is chosen, or ends, by a predicate."""
+
+
+def flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> list[Any]:
+    """Return the values of the results of a jaxpr without constants, given its operands'."""
+    return _flow(jaxpr, operands, analysis)[0]
+
+
+def _flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> tuple[list[Any], list[Any]]:
+    """Return the values of the results, and those of the operands afterwards."""
+    values = dict(zip(jaxpr.invars, operands, strict=True))
+
+    def read(atom: Any) -> Any:
+        return analysis.constant(atom.val) if isinstance(atom, Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(a) for a in eqn.invars]
+        results, after = _equation(eqn, operands, analysis)
+        values.update(zip(eqn.outvars, results, strict=True))
+        for atom, value in zip(eqn.invars, after, strict=False):
+            if not isinstance(atom, Literal) and is_ref_type(atom.aval):
+                values[atom] = value
+    return [read(v) for v in jaxpr.outvars], [values[v] for v in jaxpr.invars]
+
+
+def call_body(eqn: Any) -> Any:
+    """Return the body of an equation that calls it once, with its own operands, or None."""
+    if eqn.primitive.name != "scan":
+        for parameter in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+            body = eqn.params.get(parameter)
+            if body is not None and len(open_jaxpr(body).invars) == len(eqn.invars):
+                return body
+    return None
+
+
+def open_jaxpr(body: Any) -> Any:
+    return getattr(body, "jaxpr", body)  # closed, or open where it has no constants
+
+
+def _body(body: Any, operands: Sequence[Any], analysis: Analysis) -> tuple[list[Any], list[Any]]:
+    jaxpr = open_jaxpr(body)
+    consts = [analysis.constant(c) for c in getattr(body, "consts", ())]
+    jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    results, after = _flow(jaxpr, [*consts, *operands], analysis)
+    return results, after[len(consts) :]
+
+
+def _equation(eqn: Any, operands: list[Any], analysis: Analysis) -> tuple[list[Any], list[Any]]:
+    name = eqn.primitive.name
+    if name == "scan":
+        return _scan(eqn, operands, analysis)
+    if name == "while":
+        return _while(eqn, operands, analysis)
+    if name == "cond":
+        return _cond(eqn, operands, analysis)
+    body = call_body(eqn)
+    if body is not None:
+        return _body(body, operands, analysis)
+    result = analysis.step(eqn, operands)
+    if any(is_ref_type(a.aval) for a in eqn.invars):  # it may have written to it
+        join = functools.partial(analysis.join, name)
+        return [result] * len(eqn.outvars), [functools.reduce(join, operands)] * len(operands)
+    return [result] * len(eqn.outvars), operands
+
+
+def _loop(
+    name: str, body: Any, parts: Sequence[Sequence[Any]], analysis: Analysis
+) -> tuple[list[Any], list[Any]]:
+    """Return the values of the results of a loop, when those of its carry no longer change."""
+    consts, carry, xs = map(list, parts)
+    while True:
+        results, after = _body(body, [*consts, *carry, *xs], analysis)
+        joined = [analysis.join(name, a, b) for a, b in zip(carry, results, strict=False)]
+        start, end = len(consts), len(consts) + len(carry)
+        if joined == carry and after[:start] == consts and after[end:] == xs:
+            return [*carry, *results[len(carry) :]], [*consts, *carry, *xs]
+        consts, carry, xs = after[:start], joined, after[end:]
+
+
+def _scan(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> tuple[list[Any], list[Any]]:
+    # Versions of JAX tell these numbers by different names; a sequence has one axis more in the
+    # equation than in the body.
+    body = open_jaxpr(eqn.params["jaxpr"])
+    end = len(operands) - _unequal(eqn.invars, body.invars)
+    start = end - (len(eqn.outvars) - _unequal(eqn.outvars, body.outvars))
+    parts = operands[:start], operands[start:end], operands[end:]
+    return _loop("scan", eqn.params["jaxpr"], parts, analysis)
+
+
+def _unequal(these: Sequence[Any], those: Sequence[Any]) -> int:
+    return sum(a.aval.shape != b.aval.shape for a, b in zip(these, those, strict=True))
+
+
+def _while(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> tuple[list[Any], list[Any]]:
+    first = eqn.params["cond_nconsts"]
+    second = first + eqn.params["body_nconsts"]
+    parts = operands[first:second], operands[second:], ()
+    carry, after = _loop("while", eqn.params["body_jaxpr"], parts, analysis)
+    (end,), tests = _body(eqn.params["cond_jaxpr"], [*operands[:first], *carry], analysis)
+    after = [*tests[:first], *after]
+    return [analysis.branch("while", end, value) for value in carry], after
+
+
+def _cond(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> tuple[list[Any], list[Any]]:
+    predicate, *rest = operands
+    first, *others = (_body(branch, rest, analysis) for branch in eqn.params["branches"])
+    results, after = first
+    for more, later in others:
+        results = [analysis.join("cond", a, b) for a, b in zip(results, more, strict=True)]
+        after = [analysis.join("cond", a, b) for a, b in zip(after, later, strict=True)]
+    return [analysis.branch("cond", predicate, value) for value in results], [predicate, *after]
