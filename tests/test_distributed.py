@@ -28,7 +28,7 @@ ocp = pytest.importorskip("orbax.checkpoint")
 EXAMPLES = Path(__file__).parent.parent / "examples"
 AGAIN = "Start all processes again with --resume to continue from the last checkpoint."
 BATCH, SEED = 32, 3
-START = 400  # seconds that processes may take to start on a busy machine
+START = 900  # seconds that processes may take to start on a busy machine
 MINUTE = 60
 
 with_double_precision = pytest.mark.usefixtures("x64")
