@@ -30,7 +30,7 @@ _INERT = {
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
     types.MemberDescriptorType, np.ufunc,
 }  # fmt: skip
-_JITTED = type(jax.jit(len))
+_CACHED = {type(jax.jit(len)), type(functools.cache(len))}
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
@@ -98,10 +98,9 @@ def _held(value: Any, cls: type) -> Sequence[Any] | None:
         return list(value.flat) if value.dtype == object else ()
     if isinstance(value, _CONTAINERS) and len(value) > _LIMIT:
         return None
-    held = gc.get_referents(value)
-    if cls is _JITTED:  # whose objects tell nothing
-        held.append(value.__wrapped__)
-    return held
+    if cls in _CACHED:  # not what is cached: it depends on what was called before
+        return (value.__wrapped__,)
+    return gc.get_referents(value)
 
 
 def _content(cell: types.CellType) -> Any:
