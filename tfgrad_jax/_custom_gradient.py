@@ -9,7 +9,19 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from jax.errors import UnexpectedTracerError
 from jax.tree_util import all_leaves, tree_leaves
@@ -32,7 +44,10 @@ from ._frontend.grad_fn import (
 from ._frontend.signature import Bound, Signature
 
 _P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
+_Pair: TypeAlias = tuple[_R, Callable[..., Any]]
 
 _NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
 _CONVENTIONS = ("tf", "jax")
@@ -57,6 +72,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         self._primal = primal
         self._convention = convention
         self._signature = Signature(f)
+        _show(self, self._signature)
         self._method: Any = None  # made when it is asked for
         scope = getattr(f, "__qualname__", "").rpartition(".")[0]
         self._in_class = bool(scope) and not scope.endswith("<locals>")
@@ -67,6 +83,16 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             return self.__get__(args[0])(*args[1:], **kwargs)
         return self._called((), args, kwargs, self._signature)
 
+    @overload
+    def __get__(
+        self: Callable[Concatenate[type[_T], _Q], _R], obj: _T | None, owner: type[_T]
+    ) -> Callable[_Q, _R]: ...
+    @overload
+    def __get__(self, obj: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: Callable[Concatenate[_T, _Q], _R], obj: _T, owner: type | None = None
+    ) -> Callable[_Q, _R]: ...
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         """Bind a method: `self` is no input, but part of what the function closes over."""
         if obj is None:
@@ -78,12 +104,15 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
                 return self._called((obj,), args, kwargs, signature)
 
             self._method = functools.update_wrapper(method, self._f)
+            _show(method, self._signature)
         return types.MethodType(self._method, obj)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._f, name)
+    if not TYPE_CHECKING:  # which would take any name for one that exists
+
+        def __getattr__(self, name):
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return getattr(self._f, name)
 
     def __reduce__(self) -> Any:
         found: Any = sys.modules.get(self.__module__)
@@ -178,14 +207,50 @@ def _body(call: Call) -> tuple[Body, list[Any]]:
         raise
 
 
+def _show(function: Any, signature: Signature) -> None:
+    """Give a function the signature of `f`, with the type of `y` instead of that of the pair."""
+    function.__signature__ = signature.of_value
+    annotations = getattr(function, "__annotations__", {})  # a partial has none
+    if "return" in annotations:
+        value = signature.of_value.return_annotation
+        function.__annotations__ = {**annotations, "return": value}
+
+
+class _Decorator(Protocol):
+    """What `custom_gradient` returns where it is called without a function."""
+
+    @overload
+    def __call__(self, f: "staticmethod[_P, _Pair[_R]]", /) -> "staticmethod[_P, _R]": ...
+    @overload
+    def __call__(self, f: "classmethod[_T, _P, _Pair[_R]]", /) -> "classmethod[_T, _P, _R]": ...
+    @overload
+    def __call__(self, f: Callable[_P, _Pair[_R]], /) -> CustomGradient[_P, _R]: ...
+
+
 @overload
 def custom_gradient(
-    f: Callable[_P, Any],
+    f: "staticmethod[_P, _Pair[_R]]",
     *,
     variables: Any = None,
     primal: Callable[..., Any] | None = None,
     convention: Literal["tf", "jax"] = "tf",
-) -> CustomGradient[_P, Any]: ...
+) -> "staticmethod[_P, _R]": ...
+@overload
+def custom_gradient(
+    f: "classmethod[_T, _P, _Pair[_R]]",
+    *,
+    variables: Any = None,
+    primal: Callable[..., Any] | None = None,
+    convention: Literal["tf", "jax"] = "tf",
+) -> "classmethod[_T, _P, _R]": ...
+@overload
+def custom_gradient(
+    f: Callable[_P, _Pair[_R]],
+    *,
+    variables: Any = None,
+    primal: Callable[..., Any] | None = None,
+    convention: Literal["tf", "jax"] = "tf",
+) -> CustomGradient[_P, _R]: ...
 @overload
 def custom_gradient(
     f: None = None,
@@ -193,7 +258,7 @@ def custom_gradient(
     variables: Any = None,
     primal: Callable[..., Any] | None = None,
     convention: Literal["tf", "jax"] = "tf",
-) -> Callable[[Callable[_P, Any]], CustomGradient[_P, Any]]: ...
+) -> _Decorator: ...
 def custom_gradient(
     f: Any = None,
     *,

@@ -24,7 +24,9 @@ def _fill_cache():
 
 def _register_types():
     for i in range(1500):
-        jax.tree_util.register_pytree_node(type(f"T{i}", (), {}), lambda t: ((), None), lambda *_: 0)
+        jax.tree_util.register_pytree_node(
+            type(f"T{i}", (), {}), lambda t: ((), None), lambda *_: 0
+        )
 
 
 @pytest.mark.parametrize(

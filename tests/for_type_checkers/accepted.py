@@ -1,0 +1,131 @@
+"""What a type checker knows of decorated functions. Never run."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar, assert_type
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
+
+X = jnp.ones(3)
+T = TypeVar("T")
+
+
+@custom_gradient
+def square(x: Array, scale: float = 1.0, *, name: str = "") -> tuple[Array, Callable[..., Any]]:
+    return scale * x * x, lambda dy: (2 * scale * dy * x, None)
+
+
+assert_type(square(X), Array)
+assert_type(square(x=X, scale=2.0, name="s"), Array)
+assert_type(jax.vmap(square)(X), Array)
+
+
+@custom_gradient()
+def in_parentheses(x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    return x, lambda dy: dy
+
+
+assert_type(in_parentheses(X), Array)
+
+
+@custom_gradient(variables={"w": X}, primal=lambda x: x, convention="jax")
+def with_options(x: Array) -> tuple[dict[str, Array], Callable[..., Any]]:
+    return {"y": x}, lambda dy, variables: (dy["y"], variables)
+
+
+assert_type(with_options(X), dict[str, Array])
+
+
+@custom_gradient
+def several(x: Array) -> tuple[tuple[Array, int], Callable[..., Any]]:
+    return (x, 1), lambda dy, _: dy
+
+
+assert_type(several(X)[0], Array)
+assert_type(several(X)[1], int)
+
+
+class Layer:
+    @custom_gradient
+    def method(self, x: Array) -> tuple[Array, Callable[..., Any]]:
+        return x, lambda dy: dy
+
+    @custom_gradient(variables=lambda self: self.w)
+    def with_weights(self, x: Array, *, train: bool = False) -> tuple[Array, Callable[..., Any]]:
+        return x, lambda dy, variables: (dy, variables)
+
+    @custom_gradient
+    def __call__(self, x: Array) -> tuple[Array, Callable[..., Any]]:
+        return x, lambda dy: dy
+
+    @staticmethod
+    @custom_gradient
+    def static(x: Array) -> tuple[Array, Callable[..., Any]]:
+        return x, lambda dy: dy
+
+    @classmethod
+    @custom_gradient
+    def of_class(cls, x: Array) -> tuple[Array, Callable[..., Any]]:
+        return x, lambda dy: dy
+
+    @custom_gradient
+    @staticmethod
+    def static_below(x: Array) -> tuple[Array, Callable[..., Any]]:
+        return x, lambda dy: dy
+
+    @custom_gradient()
+    @classmethod
+    def of_class_below(cls, x: Array) -> tuple[Array, Callable[..., Any]]:
+        return x, lambda dy: dy
+
+
+layer = Layer()
+assert_type(layer.method(X), Array)
+assert_type(Layer.method(layer, X), Array)
+assert_type(layer.with_weights(X, train=True), Array)
+assert_type(layer(X), Array)
+assert_type(Layer.static(X), Array)
+assert_type(Layer.of_class(X), Array)
+assert_type(layer.of_class(X), Array)
+assert_type(Layer.static_below(X), Array)
+assert_type(Layer.of_class_below(X), Array)
+
+
+class Scaled(Generic[T]):
+    def __init__(self, kind: T) -> None:
+        self.kind = kind
+
+    @custom_gradient
+    def method(self, x: Array) -> tuple[tuple[Array, T], Callable[..., Any]]:
+        return (x, self.kind), lambda dy, _: dy
+
+
+assert_type(Scaled("a").method(X)[1], str)
+
+
+def base(scale: float, x: Array) -> tuple[Array, Callable[..., Any]]:
+    return scale * x, lambda dy: scale * dy
+
+
+scaled = custom_gradient(partial(base, 2.0))
+assert_type(scaled(X), Array)
+
+
+class Rule:
+    def __call__(self, x: Array) -> tuple[Array, Callable[..., Any]]:
+        return x, lambda dy: dy
+
+
+assert_type(custom_gradient(Rule())(X), Array)
+
+
+def rounded(x: Array, digits: int = 0) -> Array:
+    return jnp.round(x, digits)
+
+
+assert_type(grad_pass_through(rounded)(X, 2), Array)
+assert_type(recompute_grad(rounded)(X, digits=2), Array)
