@@ -20,7 +20,7 @@ def text(x: "float") -> "tuple[dict[str, float], Rule]":
     return {"y": x}, lambda dy: dy
 
 
-def typed(x: float) -> typing.Tuple[float, Rule]:  # noqa: UP006, UP035
+def typed(x: float) -> typing.Tuple[float, Rule]:  # noqa: UP006
     return x, lambda dy: dy
 
 
