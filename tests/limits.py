@@ -221,6 +221,31 @@ limit(
 )
 
 
+def of_a_ref(captured: bool) -> Callable[[Any], Any]:
+    def loss(x: Any) -> Any:
+        r = jax.new_ref(jnp.float32(3))
+
+        def f(r: Any, x: Any) -> Any:
+            kept = r[...]
+            return kept * x, lambda dy: (None, 7 * dy * kept)
+
+        return custom_gradient(lambda x: f(r, x))(x) if captured else custom_gradient(f)(r, x)
+
+    return loss
+
+
+limit(
+    "captured Refs",
+    "A Ref that is made inside what is differentiated and read by `f` must be an argument of it.",
+    "JAX takes every such Ref for differentiated, whatever it holds.",
+    lambda: jax.grad(of_a_ref(captured=True))(X),
+    TypeError,
+    "closes over",
+    lambda: jax.grad(of_a_ref(captured=False))(X),
+    jnp.float32(21),
+)
+
+
 def branching_closure(w: Any, x: Any) -> Any:
     @custom_gradient(variables=[w])
     def f(x: Any) -> Any:

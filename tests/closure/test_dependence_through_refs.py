@@ -193,4 +193,3 @@ def test_a_captured_ref_that_holds_a_weight():
     for variables in (None, "autodiff"):  # no gradient goes through it: an error, and not a zero
         with pytest.raises(TypeError, match="closes over"):
             gradient(h(variables))(*args)
-    assert_same(jax.grad(h(None), 1)(*args), jnp.float32(42))

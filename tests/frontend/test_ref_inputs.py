@@ -194,30 +194,6 @@ def test_second_order_by_the_array(mode):
 
 
 @MODES
-def test_nested_functions_in_a_checkpointed_loop(mode):
-    """`inner` writes a Ref of its own; `outer` runs it in a `while_loop` under `checkpoint`."""
-
-    @custom_gradient
-    def inner(x):
-        r = jax.new_ref(jnp.zeros_like(x))
-        r[...] = x * 2
-        return r[...] * x, lambda dy: 7 * dy * x
-
-    @jax.checkpoint
-    def loop(x):
-        start = jnp.int32(0), x
-        return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, inner(c[1])), start)[1]
-
-    @custom_gradient
-    def outer(x):
-        return loop(x), lambda dy: 11 * dy * x
-
-    # 2 (2 x**2)**2 = 0.5 at x = 0.5
-    x = jnp.float32(0.5)
-    assert_same(mode(jax.value_and_grad(outer))(x), (jnp.float32(0.5), jnp.float32(5.5)))
-
-
-@MODES
 def test_a_captured_ref_in_nested_functions_in_a_checkpointed_loop(mode):
     """The Ref is made outside of the loop and written by the function in it."""
 

@@ -74,7 +74,7 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
     def forward(program: Any, *operands: Any) -> Any:
         # A shard_map has no `symbolic_zeros`: what may be differentiated is.
         perturbed = [True] * len(operands)
-        if has_refs:
+        if has_refs and may_refuse:
             perturbed = [o.perturbed for o in operands]
             operands = tuple(o.value for o in operands)
         arrays = _arrays(operands)
@@ -97,7 +97,7 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
         return leaves, _tangents(leaves, rule, dots)
 
     pair = jax.custom_vjp(_named(primal, name))
-    pair.defvjp(_named(forward, name), _named(backward, name), symbolic_zeros=has_refs)
+    pair.defvjp(_named(forward, name), _named(backward, name), symbolic_zeros=has_refs and may_refuse)
     if has_refs:
         return pair
     both = jax.custom_jvp(_named(reverse, name))

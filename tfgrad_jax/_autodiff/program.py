@@ -34,6 +34,9 @@ class Program:
     def __call__(self, captured: Sequence[Any], inputs: Sequence[Any]) -> Any:
         operands = [*captured, *inputs]
         has_refs = any(map(is_ref, operands))
+        if has_refs and self._body.may_refuse:
+            # With `symbolic_zeros`, JAX lets no rule keep a Ref.
+            self._body.settle(captured, inputs)
         run = differentiable(self._name, self._body.may_refuse, has_refs)
         leaves = run(self, *operands)
         return tree_unflatten(self._treedef, leaves)

@@ -69,6 +69,11 @@ class Body:
         """Return which captured values `y` depends on, in the order of use, with the equations."""
         raise NotImplementedError
 
+    def settle(self, captured: Sequence[Any], inputs: Sequence[Any]) -> None:
+        """Find out beforehand whether `y` depends on a captured value without a gradient."""
+        missing = {i for i in range(self.count) if i not in self._positions}
+        self.may_refuse = bool(missing & self.used(captured, inputs).keys())
+
     def result(
         self, captured: Sequence[Any], inputs: Sequence[Any], perturbed: Sequence[bool]
     ) -> Result:
