@@ -59,15 +59,22 @@ def _linearizing() -> tuple[type, type]:
         found.extend((type(_current_trace(())), type(tangents[0])))
         return primals[0], tangents[0]
 
-    # In whatever way a future JAX linearizes; and wherever this is asked first.
-    with contextlib.suppress(Exception), jax.ensure_compile_time_eval():
-        jax.linearize(probe, np.float32(1))
+    # In whatever way a future JAX linearizes; and traced, so that it is the same wherever it is
+    # asked first.
+    with contextlib.suppress(Exception):
+        jax.eval_shape(lambda x: jax.linearize(probe, x)[0], jax.ShapeDtypeStruct((), np.float32))
     return (found[0], found[1]) if len(found) == 2 else (types.NoneType, types.NoneType)
 
 
 def tangent_type(value: Any) -> Any:
     """Return the type of the tangents of a value."""
     return jax.typeof(value).to_tangent_aval()
+
+
+def cotangent_type(value: Any) -> Any:
+    """Return the type of the cotangents of a value."""
+    aval = jax.typeof(value)
+    return aval.to_ct_aval() if hasattr(aval, "to_ct_aval") else aval
 
 
 def batched_type(aval: Any, axis: Any) -> Any:
@@ -98,15 +105,9 @@ def is_ref(value: Any) -> bool:
     return isinstance(value, _REF) or (isinstance(value, Tracer) and is_ref_type(value.aval))
 
 
-@functools.cache
-def _ref_type() -> type:
-    with jax.ensure_compile_time_eval():
-        return type(jax.typeof(jax.new_ref(np.float32(0))))
-
-
 def is_ref_type(aval: Any) -> bool:
-    """Return whether a type is that of mutable arrays."""
-    return isinstance(aval, _ref_type())
+    """Return whether a type is that of mutable arrays: it tells what is in them."""
+    return hasattr(aval, "inner_aval")
 
 
 _REF: Any = jax.Ref

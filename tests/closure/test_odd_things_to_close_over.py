@@ -182,12 +182,15 @@ def a_lock(w, x):
     return f(x)
 
 
-def a_weak_set(w, x):
-    class Item:
-        pass
+class Item:
+    """What a weak set may hold."""
 
-    item, items = Item(), weakref.WeakSet()
-    items.add(item)
+
+ITEM = Item()
+
+
+def a_weak_set(w, x):
+    items = weakref.WeakSet([ITEM])
 
     @custom_gradient
     def f(x):

@@ -15,6 +15,7 @@ from jax.core import Tracer
 from jax.tree_util import register_pytree_node
 
 from tfgrad_jax import _errors
+from tfgrad_jax._compat import cotangent_type
 from tfgrad_jax._frontend.grad_fn import Contract, NeedsValuesError, Variables
 from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._jaxpr import evaluate, without_consts
@@ -132,7 +133,7 @@ def _traced_rule(
         present[:] = [g is not None for g in results]
         return [g for g in results if g is not None]
 
-    closed = jax.make_jaxpr(gradients)([leaves[i] for i in outputs.differentiable])
+    closed = jax.make_jaxpr(gradients)([cotangent_type(leaves[i]) for i in outputs.differentiable])
     jaxpr = without_consts(closed)
     traced = [i for i, c in enumerate(closed.consts) if isinstance(c, Tracer)]
     residuals = [closed.consts[i] for i in traced]
