@@ -29,7 +29,7 @@ from jax.tree_util import all_leaves, tree_leaves
 from . import _errors
 from ._autodiff.program import Program
 from ._closure.body import Body, HiddenTracerError, Rebuilt
-from ._closure.cells import Wrapper, dissect, reach, snapshot
+from ._closure.cells import JITTED, Wrapper, dissect, reach, snapshot
 from ._closure.hoist import Hoisted, hoist
 from ._closure.residuals import is_traced
 from ._compat import is_idle
@@ -161,7 +161,11 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             bound = signature.bind(self._f, args, kwargs)
         variables = self._variables
         if callable(variables) and all_leaves([variables]):
-            variables = variables(*bound_to)
+            try:
+                variables = variables(*bound_to)
+            except Exception as error:
+                error.add_note(_errors.variables_failed(self._source))
+                raise
         names, convention = signature.input_names(bound), self._convention
         call = Call(
             self._f, self._source, bound_to, bound, names, convention, variables, self._primal
@@ -188,7 +192,11 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
 
 def _body(call: Call) -> tuple[Body, list[Any]]:
     """Return how the call runs on other values, and the tracers that it closes over."""
-    declared = Variables.of(call.variables)[1] if call.declared else []
+    declared = []
+    if call.declared:
+        variables, declared = Variables.of(call.variables)
+        if not (declared or variables.has_values()):
+            raise _errors.no_array_among_variables(call.contract.source, variables.constants[0])
     held = [call.f, call.bound_to, call.constants, call.rest, call.primal]
     found = True if declared else reach(held)
     if found is False:
@@ -335,4 +343,8 @@ def custom_gradient(
         return type(f)(CustomGradient(f.__func__, variables, primal, convention))
     if not callable(f):
         raise _errors.not_callable(f)
+    if isinstance(f, CustomGradient):
+        raise _errors.decorated_twice(f)
+    if isinstance(f, JITTED):
+        raise _errors.jitted(f)
     return CustomGradient(f, variables, primal, convention)

@@ -257,6 +257,12 @@ def in_aux_data_beside_a_leaf(w):
 
 
 @holder
+def in_a_class_made_by_a_call(w):
+    cls = type("Held", (), {"w": w})
+    return lambda: cls.w
+
+
+@holder
 def in_a_tree_definition(w):
     partial = jax.tree_util.Partial(lambda: w)
     treedef = jax.tree.structure(partial)

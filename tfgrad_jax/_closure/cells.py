@@ -10,6 +10,7 @@ does under `jit`.
 import dis
 import functools
 import gc
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,7 +31,8 @@ _INERT = {
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
     types.MemberDescriptorType, np.ufunc,
 }  # fmt: skip
-_CACHED = {type(jax.jit(len)), type(functools.cache(len))}
+JITTED = type(jax.jit(len))
+_CACHED = {JITTED, type(functools.cache(len))}
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
@@ -91,8 +93,7 @@ def _held(value: Any, cls: type) -> Sequence[Any] | None:
     if cls is _BUILTIN:
         return (value.__self__,)
     if isinstance(value, type):
-        # Only a class that is made inside a function can close over a tracer.
-        local = [c for c in value.__mro__ if "<locals>" in c.__qualname__]
+        local = [c for c in value.__mro__ if not _is_importable(c)]
         return [v for c in local for v in vars(c).values()]
     if isinstance(value, np.ndarray):
         return list(value.flat) if value.dtype == object else ()
@@ -101,6 +102,14 @@ def _held(value: Any, cls: type) -> Sequence[Any] | None:
     if cls in _CACHED:  # not what is cached: it depends on what was called before
         return (value.__wrapped__,)
     return gc.get_referents(value)
+
+
+def _is_importable(cls: type) -> bool:
+    """Return whether a module has the class. Only one that is made in a function holds tracers."""
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cls
 
 
 def _content(cell: types.CellType) -> Any:

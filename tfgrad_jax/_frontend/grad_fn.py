@@ -38,7 +38,7 @@ def checked_pair(f: Callable[..., Any], result: Any) -> tuple[Any, Callable[...,
     except (TypeError, ValueError, IndexError):
         raise _errors.not_a_pair(f, result) from None
     if not callable(grad_fn):
-        raise _errors.grad_fn_not_callable(f, grad_fn)
+        raise _errors.grad_fn_not_callable(f, y, grad_fn)
     return y, grad_fn
 
 
@@ -68,6 +68,13 @@ class Variables(NamedTuple):
         n = len(specs)
         treedef = tree_structure((list(range(n)),))
         return cls([None] * n, Layout(treedef, specs, range(n), ("variables",)))
+
+    def has_values(self) -> bool:
+        """Return whether there is an array or a number among them, or nothing at all."""
+        return not self.constants or any(
+            s is not None or isinstance(c, _PLAIN)
+            for s, c in zip(self.layout.specs, self.constants, strict=True)
+        )
 
     def value(self, traced: Sequence[Any]) -> Any:
         return self.layout.join(self.constants, traced)[0]
