@@ -50,6 +50,36 @@ def test_bad_option(option, expected):
         assert text(caught) == f"custom_gradient got {expected}"
 
 
+def test_decorated_twice():
+    @custom_gradient
+    def h(x):
+        return x, lambda dy: dy
+
+    with pytest.raises(TypeError, match=r"test_decorated_twice.h` .* is decorated already"):
+        custom_gradient(h)
+
+
+def test_above_jit():
+    def f(x):
+        return 3 * x, lambda dy: 7 * dy
+
+    with pytest.raises(TypeError, match="`@jax.jit` above `@custom_gradient`") as caught:
+        custom_gradient(jax.jit(f))
+    assert "test_above_jit.f` (" in text(caught)
+    assert float(jax.grad(jax.jit(custom_gradient(f)))(2.0)) == 7.0  # what it says to do
+
+
+def test_several_outputs_without_parentheses():
+    with pytest.raises(TypeError) as caught:
+        custom_gradient(lambda x: (x, 2 * x, lambda dy, dz: dy + dz))(1.0)
+    assert "`return y1, y2, grad_fn` instead of `return (y1, y2), grad_fn`" in text(caught)
+
+
+def test_a_pair_the_other_way_round():
+    with pytest.raises(TypeError, match="`return y, grad` instead of `return grad, y`"):
+        custom_gradient(lambda x: (lambda dy: dy, x))(1.0)
+
+
 # --- calling --------------------------------------------------------------------------------------
 
 

@@ -99,3 +99,52 @@ def test_error_for_a_wrong_structure_of_declared_variables():
         "returned 1 gradient; expected 2, for the variables `variables['b']`, `variables['w']`. "
         "Return None for every variable that has no gradient.",
     )
+
+
+class Keeper:
+    """An object that keeps an array, as a Keras Variable does."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    ("variables", "described"),
+    [
+        (["w", "b"], "the str 'w'"),
+        ("w", "the str 'w'"),
+        ({"w": Keeper(jnp.ones(2))}, "an object of type Keeper"),
+    ],
+    ids=["names", "name", "keeper"],
+)
+def test_error_for_variables_that_are_no_arrays(variables, described):
+    def f(x):
+        return x, lambda dy, variables: (dy, None)
+
+    with pytest.raises((TypeError, ValueError)) as caught:
+        jax.grad(custom_gradient(f, variables=variables))(1.0)
+    assert described in str(caught.value) or variables == "w"
+
+
+def test_variables_beside_other_leaves():
+    """A function among them, as in an equinox module, is no variable and no error."""
+    w = jnp.float32(3)
+
+    @custom_gradient(variables={"w": w, "act": jnp.tanh, "name": "layer", "scale": 2.0})
+    def f(x):
+        return w * x, lambda dy, variables: (7 * dy, {**variables, "w": None})
+
+    assert float(jax.grad(f)(2.0)) == 7.0
+
+
+def test_a_function_of_variables_that_fails():
+    class Model:
+        @custom_gradient(variables=lambda self: self.params)
+        def method(self, x):
+            return x, lambda dy, variables: (dy, None)
+
+    with pytest.raises(AttributeError, match="params") as caught:
+        jax.grad(Model().method)(1.0)
+    note = caught.value.__notes__[0]
+    assert "`variables` of `test_a_function_of_variables_that_fails.Model.method` (" in note
+    assert "called with the instance" in note
