@@ -106,7 +106,7 @@ def _held(value: Any, cls: type) -> Sequence[Any] | None:
 
 def _is_importable(cls: type) -> bool:
     """Return whether a module has the class. Only one that is made in a function holds tracers."""
-    found: Any = sys.modules.get(cls.__module__)
+    found: Any = sys.modules.get(getattr(cls, "__module__", ""))
     for name in cls.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is cls
