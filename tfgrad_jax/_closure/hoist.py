@@ -2,9 +2,8 @@
 
 `f` is traced at the call; the tracers among the constants of its jaxpr are the captured values.
 What its rule takes from `f` is returned by the jaxpr too. A rule that cannot be looked into is
-traced with it, except inside the trace of another rule: it may call its own function there, and
-so on without end. JAX needs the rule of such a call only once that is differentiated, and it is
-traced then.
+traced with it, except inside its own trace: it may call its own function there, and so on without
+end. JAX needs the rule of such a call only once that is differentiated, and it is traced then.
 """
 
 import contextlib
@@ -14,6 +13,7 @@ from typing import Any
 
 from jax.tree_util import tree_flatten
 
+from tfgrad_jax._errors import code_of
 from tfgrad_jax._frontend.grad_fn import Call, Variables, accepts_variables
 from tfgrad_jax._frontend.structure import Outputs, spec
 
@@ -26,22 +26,22 @@ _state = threading.local()
 
 
 @contextlib.contextmanager
-def _tracing_a_rule() -> Iterator[None]:
-    before = _in_rule()
-    _state.in_rule = True
+def _tracing_a_rule(call: Call) -> Iterator[None]:
+    before = _rules_being_traced()
+    _state.codes = (*before, code_of(call.f))
     try:
         yield
     finally:
-        _state.in_rule = before
+        _state.codes = before
 
 
-def _in_rule() -> bool:
-    return getattr(_state, "in_rule", False)
+def _rules_being_traced() -> tuple[Any, ...]:
+    return getattr(_state, "codes", ())
 
 
 def hoist(call: Call) -> tuple["Hoisted", list[Any]]:
     """Return the traced call, and the tracers that it closes over."""
-    hoisted = Hoisted(call, _in_rule())
+    hoisted = Hoisted(call, code_of(call.f) in _rules_being_traced())
     captured, hoisted.captured = hoisted.captured, []
     return hoisted, captured
 
@@ -108,7 +108,7 @@ class Hoisted(Body):
                 given = None
                 if self._variables is not None:
                     given = Given(self._variables, self._listed)
-                with _tracing_a_rule():
+                with _tracing_a_rule(call):
                     self._run, residuals = rule_of(
                         call.contract, grad_fn, leaves, self.outputs, given, True
                     )
