@@ -78,7 +78,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
                 return self._called((obj,), args, kwargs, signature)
 
             self._method = functools.update_wrapper(method, self._f)
-            self._method._custom_gradient = self
+            vars(self._method)["_custom_gradient"] = self
         return types.MethodType(self._method, obj)
 
     def __getattr__(self, name: str) -> Any:

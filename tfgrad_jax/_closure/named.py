@@ -141,7 +141,8 @@ def _parts(value: Any) -> tuple[Callable[[Sequence[Any]], Any], Iterable[Any]] |
         return None
     if not slots and not isinstance(attributes, dict):
         return None
-    keys = list(attributes or ())
+    attributes = attributes or {}
+    keys = list(attributes)
 
     def make(new: Sequence[Any]) -> Any:
         made = object.__new__(cls)
