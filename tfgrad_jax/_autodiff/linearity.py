@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from tfgrad_jax._compat import is_ref, is_staging
 from tfgrad_jax._frontend.structure import is_kind
 from tfgrad_jax._jaxpr import flow, without_consts
 
@@ -72,7 +73,9 @@ class _Linearity:
 
     def constant(self, value: Any) -> int:
         """Return whether a constant is zero; large ones are not looked into."""
-        if isinstance(value, jax.core.Tracer) or np.size(value) > 1 << 16:
+        if isinstance(value, jax.core.Tracer) or (is_ref(value) and is_staging()):
+            return _CONSTANT  # its value is not known
+        if np.size(value) > 1 << 16:
             return _CONSTANT
         try:
             return _CONSTANT if np.any(np.asarray(value)) else _ZERO
