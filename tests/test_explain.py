@@ -487,6 +487,25 @@ def test_what_is_in_the_way_of_forward_mode(rule, obstacle):
         jax.jvp(h, (X,), (X,))
 
 
+@pytest.mark.timeout(60)
+def test_a_rule_that_writes_to_a_ref():
+    ref = jax.new_ref(jnp.zeros(M))
+
+    @custom_gradient
+    def logged(x):
+        def grad(dy):
+            ref[...] = dy.sum(0)
+            return dy
+
+        return x * 1, grad
+
+    found = explain(logged, X)
+    assert found.forward_mode is False and "`swap`" in found.obstacle
+    assert [(c.type, c.gradient[:7]) for c in found.captured] == [("float32[8]", "unknown")]
+    with pytest.raises(TypeError, match="`swap` of an upstream and a constant"):
+        jax.jit(lambda x: jax.jvp(logged, (x,), (x,)))(X)
+
+
 def test_a_rule_that_raises():
     def grad(dy):
         raise ValueError("not yet")
@@ -545,6 +564,14 @@ def test_costs_of_a_product():
     assert costs["value"].temp_bytes == 0
     assert costs["gradient"].flops == 2 * N * M * M
     assert costs["gradient by autodiff"].flops == 2 * 2 * N * M * M
+
+
+def test_what_the_compiler_does_not_know():
+    def f(x):
+        return jax.pure_callback(lambda v: v, jax.typeof(x), x), lambda dy: dy
+
+    cost = explain(custom_gradient(f), X).costs[0]
+    assert cost.of == "value" and cost.flops in (None, 0.0)
 
 
 def test_what_has_no_ordinary_derivative():

@@ -8,13 +8,13 @@ the way to each array, as the user would write it. What cannot be made anew stay
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from tfgrad_jax._jaxpr import open_jaxpr
+from tfgrad_jax._compat import is_ref
 
 from .cells import (
     _PARTS,
@@ -119,7 +119,7 @@ class Arrays(Skeleton):
 def _parts(value: Any) -> tuple[Callable[[Sequence[Any]], Any], Iterable[Any]] | None:
     """Return how to make a value anew, and what it holds with the steps to it; None if unknown."""
     cls = type(value)
-    if isinstance(value, type | types.ModuleType) or _has_cycle(value, ()):
+    if isinstance(value, type | types.ModuleType) or is_ref(value) or _has_cycle(value, ()):
         return None
     if cls is types.MethodType:
         return (lambda new: types.MethodType(*new)), (("", value.__func__), ("", value.__self__))
@@ -169,17 +169,15 @@ def arrays_in(value: Any) -> list[tuple[Any, str]]:
     return [(a, name.path) for a, name in zip(arrays.tracers, arrays.names, strict=True)]
 
 
-def constants_of(closed: Any, held: Sequence[Any], known: Sequence[Any]) -> list[tuple[Any, str]]:
-    """Return the other arrays that a traced function used: global ones by name, and hidden ones.
-
-    Where it was not traced, those that it may have used.
-    """
-    reached, scopes, seen = {}, {}, {}
+def elsewhere(held: Sequence[Any], known: Sequence[Any]) -> list[tuple[Any, str]]:
+    """Return the other arrays that functions may use: global ones by name, and hidden ones."""
+    found: dict[int, tuple[Any, str]] = {}
+    seen: dict[int, Any] = {}
     pending = list(held)
     while pending and len(seen) < _LIMIT:
         value = pending.pop()
-        if isinstance(value, jax.Array):
-            reached[id(value)] = (value, "")
+        if isinstance(value, jax.Array) or is_ref(value):
+            found.setdefault(id(value), (value, ""))
         elif id(value) not in seen and not isinstance(value, types.ModuleType):
             seen[id(value)] = value
             pending += _held(value, type(value)) or ()
@@ -187,21 +185,10 @@ def constants_of(closed: Any, held: Sequence[Any], known: Sequence[Any]) -> list
             for name in _names_in(value.__code__):
                 content = value.__globals__.get(name)
                 if isinstance(content, jax.Array):
-                    scopes[id(content)] = (content, name)
-    found = scopes | reached
-    used = found if closed is None else {id(c) for c in _consts(closed)}
-    return [found[i] for i in found if i in used and all(found[i][0] is not k for k in known)]
+                    found[id(content)] = (content, name)
+    return [row for row in found.values() if all(row[0] is not k for k in known)]
 
 
 def _names_in(code: types.CodeType) -> set[str]:
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return set(code.co_names).union(*map(_names_in, inner))
-
-
-def _consts(closed: Any) -> Iterator[Any]:
-    """Yield the constants of a jaxpr and of those that it calls."""
-    yield from getattr(closed, "consts", ())
-    for eqn in open_jaxpr(closed).eqns:
-        for parameter in jax.tree.leaves(eqn.params):
-            if hasattr(open_jaxpr(parameter), "eqns"):
-                yield from _consts(parameter)
