@@ -34,10 +34,6 @@ extensions = [
 exclude_patterns = ["_build", "_ext", "jupyter_execute", "examples/**/*.md"]
 suppress_warnings = ["mystnb.unknown_mime_type", "toc.empty_glob"]
 
-# A page about what this version of the package may not have.
-if not hasattr(tfgrad_jax, "explain"):
-    exclude_patterns.append("howto/explain.md")
-
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the notebooks keep their outputs; the tests execute them

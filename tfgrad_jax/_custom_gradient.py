@@ -105,6 +105,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
 
             self._method = functools.update_wrapper(method, self._f)
             _show(method, self._signature)
+            vars(self._method)["_custom_gradient"] = self
         return types.MethodType(self._method, obj)
 
     if not TYPE_CHECKING:  # which would take any name for one that exists
@@ -156,8 +157,13 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
                 return checked_outputs(self._primal, self._primal(*bound_to, *args))
             y, _ = checked_pair(self._f, self._f(*bound_to, *args))
             return checked_outputs(self._f, y)
+        call = self.bind(bound_to, args, kwargs, signature)
+        return call.value(()) if is_idle() else run(call, self._name)
+
+    def bind(self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature) -> Call:
+        """Return the call with these arguments."""
         bound = Bound(args, (), _NO_KEYWORDS)
-        if not positional:
+        if kwargs or not signature.fits(len(args)):
             bound = signature.bind(self._f, args, kwargs)
         variables = self._variables
         if callable(variables) and all_leaves([variables]):
@@ -167,27 +173,29 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
                 error.add_note(_errors.variables_failed(self._source))
                 raise
         names, convention = signature.input_names(bound), self._convention
-        call = Call(
+        return Call(
             self._f, self._source, bound_to, bound, names, convention, variables, self._primal
         )
-        if is_idle():
-            return call.value(())
-        body, captured = _body(call)
-        if not captured and not call.operands:
-            y = call.value(())
-            if not is_traced(tree_leaves(y)):
-                return y
-            body, captured = hoist(call)
-            if not captured:
-                return y
-        try:
-            return Program(body, self._name)(captured, call.operands)
-        except (HiddenTracerError, UnexpectedTracerError):
-            # It reads a tracer where it was not looked for, such as a global variable.
-            if isinstance(body, Hoisted):
-                raise
-            hoisted, captured = hoist(call)
-            return Program(hoisted, self._name)(captured, call.operands)
+
+
+def run(call: Call, name: str) -> Any:
+    """Return `y`, where something is being traced."""
+    body, captured = _body(call)
+    if not captured and not call.operands:
+        y = call.value(())
+        if not is_traced(tree_leaves(y)):
+            return y
+        body, captured = hoist(call)
+        if not captured:
+            return y
+    try:
+        return Program(body, name)(captured, call.operands)
+    except (HiddenTracerError, UnexpectedTracerError):
+        # It reads a tracer where it was not looked for, such as a global variable.
+        if isinstance(body, Hoisted):
+            raise
+        hoisted, captured = hoist(call)
+        return Program(hoisted, name)(captured, call.operands)
 
 
 def _body(call: Call) -> tuple[Body, list[Any]]:

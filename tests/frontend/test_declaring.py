@@ -71,7 +71,13 @@ def test_equal_only_to_itself():
 
 def test_nothing_else_is_public():
     public = {name for name in vars(tfgrad_jax) if not name.startswith("_")}
-    assert public == {"custom_gradient", "recompute_grad", "grad_pass_through", "testing"}
+    assert public == {
+        "custom_gradient",
+        "recompute_grad",
+        "grad_pass_through",
+        "explain",
+        "testing",
+    }
 
 
 def test_static_to_jit():

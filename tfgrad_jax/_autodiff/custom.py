@@ -97,7 +97,9 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
         return leaves, _tangents(leaves, rule, dots)
 
     pair = jax.custom_vjp(_named(primal, name))
-    pair.defvjp(_named(forward, name), _named(backward, name), symbolic_zeros=has_refs and may_refuse)
+    pair.defvjp(
+        _named(forward, name), _named(backward, name), symbolic_zeros=has_refs and may_refuse
+    )
     if has_refs:
         return pair
     both = jax.custom_jvp(_named(reverse, name))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from tfgrad_jax._compat import is_ref, is_staging
 from tfgrad_jax._frontend.structure import is_kind
 from tfgrad_jax._jaxpr import flow, without_consts
 
@@ -46,9 +47,13 @@ _PRODUCTS = {"mul", "dot_general", "conv_general_dilated"}
 class NotLinearError(Exception):
     """The rule is not linear in its upstream gradients; says which operation is not."""
 
+    def __init__(self, text: str, eqn: Any = None) -> None:
+        super().__init__(text)
+        self.eqn = eqn  # of the operation, where it is known
 
-def check(closed: ClosedJaxpr) -> list[str]:
-    """Raise unless the traced rule is linear; return the operations that are not known."""
+
+def check(closed: ClosedJaxpr) -> list[Any]:
+    """Raise unless the traced rule is linear; return the equations that are not known."""
     analysis = _Linearity()
     kinds = [*map(analysis.constant, closed.consts), *[_LINEAR] * len(closed.jaxpr.invars)]
     if _CONSTANT in flow(without_consts(closed), kinds, analysis):
@@ -64,11 +69,13 @@ class _Linearity:
     """
 
     def __init__(self) -> None:
-        self.unknown: list[str] = []
+        self.unknown: list[Any] = []
 
     def constant(self, value: Any) -> int:
         """Return whether a constant is zero; large ones are not looked into."""
-        if isinstance(value, jax.core.Tracer) or np.size(value) > 1 << 16:
+        if isinstance(value, jax.core.Tracer) or (is_ref(value) and is_staging()):
+            return _CONSTANT  # its value is not known
+        if np.size(value) > 1 << 16:
             return _CONSTANT
         try:
             return _CONSTANT if np.any(np.asarray(value)) else _ZERO
@@ -76,6 +83,12 @@ class _Linearity:
             return _CONSTANT
 
     def step(self, eqn: Any, operands: Sequence[int]) -> int:
+        try:
+            return self._kind(eqn, operands)
+        except NotLinearError as error:
+            raise NotLinearError(str(error), eqn) from None
+
+    def _kind(self, eqn: Any, operands: Sequence[int]) -> int:
         name = eqn.primitive.name
         if name in _PRODUCTS:
             if list(operands).count(_LINEAR) > 1:
@@ -95,7 +108,7 @@ class _Linearity:
             return functools.reduce(functools.partial(self.join, name), kinds)
         if _LINEAR not in operands:
             return _CONSTANT
-        self.unknown.append(f"`{name}`")
+        self.unknown.append(eqn)
         return _LINEAR
 
     def join(self, name: str, a: int, b: int) -> int:

@@ -30,6 +30,16 @@ def push_forward(
 
     `rule` maps cotangents like `ys` to a gradient, or None, for each of the tangents.
     """
+    try:
+        return transposed(rule, ys, tangents)
+    except NotLinearError as error:
+        raise _errors.not_linear(source, str(error)) from None
+
+
+def transposed(
+    rule: Callable[[Sequence[Any]], Sequence[Any]], ys: Sequence[Any], tangents: Sequence[Any]
+) -> list[Any]:
+    """Do what `push_forward` does; raise `NotLinearError` where there is no transpose."""
     kept: list[int] = []
 
     def gradients(cotangents: Sequence[Any]) -> list[Any]:
@@ -38,23 +48,20 @@ def push_forward(
         return [found[i] for i in kept]
 
     try:
-        try:
-            closed = jax.make_jaxpr(gradients)(ys)
-        except NeedsValuesError:
-            closed = _traced_on_values(gradients, ys)
-        unknown = check(closed)
-        linear = _linear_part(closed)
-        moved = [tangents[i] for i in kept]
-        try:
-            return list(jax.linear_transpose(linear, *ys)(moved))
-        except Exception as error:  # of any type, by version and operation
-            if unknown:
-                text = f"{unknown[0]}, which JAX cannot transpose"
-                raise NotLinearError(text) from error
-            # Linear, but in a form that only differentiation can transpose.
-            return list(jax.vjp(linear, *map(jnp.zeros_like, ys))[1](moved))
-    except NotLinearError as error:
-        raise _errors.not_linear(source, str(error)) from None
+        closed = jax.make_jaxpr(gradients)(ys)
+    except NeedsValuesError:
+        closed = _traced_on_values(gradients, ys)
+    unknown = check(closed)
+    linear = _linear_part(closed)
+    moved = [tangents[i] for i in kept]
+    try:
+        return list(jax.linear_transpose(linear, *ys)(moved))
+    except Exception as error:  # of any type, by version and operation
+        if unknown:
+            text = f"`{unknown[0].primitive.name}`, which JAX cannot transpose"
+            raise NotLinearError(text, unknown[0]) from error
+        # Linear, but in a form that only differentiation can transpose.
+        return list(jax.vjp(linear, *map(jnp.zeros_like, ys))[1](moved))
 
 
 def _traced_on_values(rule: Callable[..., Sequence[Any]], ys: Sequence[Any]) -> ClosedJaxpr:

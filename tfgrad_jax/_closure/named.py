@@ -1,0 +1,194 @@
+"""The arrays that functions hold, by name: what `explain` knows that `cells.py` need not.
+
+`Arrays` is a `Skeleton` that takes out arrays, JAX tracing them or not, from methods, partial
+functions and ordinary objects too. `add` runs for each value that is looked into; `names` then has
+the way to each array, as the user would write it. What cannot be made anew stays as it is.
+"""
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from tfgrad_jax._compat import is_ref
+
+from .cells import (
+    _PARTS,
+    _SAME,
+    _TRACER,
+    Skeleton,
+    Wrapper,
+    _content,
+    _has_cycle,
+    _held,
+    _OpaqueError,
+    _Plan,
+)
+
+_LIMIT = 5_000  # objects to look at
+
+
+class Name(NamedTuple):
+    """How to get at a value, and where the first step leads."""
+
+    path: str
+    place: str
+
+    def then(self, step: str, place: str) -> "Name":
+        """Return the name of what is held there."""
+        return Name(self.path + step if self.path else step.lstrip("."), self.place or place)
+
+
+class Arrays(Skeleton):
+    """Values without the arrays in them: `tracers`, with their `names`."""
+
+    def __init__(self) -> None:
+        super().__init__(search=True)
+        self.names: list[Name] = []
+        self._by_id: dict[int, tuple[Name, Any]] = {}  # and the value, so that no id is used twice
+        self._above: set[int] = set()  # what is being looked into: a cycle stays as it is
+        self._hits = 0  # how often there was an array
+        self._holds: dict[int, bool] = {}  # whether a function or a cell holds one
+
+    def name(self, value: Any, name: Name) -> None:
+        self._by_id.setdefault(id(value), (name, value))
+
+    def _plan(self, value: Any) -> _Plan:
+        known = self._by_id.get(id(value))
+        name = Name("", "") if known is None else known[0]
+        if isinstance(value, jax.Array):
+            self._hits += 1
+            if id(value) not in self._known:
+                self.name(value, name)  # and keep it
+                self._known[id(value)] = len(self.tracers)
+                self.tracers.append(value)
+                self.names.append(name)
+            return _TRACER, self._known[id(value)], None
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, Wrapper):
+            make, held = value.unwrapped()
+            steps: Iterable[Any] = (("", part) for part in held)
+        else:
+            found = _parts(value)
+            if found is None:
+                return _SAME, value, None
+            make, steps = found
+        if id(value) in self._above or len(self._by_id) > _LIMIT:
+            return _SAME, value, None
+        self._above.add(id(value))
+        hits, plans = self._hits, []
+        for step, part in steps:
+            self.name(part, name.then(step, name.place))
+            plans.append(self._plan(part))
+        self._above.remove(id(value))
+        # What holds no array stays itself.
+        return (_SAME, value, None) if hits == self._hits else (_PARTS, make, plans)
+
+    def _counted(self, value: Any, look: Callable[[], Any]) -> Any:
+        """Look into a function or a cell, or remember whether it holds an array."""
+        hits, known = self._hits, self._holds.get(id(value))
+        self._holds.setdefault(id(value), True)  # as long as it is being looked into
+        found = look()
+        self._hits += bool(known)
+        self._holds[id(value)] = self._hits > hits
+        return found
+
+    def _cell(self, cell: types.CellType, shared: bool) -> int:
+        return self._counted(cell, lambda: super(Arrays, self)._cell(cell, shared))
+
+    def _function(self, f: types.FunctionType) -> _Plan:
+        known = self._by_id.get(id(f))
+        name, code = Name("", "") if known is None else known[0], f.__code__
+        for cell, content in zip(code.co_freevars, f.__closure__ or (), strict=True):
+            self.name(_content(content), name.then(f".{cell}", "closure"))
+        defaults, count = f.__defaults__ or (), code.co_argcount
+        named = dict(zip(code.co_varnames[count - len(defaults) : count], defaults, strict=True))
+        for key, value in (named | (f.__kwdefaults__ or {})).items():
+            self.name(value, name.then(f".{key}", "default"))
+        self.name(f.__dict__.get("__wrapped__"), name)
+        hits = self._hits
+        plan = self._counted(f, lambda: super(Arrays, self)._function(f))
+        return plan if self._hits > hits else (_SAME, f, None)
+
+
+def _parts(value: Any) -> tuple[Callable[[Sequence[Any]], Any], Iterable[Any]] | None:
+    """Return how to make a value anew, and what it holds with the steps to it; None if unknown."""
+    cls = type(value)
+    if isinstance(value, type | types.ModuleType) or is_ref(value) or _has_cycle(value, ()):
+        return None
+    if cls is types.MethodType:
+        return (lambda new: types.MethodType(*new)), (("", value.__func__), ("", value.__self__))
+    if cls is functools.partial:
+        held = (("", value.func), (".args", value.args), (".keywords", value.keywords))
+        return (lambda new: functools.partial(new[0], *new[1], **new[2])), held
+    try:
+        leaves, treedef = tree_flatten_with_path(value)
+    except (TypeError, ValueError):  # such as keys that cannot be sorted
+        return None
+    if len(leaves) != 1 or leaves[0][1] is not value:
+        return treedef.unflatten, ((keystr(path), leaf) for path, leaf in leaves)
+    names = [s for c in cls.__mro__ for s in _listed(vars(c).get("__slots__", ()))]
+    slots = [s for s in names if s not in ("__dict__", "__weakref__") and hasattr(value, s)]
+    attributes = getattr(value, "__dict__", None)
+    try:
+        object.__new__(cls)
+    except TypeError:  # it is made in another way
+        return None
+    if not slots and not isinstance(attributes, dict):
+        return None
+    attributes = attributes or {}
+    keys = list(attributes)
+
+    def make(new: Sequence[Any]) -> Any:
+        made = object.__new__(cls)
+        for slot, part in zip(slots, new, strict=False):
+            object.__setattr__(made, slot, part)
+        if keys:
+            made.__dict__.update(zip(keys, new[len(slots) :], strict=True))
+        return made
+
+    held = [(f".{s}", getattr(value, s)) for s in slots]
+    return make, held + [(f".{k}", attributes[k]) for k in keys]
+
+
+def _listed(slots: Any) -> Sequence[str]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def arrays_in(value: Any) -> list[tuple[Any, str]]:
+    """Return the arrays that can be reached from a value, with their names."""
+    arrays = Arrays()
+    arrays.name(value, Name("", ""))
+    with contextlib.suppress(_OpaqueError, RecursionError):  # what was found until then
+        arrays.add(value)
+    return [(a, name.path) for a, name in zip(arrays.tracers, arrays.names, strict=True)]
+
+
+def elsewhere(held: Sequence[Any], known: Sequence[Any]) -> list[tuple[Any, str]]:
+    """Return the other arrays that functions may use: global ones by name, and hidden ones."""
+    found: dict[int, tuple[Any, str]] = {}
+    seen: dict[int, Any] = {}
+    pending = list(held)
+    while pending and len(seen) < _LIMIT:
+        value = pending.pop()
+        if isinstance(value, jax.Array) or is_ref(value):
+            found.setdefault(id(value), (value, ""))
+        elif id(value) not in seen and not isinstance(value, types.ModuleType):
+            seen[id(value)] = value
+            pending += _held(value, type(value)) or ()
+        if isinstance(value, types.FunctionType):
+            for name in _names_in(value.__code__):
+                content = value.__globals__.get(name)
+                if isinstance(content, jax.Array):
+                    found[id(content)] = (content, name)
+    return [row for row in found.values() if all(row[0] is not k for k in known)]
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
