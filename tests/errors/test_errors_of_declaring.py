@@ -63,7 +63,7 @@ def test_above_jit():
     def f(x):
         return 3 * x, lambda dy: 7 * dy
 
-    with pytest.raises(TypeError, match="`@jax.jit` above `@custom_gradient`") as caught:
+    with pytest.raises(TypeError, match=r"`@jax\.jit` above `@custom_gradient`") as caught:
         custom_gradient(jax.jit(f))
     assert "test_above_jit.f` (" in text(caught)
     assert float(jax.grad(jax.jit(custom_gradient(f)))(2.0)) == 7.0  # what it says to do
