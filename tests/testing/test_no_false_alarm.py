@@ -1,7 +1,7 @@
 """No right rule fails, no planted mistake passes."""
 
 import pytest
-from right_rules import RIGHT
+from right_forms import RIGHT
 from rule_cases import MISTAKES, PRECISIONS, Draw, precision
 
 from tfgrad_jax.testing import check_gradient
