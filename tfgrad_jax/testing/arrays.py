@@ -49,21 +49,21 @@ def basis(arrays: Sequence[Any]) -> list[list[np.ndarray]]:
     return rows
 
 
-def _symmetric(a: np.ndarray) -> np.ndarray:
+def _symmetric(a: np.ndarray) -> Any:
     # Ones and the identity are symmetric by accident.
     square = a.ndim > 1 and a.shape[-1] == a.shape[-2] and len(np.unique(a)) > 2
-    return (a + np.conj(np.swapaxes(a, -1, -2))) / 2 if square else a + np.nan
+    return (a + np.conj(np.swapaxes(a, -1, -2))) / 2 if square else np.nan
 
 
-def _orthogonal(a: np.ndarray) -> np.ndarray:
+def _orthogonal(a: np.ndarray) -> Any:
     if a.ndim < 2 or not np.isfinite(a).all():
-        return a + np.nan
+        return np.nan
     u, _, v = np.linalg.svd(a, full_matrices=False)
     return u @ v
 
 
-_KEPT: list[Callable[[np.ndarray], np.ndarray]] = [
-    lambda a: np.sort(a),
+_KEPT: list[Callable[[np.ndarray], Any]] = [
+    np.sort,
     _symmetric,
     lambda a: abs(a) / np.sum(a, axis=-1, keepdims=True),
     lambda a: a / np.linalg.norm(a, axis=-1, keepdims=True),
@@ -76,7 +76,7 @@ def nearby(x: Any, seed: Sequence[int], radius: float) -> Any:
     a = numbers(x)
     change = radius * np.random.default_rng([*seed, *a.shape]).uniform(-1, 1, a.shape)
     moved = a * np.exp(change) if a.any() else change
-    for keep in _KEPT if a.ndim and a.shape[-1] > 1 else ():
+    for keep in _KEPT if a.size > 1 and a.shape[-1] > 1 else ():
         if np.allclose(keep(a), a, rtol=1e-3):
             moved = keep(moved)
     return type(x)(moved) if isinstance(x, float | complex) else jnp.asarray(moved, spec(x).dtype)

@@ -1,10 +1,10 @@
 """Name the mistake that explains a wrong gradient.
 
-`mistake` runs when a row has failed. It makes one guess after the other of what was declared, and
-names the first that is true at all points where the gradient is wrong.
+`mistake` runs when a row has failed. It names the first guess of what was declared that is true at
+all points where the gradient is wrong; `_guesses` are those that differences can tell.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,101 +15,92 @@ from .truth import Study, differences
 _ENTRIES = 100  # of an argument, to be looked at one by one
 
 
-def mistake(path: str, studies: Sequence[Study], others: Mapping[str, Sequence[Study]]) -> str:
-    """Name the likely mistake in an argument; `others` are the studies of the other ones."""
-    first = studies[0]
-    d, e = (
-        np.concatenate([np.ravel(v) for v in values])
-        for values in ([s.declared for s in studies], [s.expected for s in studies])
-    )
-    shape, outputs = first.vs[0].shape, [u.shape for u in first.us[0]]
+def mistake(i: int, paths: Sequence[str], points: Sequence[Sequence[Study]]) -> str:
+    """Name the likely mistake in the i-th argument, from the studies at each point."""
+    studies, first = [p[i] for p in points], points[0][i]
+
+    def are_declared(guesses: Any) -> bool:
+        return all(
+            np.shape(g) == s.declared.shape and ratio(g - s.declared, s.scale) < 1e-3
+            for s, g in zip(studies, guesses, strict=True)
+        )
+
+    d = np.concatenate([s.declared.ravel() for s in studies])
+    e = np.concatenate([s.expected.ravel() for s in studies])
     if not (np.isfinite(d).all() and np.isfinite(e).all()):
         return "not finite"
     if not e.any():
         return "expected no gradient"
     if not d.any():
-        forgotten = (
-            ": forgotten among those of `variables`?" if path.startswith("variables") else ""
-        )
-        return f"declared no gradient, expected one{forgotten}"
-    for other, theirs in others.items():
-        if theirs[0].vs[0].shape == shape and _is(studies, [s.expected for s in theirs]):
-            back = [ratio(t.declared - s.expected, s.scale) for s, t in zip(studies, theirs)]
-            return f"swapped with `{other}`?" if max(back) < 1e-3 else f"declared that of `{other}`"
-    for note, changed in _guesses(path, first, others):
-        if _is(studies, [differences(*changed(s))[0] for s in studies]):
-            return note
+        forgotten = ": forgotten among those of `variables`?"
+        is_variable = paths[i].startswith("variables")
+        return "declared no gradient, expected one" + forgotten * is_variable
+    for j, path in enumerate(paths):
+        theirs = [p[j] for p in points]
+        same = j != i and first.vs[0].shape == theirs[0].vs[0].shape
+        if same and are_declared([s.expected for s in theirs]):
+            back = [s.expected - t.declared for s, t in zip(studies, theirs, strict=True)]
+            swapped = ratio(back, first.scale) < 1e-3
+            return f"swapped with `{path}`?" if swapped else f"declared that of `{path}`"
+    for guesses in zip(*(_guesses(s, paths) for s in studies), strict=True):
+        if are_declared([differences(*guess)[0] for _, guess in guesses]):
+            return guesses[0][0]
     factor = np.sum(d * e) / np.sum(e * e)
-    if _is(studies, [factor * s.expected for s in studies]):
+    if are_declared([factor * s.expected for s in studies]):
         sign = "wrong sign: " if abs(factor + 1) < 1e-3 else ""
-        summed = set(shape) ^ {n for y in outputs for n in y}
-        n = next((n for n in summed if abs(max(factor, 1 / factor) / n - 1) < 1e-3), 0)
-        wrong = "a mean in place of a sum" if factor < 1 else "a sum in place of a mean"
-        mean = f": {wrong} over an axis of {n}?" if n > 1 else ""
-        return f"{sign}declared = {factor:.4g} x expected{mean}"
+        axes = set(first.vs[0].shape) ^ {n for u in first.us[0] for n in u.shape}
+        n = next((n for n in axes - {1} if min(abs(factor / n - 1), abs(factor * n - 1)) < 1e-3), 0)
+        wrong = ("sum", "mean") if factor > 1 else ("mean", "sum")
+        summed = f": a {wrong[0]} in place of a {wrong[1]} over an axis of {n}?" if n else ""
+        return f"{sign}declared = {factor:.4g} x expected{summed}"
     worst = np.unravel_index(np.argmax(abs(first.declared - first.expected)), first.declared.shape)
+    found = f"declared {first.declared[worst]:.4g}, expected {first.expected[worst]:.4g}"
     direction = np.argwhere(first.vs[worst[1]])
-    at = f" at {direction[0].tolist()}" if len(direction) == 1 and direction.size else ""
-    found = f"declared {first.declared[worst]:.4g}, expected {first.expected[worst]:.4g}{at}"
-    return found if at else _varying_factor(path, studies) or found
+    if len(direction) == 1 and direction.size:
+        return f"{found} at {direction[0].tolist()}"
+    return _varying_factor(paths[i], studies) or found
 
 
-def _is(studies: Sequence[Study], guesses: Sequence[Any]) -> bool:
-    return all(
-        g.shape == s.declared.shape and ratio(g - s.declared, s.scale) < 1e-3
-        for s, g in zip(studies, guesses, strict=True)
-    )
-
-
-def _guesses(path: str, first: Study, others: Mapping[str, Sequence[Study]]) -> Any:
-    """Yield notes, and what a study would have to be about for its differences to be declared."""
-    if np.iscomplexobj(first.vs[0]):
-        note = "declared = conjugate of expected"
-        bar = np.conj
-        yield note, lambda s: (s.f, s.xs, s.i, [list(map(bar, u)) for u in s.us], map(bar, s.vs))
-        yield note, lambda s: (s.f, s.xs, s.i, s.us, map(bar, s.vs))
-    if first.vs[0].ndim == 2 and first.vs[0].shape == first.vs[0].T.shape:
-        transposed = "declared = transpose of expected"
-        yield transposed, lambda s: (s.f, s.xs, s.i, s.us, [v.T for v in s.vs])
-    for name, i in [(path, first.i), *((p, o[0].i) for p, o in others.items())]:
-        x = first.xs[i]
-        if np.ndim(x) == 2 and np.shape(x)[0] == np.shape(x)[1]:
-
-            def at_transpose(s: Study, i: int = i) -> Any:
-                xs = [*s.xs[:i], s.xs[i].T, *s.xs[i + 1 :]]
-                return s.f, xs, s.i, s.us, s.vs
-
-            yield f"missing transpose of `{name}`?", at_transpose
-    for k, y in enumerate(first.us[0]):
-        for axis, n in enumerate(y.shape):
-
-            def of_one(s: Study, k: int = k, axis: int = axis, n: int = n) -> Any:
-                one = np.arange(n).reshape(-1, *[1] * (s.us[0][k].ndim - axis - 1)) == 0
-                us = [[u * one if j == k else u for j, u in enumerate(row)] for row in s.us]
-                return s.f, s.xs, s.i, us, s.vs
-
-            if n > 1:
-                yield f"missing sum over axis {axis} of the upstream?", of_one
+def _guesses(s: Study, paths: Sequence[str]) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return notes, and what was differentiated by mistake."""
+    f, xs, i, us, vs = s.at
+    found: list[Any] = []
+    if np.iscomplexobj(vs[0]):
+        bars = [np.conj(v) for v in vs]
+        for rows in ([[np.conj(u) for u in row] for row in us], us):
+            found.append(("declared = conjugate of expected", (f, xs, i, rows, bars)))
+    if vs[0].ndim == 2 and vs[0].shape == vs[0].T.shape:
+        found.append(("declared = transpose of expected", (f, xs, i, us, [v.T for v in vs])))
+    for j, x in enumerate(xs):
+        if np.ndim(x) == 2 and x.shape == x.T.shape:
+            at = [*xs[:j], x.T, *xs[j + 1 :]]
+            found.append((f"missing transpose of `{paths[j]}`?", (f, at, i, us, vs)))
+    for k, u in enumerate(us[0]):
+        for axis in range(u.ndim):
+            one = np.indices(u.shape)[axis] == 0
+            rows = [[*row[:k], row[k] * one, *row[k + 1 :]] for row in us]
+            note = f"missing sum over axis {axis} of the upstream?"
+            found.append((note, (f, xs, i, rows, vs)))
+    return found
 
 
 def _varying_factor(path: str, studies: Sequence[Study]) -> str:
     """Say by which factor each entry differs, if it is the same for every upstream."""
-    factors, xs = [], []
+    factors, numbers = [], []
     for s in studies:
-        if s.vs[0].size > _ENTRIES or np.iscomplexobj(s.vs[0]):
+        f, xs, i, us, vs = s.at
+        if vs[0].size > _ENTRIES or np.iscomplexobj(vs[0]):
             return ""
         d = np.array([g.ravel() for g in s.gradients])
-        e = differences(s.f, s.xs, s.i, s.us, [v for (v,) in basis([s.xs[s.i]])])[0]
-        factor = np.sum(d * e, 0) / np.sum(e * e, 0)
-        if not ratio(d - factor * e, d) < 1e-3:
+        e = differences(f, xs, i, us, [v for (v,) in basis([xs[i]])])[0]
+        factors.append(np.sum(d * e, 0) / np.sum(e * e, 0))
+        numbers.append(np.ravel(np.asarray(xs[i], float)))
+        if not ratio(d - factors[-1] * e, d) < 1e-3:
             return ""
-        factors.append(factor)
-        xs.append(np.ravel(np.asarray(s.xs[s.i], float)))
-    factor, x = np.concatenate(factors), np.concatenate(xs)
-    logs = np.log(abs(x))
+    factor, x = np.concatenate(factors), np.concatenate(numbers)
     for power in (-3, -2, -1, -0.5, 0.5, 1, 2, 3):
-        c = np.exp(np.mean(np.log(abs(factor)) - power * logs))
-        if np.ptp(logs) > 1e-3 and ratio(abs(factor) / abs(x) ** power - c, c) < 1e-3:
-            return f"wrong power: declared = {c:.4g} x expected x `{path}`**{power}"
+        c = factor * abs(x) ** -power
+        if np.ptp(abs(x)) > 1e-3 * np.max(abs(x)) and ratio(abs(c) - abs(c[0]), c[0]) < 1e-3:
+            return f"wrong power: declared = {abs(c[0]):.4g} x expected x `{path}`**{power}"
     between = f"{factor.min():.3g} to {factor.max():.3g}"
     return f"declared = expected x a factor that depends on the input, {between}"

@@ -1,82 +1,83 @@
 """The arrays that a function closes over, and the same function with others in their places.
 
-`places` runs once, when a problem is made. `replaced` runs around every evaluation, and puts back
-what was there: so a method, a global variable and an object with attributes are all reached.
+`places` runs once, when a problem is made; `replaced` around every evaluation. It puts back what
+was there: so global variables, methods and objects with attributes are reached.
 """
 
 import contextlib
-import functools
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import keystr, tree_flatten_with_path
+from jax.tree_util import tree_flatten_with_path
 
 from tfgrad_jax._custom_gradient import CustomGradient
-from tfgrad_jax._frontend.structure import spec
 
 _MANY = 5_000  # objects to look at
-Place = tuple[Any, str, str]  # a dictionary or an object, the key or attribute, its name for users
+Place = tuple[Any, str, str, Any]  # an owner, the key or attribute, its name for users, the content
 
 
-def places(roots: Sequence[Any]) -> list[tuple[Place, Any]]:
-    """Return where functions hold arrays, cells, attributes and global variables, and what."""
+def places(roots: Sequence[Any]) -> list[Place]:
+    """Return where functions hold arrays: in cells, defaults, attributes and global variables."""
     found, pending, seen = [], list(roots), {}
     while pending and len(seen) < _MANY:
         value = pending.pop(0)
-        if id(value) in seen or _is_foreign(value):
-            continue
-        seen[id(value)] = value
-        for place in _slots(value):
-            content = _get(place)
-            leaves = [leaf for _, leaf in _flat(content)]
-            if any(isinstance(leaf, jax.Array) for leaf in leaves):
-                found.append((place, content))
-            pending += [leaf for leaf in leaves if not isinstance(leaf, jax.Array)]
+        if id(value) not in seen and not _is_foreign(value):
+            seen[id(value)] = value
+            for owner, key, name in _slots(value):
+                content = _get(owner, key)
+                leaves = [leaf for _, leaf in flat(content)]
+                if any(isinstance(leaf, jax.Array) for leaf in leaves):
+                    found.append((owner, key, name, content))
+                pending += leaves
     return found
 
 
-def weights(held: Sequence[tuple[Place, Any]]) -> dict[int, tuple[str, Any]]:
-    """Return the arrays that have a derivative, with names as the user would write them."""
-    return {
-        id(leaf): (place[2] + keystr(path), leaf)
-        for place, content in reversed(held)
-        for path, leaf in _flat(content)
-        if isinstance(leaf, jax.Array) and spec(leaf).differentiable
-    }
-
-
 @contextlib.contextmanager
-def replaced(held: Sequence[tuple[Place, Any]], new: Mapping[int, Any]) -> Iterator[None]:
-    """Put other values in the places of some arrays, for a while."""
-    before = [_get(place) for place, _ in held]
+def replaced(found: Sequence[Place], new: Mapping[int, Any]) -> Iterator[None]:
+    """Put other values in the places of the arrays with these ids, for a while."""
+    before = [(owner, key, _get(owner, key)) for owner, key, *_ in found]
     try:
-        for place, value in held:
-            _put(place, jax.tree.map(lambda v: new.get(id(v), v), value, is_leaf=_is_leaf))
+        for owner, key, _, value in found:
+            _put(owner, key, jax.tree.map(lambda v: new.get(id(v), v), value, is_leaf=_is_leaf))
         yield
     finally:
-        for (place, _), value in zip(held, before, strict=True):
-            _put(place, value)
+        for place in before:
+            _put(*place)
 
 
-def _slots(value: Any) -> list[Place]:
+def flat(value: Any) -> Sequence[tuple[Any, Any]]:
+    """Return what containers hold, with paths; the attributes of an object are other places."""
+    try:
+        return tree_flatten_with_path(value, is_leaf=_is_leaf)[0]
+    except (TypeError, ValueError):  # such as keys that cannot be sorted
+        return []
+
+
+def _is_leaf(value: Any) -> bool:
+    return not isinstance(value, list | tuple | dict)
+
+
+def _is_foreign(value: Any) -> bool:
+    """Return whether to look no further: a module, a class, what JAX and NumPy are made of."""
+    home = (value if isinstance(value, types.FunctionType) else type(value)).__module__
+    root = str(home).partition(".")[0]
+    return isinstance(value, types.ModuleType | type) or root in ("jax", "jaxlib", "numpy")
+
+
+def _slots(value: Any) -> list[tuple[Any, str, str]]:
     if isinstance(value, CustomGradient):
         return [(value, name, name) for name in ("_f", "_variables", "_primal")]
     if isinstance(value, types.FunctionType):
-        names, cells = value.__code__.co_freevars, value.__closure__ or ()
+        cells = zip(value.__closure__ or (), value.__code__.co_freevars, strict=True)
         used = [n for n in _names(value.__code__) if n in value.__globals__]
-        return [
-            *((c, "cell_contents", n) for n, c in zip(names, cells, strict=True)),
-            *((value.__globals__, n, n) for n in used),
-            *((value, n, n) for n in ("__defaults__", "__kwdefaults__")),
-        ]
+        held = [(cell, "cell_contents", name) for cell, name in cells]
+        return [*held, *((value.__globals__, n, n) for n in used), (value, "__defaults__", "")]
     if isinstance(value, types.MethodType):
         return [(value, "__func__", ""), (value, "__self__", "")]
-    if isinstance(value, functools.partial):
-        return [(value, "func", ""), *((value.keywords, k, k) for k in value.keywords)]
-    held = getattr(value, "__dict__", None)
-    return [(held, k, f"self.{k}") for k in held] if isinstance(held, dict) else []
+    held = getattr(value, "__dict__", {})
+    return [(held, key, f"self.{key}") for key in held]
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -84,36 +85,13 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def _is_foreign(value: Any) -> bool:
-    """Return whether to look no further: a module, a class, what JAX and NumPy are made of."""
-    home = value.__module__ if isinstance(value, types.FunctionType) else type(value).__module__
-    root = str(home).partition(".")[0]
-    return isinstance(value, types.ModuleType | type) or root in ("jax", "jaxlib", "numpy")
-
-
-def _is_leaf(value: Any) -> bool:
-    return not isinstance(
-        value, list | tuple | dict
-    )  # an object's attributes are places of its own
-
-
-def _flat(value: Any) -> Sequence[tuple[Any, Any]]:
-    try:
-        return tree_flatten_with_path(value, is_leaf=_is_leaf)[0]
-    except (TypeError, ValueError):  # such as keys that cannot be sorted
-        return []
-
-
-def _get(place: Place) -> Any:
-    owner, key, _ = place
-    try:
+def _get(owner: Any, key: str) -> Any:
+    # A cell of a variable that is not assigned yet has no contents.
+    with contextlib.suppress(ValueError):
         return owner[key] if isinstance(owner, dict) else getattr(owner, key)
-    except ValueError:  # a variable that is not assigned yet
-        return None
 
 
-def _put(place: Place, value: Any) -> None:
-    owner, key, _ = place
+def _put(owner: Any, key: str, value: Any) -> None:
     if isinstance(owner, dict):
         owner[key] = value
     else:
