@@ -59,7 +59,8 @@ class Problem:
         self.value: Callable[..., list[jax.Array]] = undecorated or self.h
         self.plain = functools.partial(self._run, reference, False) if reference else undecorated
         self.primal: Any = ours and ours._primal and functools.partial(ours._primal, *bound_to)
-        self.pair = [functools.partial(self._tree, f, p) for f, p in ((self.primal, 0), (plain, 1))]
+        values = (self.primal, False), (plain, True)
+        self.pair = [functools.partial(self._tree, *value) for value in values]
         self.missed: list[str] = []  # variables that are not checked
         if listed:
             found = [(n + keystr(p), v) for *_, n, c in self._places for p, v in flat(c)]
@@ -92,7 +93,9 @@ class Problem:
             return
         except Exception:  # the check will report it
             pass
-        self.xs, self.paths = xs, self.paths + paths
+        self.xs = xs
+        for path in paths:  # two closures may use one name
+            self.paths.append(path + "'" * self.paths.count(path))
 
     def _call(self, f: Any, inputs: Sequence[Any], rest: Mapping[str, Any]) -> Any:
         split_at = len(inputs) - len(self._bound.named)
