@@ -98,6 +98,7 @@ def test_zeros_move_and_single_ones_stay():
         ([[1.0, 2j], [-2j, 5.0]], lambda x: x - np.conj(x.T)),
         ([[0.1, 0.9, 0.0], [0.3, 0.3, 0.4]], lambda x: np.sum(x, -1) - 1),
         ([0.6, -0.8], lambda x: np.linalg.norm(x) - 1),
+        ([[0.6, 0.0], [0.8, 0.0], [0.0, 1.0]], lambda x: x.T @ x - np.eye(2)),
         ([[0.6, -0.8], [0.8, 0.6]], lambda x: x @ x.T - np.eye(2)),
         ([-3.0, 0.5, 0.51, 0.52, 2.0], lambda x: np.minimum(np.diff(x), 0)),
     ],

@@ -166,6 +166,20 @@ def test_variables_that_cannot_be_replaced():
     assert (fact(report, "variables").ok, fact(report, "variables").text) == (None, expected)
 
 
+def test_variables_that_have_to_stay_as_they_are():
+    angle = jnp.float32(0.9)
+
+    @custom_gradient(variables=angle)
+    def layer(x):
+        if not isinstance(angle, jax.core.Tracer) and angle > 1:
+            raise ValueError("outside of the domain")
+        return angle * x, lambda dy, variables: (dy * angle, jnp.vdot(dy, x))
+
+    report = quick(layer, X)
+    assert report.ok and of(report) == {"x": (True, "")}
+    assert fact(report, "variables").text.startswith("not checked: variables")
+
+
 def test_variables_of_a_function_that_branches_on_their_values():
     class Branching:
         def __init__(self):

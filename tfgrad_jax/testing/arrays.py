@@ -56,7 +56,8 @@ def _symmetric(a: np.ndarray) -> Any:
 
 
 def _orthogonal(a: np.ndarray) -> Any:
-    if a.ndim < 2 or not np.isfinite(a).all():
+    short = -1 if a.ndim < 2 or a.shape[-2] <= a.shape[-1] else -2
+    if a.ndim < 2 or not np.allclose(np.linalg.norm(a, axis=short), 1, rtol=1e-3):
         return np.nan
     u, _, v = np.linalg.svd(a, full_matrices=False)
     return u @ v

@@ -78,8 +78,9 @@ class Problem:
         before = [f(*self.xs) for f in functions]
         added: list[Any] = []
         for key, (path, w) in {id(w): (p, w) for p, w in weights if any(_arrays(w))}.items():
-            self._weights = [key]
-            after = [f(*self.xs, jnp.asarray(w) * 1.25 + 0.25) for f in functions]
+            self._weights, after = [key], before
+            with contextlib.suppress(Exception):  # outside of its domain
+                after = [f(*self.xs, jnp.asarray(w) * 1.25 + 0.25) for f in functions]
             if not any(all(map(np.array_equal, *ys)) for ys in zip(before, after, strict=True)):
                 added.append((key, path, w))
             elif declared:
