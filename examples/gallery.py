@@ -231,7 +231,7 @@ class Entry:
     about: str
     point: tuple[Any, ...]
     surrogate: bool = False
-    curve: Callable[[jax.Array], jax.Array] | None = None
+    curve: Callable[..., Any] | None = None
     over: tuple[float, float] = (-3.0, 3.0)
     upstreams: tuple[float, ...] = ()
     of_upstream: bool = False

@@ -80,7 +80,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Return `y`, whose derivative is the declared one."""
         if self._in_class and args and self._binds(args[0]):
-            return self.__get__(args[0])(*args[1:], **kwargs)
+            return self._bound(args[0])(*args[1:], **kwargs)
         return self._called((), args, kwargs, self._signature)
 
     @overload
@@ -95,8 +95,9 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
     ) -> Callable[_Q, _R]: ...
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         """Bind a method: `self` is no input, but part of what the function closes over."""
-        if obj is None:
-            return self
+        return self if obj is None else self._bound(obj)
+
+    def _bound(self, obj: Any) -> Any:
         if self._method is None:
             signature = Signature(self._f, bound=1)
 

@@ -1,7 +1,8 @@
-"""No right rule fails, no planted mistake passes."""
+"""No right rule fails, in any form, with any seed; no planted mistake passes."""
 
 import pytest
-from right_rules import RIGHT
+from right_forms import RIGHT
+from right_rules import RULES
 from rule_cases import MISTAKES, PRECISIONS, Draw, precision
 
 from tfgrad_jax.testing import check_gradient
@@ -40,6 +41,25 @@ def test_no_false_alarm(name, dtype):
 def test_no_false_alarm_with_every_check(name):
     report = check(RIGHT[name], 0, "float32", order=2, full=True, linear=True)
     assert report.ok, report
+
+
+def blamed(name, seeds):
+    """Return the seeds for which a right rule from the literature fails, with the reports."""
+    reports = {seed: check(RULES[name], seed, "float32", transforms=()) for seed in seeds}
+    assert all(len(report.points) == 3 for report in reports.values())
+    return {seed: report for seed, report in reports.items() if not report.ok}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_no_rule_of_the_literature_is_blamed(name):
+    assert blamed(name, range(2)) == {}
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", RULES)
+def test_no_rule_of_the_literature_is_blamed_over_many_seeds(name):
+    assert blamed(name, range(200)) == {}
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
