@@ -2,7 +2,7 @@
 
 What differs between versions has the condition for its removal beside it. `is_idle` is asked at
 every call; `below` when a program is differentiated; `tangent_dtype` and `varying` for every
-operand and `same_axes` for every gradient.
+operand and every gradient.
 """
 
 import contextlib
@@ -134,21 +134,19 @@ def axes_of(aval: Any) -> frozenset[Any]:
     return frozenset(getattr(aval, "vma", ()))
 
 
-def same_axes(gradient: Any, axes: frozenset[Any]) -> Any:
-    """Make a gradient vary along the axes along which its input does.
+def summed_over(gradient: Any, axes: frozenset[Any]) -> Any:
+    """Sum a gradient over axes along which it varies and its input does not.
 
-    For an input that all devices share, each has computed its own part: JAX adds these up when
-    it differentiates its own operations, and so does this.
+    Of an input that all devices share, each has computed its own part: JAX adds these up when it
+    differentiates its own operations, and so does this.
     """
-    own = varying(gradient)
-    if own - axes:
-        gradient = jax.lax.psum(gradient, tuple(own - axes))
-    if axes - own:
-        gradient = _vary(gradient, tuple(axes - own))
-    return gradient
+    return jax.lax.psum(gradient, tuple(axes)) if axes else gradient
 
 
-def _vary(value: Any, axes: Sequence[Any]) -> Any:
+def vary(value: Any, axes: frozenset[Any]) -> Any:
+    """Return a value as one that varies along these axes."""
+    if not axes:
+        return value
     if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(value, axes, to="varying")
-    return jax.lax.pvary(value, axes)  # pyrefly: ignore  # of JAX 0.8
+        return jax.lax.pcast(value, tuple(axes), to="varying")
+    return jax.lax.pvary(value, tuple(axes))  # pyrefly: ignore  # of JAX 0.8

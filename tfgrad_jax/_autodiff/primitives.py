@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from tfgrad_jax import _errors
 from tfgrad_jax._closure.residuals import Rule, Run
-from tfgrad_jax._compat import axes_of, batched_type, is_ref, same_axes, tangent_type
+from tfgrad_jax._compat import axes_of, batched_type, is_ref, tangent_type, vary
 
 from .transpose import push_forward
 
@@ -199,7 +199,7 @@ def _push_value(
     *args: Any, pull: Pull, types: Sequence[Any], count: int, life: Any = None
 ) -> list[Any]:
     residuals = args[:count]
-    zeros = [same_axes(jnp.zeros(t.shape, t.dtype), axes_of(t)) for t in types]
+    zeros = [vary(jnp.zeros(t.shape, t.dtype), axes_of(t)) for t in types]
     return push_forward(lambda cts: pull.run(residuals, cts), zeros, args[count:], pull.source)
 
 

@@ -18,7 +18,7 @@ from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
 from tfgrad_jax import _errors
-from tfgrad_jax._compat import same_axes
+from tfgrad_jax._compat import summed_over, varying
 
 from .signature import Bound
 from .structure import Layout, Outputs, Spec, conjugate, is_array, split
@@ -126,7 +126,11 @@ class Contract(NamedTuple):
                 wanted: Any = layout.specs[position]
                 if self.convention == "tf":
                     gradients[i] = conjugate(gradients[i], wanted)
-                gradients[i] = same_axes(gradients[i], wanted.axes)
+                axes = varying(gradients[i])
+                if wanted.axes - axes:
+                    path = layout.leaf_paths()[position]
+                    raise _errors.not_varying(where, wanted.axes - axes, path)
+                gradients[i] = summed_over(gradients[i], axes - wanted.axes)
         return gradients
 
     def _run(
