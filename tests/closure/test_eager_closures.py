@@ -137,3 +137,22 @@ def test_a_closure_that_ran_on_values_keeps_no_tracer():
         assert_same(jax.grad(loss)(jnp.float32(3)), jnp.float32(14))
         y, pull_back = jax.vjp(loss, jnp.float32(3))
         assert_same((y, pull_back(y)), (jnp.float32(6), (jnp.float32(84),)))
+
+
+@pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_weight_in_a_default_of_an_inner_function(mode):
+    """Made anew around another weight, the inner function keeps its default."""
+
+    def loss(w, x):
+        @custom_gradient
+        def outer(x):
+            @custom_gradient
+            def inner(x, w=w):
+                return w * x, lambda dy, variables: (7 * dy, [5 * dy])
+
+            return 3 * w * x, lambda dy, variables: (inner(dy * x), [11 * dy])
+
+        return outer(x)
+
+    got = mode(jax.grad(loss, (0, 1)))(jnp.float32(2), jnp.float32(3))
+    assert_same(got, (jnp.float32(11), jnp.float32(6)))

@@ -207,13 +207,14 @@ class Skeleton:
                 return made[content]
             return content(list(map(fill, parts)))
 
-        for new, (_, plan) in zip(cells, self._cells, strict=True):
-            if plan is not None:
-                new.cell_contents = fill(plan)
-        for f, (*_, plans) in zip(made, self._functions, strict=True):
+        # A wrapper reads the signature of its function: inner ones first, and then the cells.
+        for f, (*_, plans) in reversed(list(zip(made, self._functions, strict=True))):
             f.__defaults__, f.__kwdefaults__, attributes = map(fill, plans)
             if attributes:
                 f.__dict__.update(attributes)
+        for new, (_, plan) in zip(cells, self._cells, strict=True):
+            if plan is not None:
+                new.cell_contents = fill(plan)
         return [fill(plan) for plan in self._plans]
 
     def _plan(self, value: Any) -> _Plan:
