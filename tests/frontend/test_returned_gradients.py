@@ -140,3 +140,19 @@ def test_empty_arrays():
 def test_same_input_twice():
     h = custom_gradient(lambda x, y: (x * y, lambda dy: (7 * dy, 5 * dy)))
     check_gradients(lambda x: h(x, x), (1.0,), (jnp.float32(12),))
+
+
+def test_a_flat_list_beside_a_callable():
+    """Three gradients for three arrays, where the inputs are a pair, an array and a callable."""
+
+    @custom_gradient
+    def f(pair, x, fetch):
+        return fetch() * x * pair[0], lambda dy: [None, 5 * dy, 7 * dy]
+
+    def loss(pair, x):
+        return f(pair, x, lambda: 3.0)
+
+    a, b, x = jnp.float32(2), jnp.float32(3), jnp.float32(4)
+    expected = ((jnp.float32(0), jnp.float32(5)), jnp.float32(7))
+    for mode in (lambda f: f, jax.jit):
+        assert_same(mode(jax.grad(loss, (0, 1)))((a, b), x), expected)

@@ -135,11 +135,11 @@ class Layout:
                 return [result]  # by far the most frequent: one array in, one gradient out
             for treedef in (values[0], self.treedef):
                 found = []
-                if _match(treedef, result, found):
+                if _match(treedef, result, found) and self._keeps(found):
                     return found
         elif result is None and self._inputs() > 1:
             raise _errors.bare_none(where, self._names)
-        elif _match(self.treedef, result, found):
+        elif _match(self.treedef, result, found) and self._keeps(found):
             return found
 
         # A number that is not differentiated now may have been, or will be.
@@ -156,6 +156,16 @@ class Layout:
                 rest = iter(flat)
                 return [next(rest) if c else None for c in chosen]
         raise _errors.wrong_structure(where, result, self, wanted)
+
+    def _keeps(self, found: Sequence[Any]) -> bool:
+        """Return whether no gradient is in the place of what has none, such as a callable.
+
+        With a pytree among the inputs, it may be meant for an array in another form.
+        """
+        return all(
+            s is not None or i in self._numbers or not _has_gradient(g)
+            for i, (s, g) in enumerate(zip(self.specs, found, strict=True))
+        )
 
     def _checked(self, gradient: Any, wanted: Spec, leaf: int, where: _errors.Where) -> Any:
         dtype_wanted = tangent_dtype(wanted.dtype)
