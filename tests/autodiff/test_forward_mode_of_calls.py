@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import assert_same
+from jax import lax
 from mode_cases import W, X, of_pytree, plain_of_pytree, seven, sine
 
 from tfgrad_jax import custom_gradient
@@ -136,3 +137,31 @@ def test_branches_on_values():
             assert_same(jax.jvp(f, (x,), (1.0,))[1], jnp.float32(dy))
             assert_same(jax.grad(f)(x), jnp.float32(dy))
             assert_same(jax.jacfwd(f)(jnp.float32(x)), jnp.float32(dy))
+
+
+def test_a_branch_on_a_mapped_condition():
+    """JAX makes of it a selection that stops gradients: those of the rule, not the rule."""
+
+    @custom_gradient
+    def h(x):
+        return 3 * x, lambda dy: lax.cond(x > 0, lambda d: 7 * d, lambda d: -5 * d, dy)
+
+    x = jnp.float32([2, -2])
+    for mode in (lambda f: f, jax.jit):
+        _, tangents = mode(lambda x: jax.jvp(jax.vmap(h), (x,), (x,)))(x)
+        assert_same(tangents, jnp.float32([14, 10]))
+        assert_same(mode(jax.vmap(jax.jacfwd(h)))(x), jnp.float32([7, -5]))
+        assert_same(mode(jax.vmap(jax.grad(h)))(x), jnp.float32([7, -5]))
+
+
+def test_a_stopped_upstream():
+    """The rule is linear all the same; only its own derivative is stopped."""
+
+    @custom_gradient
+    def h(x):
+        return 3 * x, lambda dy: 7 * lax.stop_gradient(dy) * x
+
+    x = jnp.float32(2)
+    for mode in (lambda f: f, jax.jit):
+        assert_same(mode(jax.jacfwd(h))(x), jnp.float32(14))
+        assert_same(mode(jax.grad(h))(x), jnp.float32(14))

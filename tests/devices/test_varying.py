@@ -89,6 +89,7 @@ def test_gradient_that_varies_for_an_input_that_does_not_is_refused(name, style)
 
 def test_a_constant_gradient_says_what_to_do():
     """The gradient of an input that varies must vary: the message names the conversion."""
+
     def loss(gradient):
         h = custom_gradient(lambda x: (x * 1.0, lambda dy: gradient(jnp.ones(2))))
         local = jax.grad(lambda x: jnp.sum(h(x)))

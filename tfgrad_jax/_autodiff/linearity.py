@@ -23,7 +23,7 @@ _ZERO, _CONSTANT, _LINEAR = range(3)  # max(a, b) is the kind of a sum
 # Linear in all their operands together.
 _TOGETHER = (
     "neg", "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "rev",
-    "reduce_sum", "cumsum", "reduce_precision", "copy", "copy_p",
+    "reduce_sum", "cumsum", "reduce_precision", "copy", "copy_p", "stop_gradient",
     "real", "imag", "conj", "complex", "concatenate", "pad", "add", "sub", "add_any", "psum",
     "psum2", "psum_invariant", "pvary", "pcast", "all_gather", "all_to_all", "ppermute", "fft",
     "reduce_window_sum", "sharding_constraint", "mesh_cast", "reshard",

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from tfgrad_jax import _errors
 from tfgrad_jax._frontend.grad_fn import NeedsValuesError
-from tfgrad_jax._jaxpr import call_body, evaluate, without_consts
+from tfgrad_jax._jaxpr import call_body, evaluate, open_jaxpr, without_consts
 
 from .linearity import NotLinearError, check
 
@@ -93,7 +93,7 @@ def _linear_part(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     custom derivatives of what is in it.
     """
     jaxpr = closed.jaxpr
-    if not any(map(_is_custom, jaxpr.eqns)):
+    if not any(map(_is_replaced, jaxpr.eqns)):
         return jaxpr_as_fun(closed)
     reached = set(jaxpr.invars)
     constant, dependent = [], []
@@ -121,8 +121,18 @@ def _is_custom(eqn: Any) -> bool:
     return eqn.primitive.name.startswith("custom_") and call_body(eqn) is not None
 
 
+def _is_replaced(eqn: Any) -> bool:
+    """Tell whether there is in an equation what means something for derivatives alone."""
+    if _is_custom(eqn) or eqn.primitive.name == "stop_gradient":
+        return True
+    body = call_body(eqn)
+    return body is not None and any(
+        e.primitive.name == "stop_gradient" for e in open_jaxpr(body).eqns
+    )
+
+
 def _evaluate_bodies(jaxpr: Any, *args: Any) -> list[Any]:
-    """Evaluate a jaxpr with the bodies of such calls in their place.
+    """Evaluate a jaxpr with the bodies of such calls in their place, and without stops.
 
     To transpose a map is not to differentiate it: what is declared for its derivative governs
     the derivative of the rule, and not the rule.
@@ -133,7 +143,9 @@ def _evaluate_bodies(jaxpr: Any, *args: Any) -> list[Any]:
         return atom.val if isinstance(atom, Literal) else known[atom]
 
     for eqn in jaxpr.eqns:
-        if _is_custom(eqn):
+        if eqn.primitive.name == "stop_gradient":
+            results = [read(a) for a in eqn.invars]
+        elif _is_replaced(eqn):
             body = call_body(eqn)
             values = [read(a) for a in eqn.invars]
             results = _evaluate_bodies(without_consts(body), *body.consts, *values)
