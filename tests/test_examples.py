@@ -58,6 +58,7 @@ def test_the_images_are_split_and_scaled(train_digits):
     assert not np.array_equal(data.images, other.images)
 
 
+@pytest.mark.slow
 def test_a_short_run(train_digits, tmp_path, capsys):
     out = tmp_path / "digits.png"
     runs = train_digits.main(["--steps", "30", "--batch", "64", "--seed", "3", "--out", str(out)])

@@ -32,7 +32,7 @@ CORE_TRANSFORMATIONS = {
     *("eager", "weights_only", "jit_of_grad", "grad_of_vmap_over_weights", "jit_of_hessian"),
     *("scan_with_the_weight_outside", "checkpoint"),
 }
-CORE_CAPTURES = {"one_scope", "self_of_a_class", "declared", "autodiff", "only_grad_fn", "integer"}
+CORE_CAPTURES = {"one_scope", "declared"}
 
 PAIRS = [
     pytest.param(

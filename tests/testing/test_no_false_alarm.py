@@ -50,6 +50,7 @@ def blamed(name, seeds):
     return {seed: report for seed, report in reports.items() if not report.ok}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_no_rule_of_the_literature_is_blamed(name):
     assert blamed(name, range(2)) == {}

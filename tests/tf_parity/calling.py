@@ -474,12 +474,15 @@ def compiled_above(b):
 
 @case(9)
 def compiled_below(b):
-    @b.custom_gradient
-    @b.compile
-    def f(x):
-        return 3.0 * x, lambda dy: dy * 5.0
+    def run():
+        @b.custom_gradient
+        @b.compile
+        def f(x):
+            return 3.0 * x, lambda dy: dy * 5.0
 
-    return b.error(lambda: b.run(f, 2.0))
+        return b.run(f, 2.0)
+
+    return b.error(run)
 
 
 @case(9)
@@ -496,12 +499,15 @@ def compiled_functions_inside(b):
 
 @case(9, graph_differs="the type of the error is `OperatorNotAllowedInGraphError`")
 def decorated_twice(b):
-    @b.custom_gradient
-    @b.custom_gradient
-    def f(x):
-        return 3.0 * x, lambda dy: dy * 5.0
+    def run():
+        @b.custom_gradient
+        @b.custom_gradient
+        def f(x):
+            return 3.0 * x, lambda dy: dy * 5.0
 
-    return b.error(lambda: b.run(f, 2.0))
+        return b.run(f, 2.0)
+
+    return b.error(run)
 
 
 @case(10, modes=("eager",))

@@ -14,14 +14,19 @@ from .case import disagreement, recorded
 from .cases import CASES
 
 ANSWERS = recorded()
-BY_MODE = [(name, mode) for name, case in CASES.items() for mode in case.modes]
+BY_MODE = [  # those that run eagerly are compiled in the slow set
+    pytest.param(
+        name,
+        mode,
+        id=f"{name}-{mode}",
+        marks=pytest.mark.slow if mode == "graph" and "eager" in case.modes else (),
+    )
+    for name, case in CASES.items()
+    for mode in case.modes
+]
 
 
-def _ids(parameters):
-    return [f"{name}-{mode}" for name, mode in parameters]
-
-
-@pytest.mark.parametrize(("name", "mode"), BY_MODE, ids=_ids(BY_MODE))
+@pytest.mark.parametrize(("name", "mode"), BY_MODE)
 def test_jax_gives_the_answer_of_tensorflow_or_the_declared_one(name, mode):
     case = CASES[name]
     got = case.answer(Jax(mode))
