@@ -14,6 +14,8 @@ from jax import lax
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.slow
+
 N = 4
 X = jnp.asarray([0.5, -1.0, 2.0, 0.25], jnp.float32)
 MASK = X > 0

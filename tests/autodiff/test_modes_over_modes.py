@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import pytest
 from mode_cases import compare, grads, loss, most_slow, some_cases, stacked
 
+pytestmark = pytest.mark.slow
+
 
 @most_slow
 def test_forward_over_reverse(name):

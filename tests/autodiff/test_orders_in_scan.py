@@ -6,6 +6,8 @@ import pytest
 from helpers import assert_same
 from order_cases import AROUND, FUNCTIONS, closed_over, h, in_scan, third
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("loop", [in_scan, AROUND["map"]])
 def test_scan_in_reverse_mode(loop):

@@ -10,6 +10,8 @@ from mode_cases import loss, seven
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.slow
+
 UNARY = {"sin": jnp.sin, "tanh": jnp.tanh, "square": lambda x: x * x, "sigmoid": jax.nn.sigmoid}
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.slow
+
 #
 # An expression in `x` and `u = h(x)` is a polynomial {(i, j): c}, the sum of `c x**i u**j`. Its
 # derivative is `d/dx + D d/du`, where `D`, in `x` and `u` itself, is the *declared* gradient.

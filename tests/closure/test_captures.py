@@ -29,8 +29,7 @@ STAGED = {
 }
 # The fast suite: every capture under the first of these, every transformation over the second.
 CORE_TRANSFORMATIONS = {
-    *("eager", "weights_only", "jit_of_grad", "grad_of_vmap_over_weights", "jit_of_hessian"),
-    *("scan_with_the_weight_outside", "checkpoint"),
+    *("eager", "jit_of_grad", "grad_of_vmap_over_weights", "scan_with_the_weight_outside"),
 }
 CORE_CAPTURES = {"one_scope", "declared"}
 

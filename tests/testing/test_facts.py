@@ -2,9 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from checking import X, clipped, declare, fact, full_square, quick
 
 from tfgrad_jax.testing import check_gradient
+
+pytestmark = pytest.mark.slow
 
 
 def test_surrogates_are_measured():

@@ -7,6 +7,8 @@ from rule_cases import MISTAKES, PRECISIONS, Draw, precision
 
 from tfgrad_jax.testing import check_gradient
 
+pytestmark = pytest.mark.slow
+
 
 def check(build, seed, dtype, **options):
     h, args, *kwargs = build(Draw(seed, dtype))

@@ -7,6 +7,8 @@ from helpers import assert_same, differentiated
 from jax import export
 from selection import cases, some_cases
 
+pytestmark = pytest.mark.slow
+
 # --- orders ---------------------------------------------------------------------------------------
 
 
