@@ -282,6 +282,7 @@ def custom_gradient(
     variables: Any = None,
     primal: Any = None,
     convention: Literal["tf", "jax"] = "tf",
+    **_unknown: Any,
 ) -> Any:
     """Declare the gradient of a function.
 
@@ -338,6 +339,8 @@ def custom_gradient(
         >>> float(jax.grad(log1pexp)(100.0))
         1.0
     """
+    if _unknown:
+        raise _errors.unknown_option(next(iter(_unknown)))
     if convention not in _CONVENTIONS:
         raise _errors.bad_option("convention", convention, "'tf' or 'jax'")
     if primal is not None and not callable(primal):

@@ -50,6 +50,24 @@ def test_bad_option(option, expected):
         assert text(caught) == f"custom_gradient got {expected}"
 
 
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("with_logs", "write to a Ref"),
+        ("with_accums", "add to a Ref"),
+        ("remat", "recompute_grad"),
+        ("nondiff_argnums", "reaches the function as it is"),
+        ("forward_mode", "both modes always work"),
+        ("varibles", "`variables`, `primal` and `convention`"),
+    ],
+)
+def test_unknown_option(option, instead):
+    for f in (None, lambda x: (x, lambda dy: dy)):
+        with pytest.raises(TypeError, match=f"no option '{option}'") as caught:
+            custom_gradient(f, **{option: True})
+        assert instead in text(caught)
+
+
 def test_decorated_twice():
     @custom_gradient
     def h(x):
