@@ -27,6 +27,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("pyrefly", "check")
+    session.run("python", "-m", "pytest", "-m", "slow", "tests/test_types.py")
 
 
 @nox.session(python="3.11")

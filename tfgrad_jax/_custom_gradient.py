@@ -158,10 +158,12 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
                 return checked_outputs(self._primal, self._primal(*bound_to, *args))
             y, _ = checked_pair(self._f, self._f(*bound_to, *args))
             return checked_outputs(self._f, y)
-        call = self.bind(bound_to, args, kwargs, signature)
+        call = self._call_of(bound_to, args, kwargs, signature)
         return call.value(()) if is_idle() else run(call, self._name)
 
-    def bind(self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature) -> Call:
+    def _call_of(
+        self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
+    ) -> Call:
         """Return the call with these arguments."""
         bound = Bound(args, (), _NO_KEYWORDS)
         if kwargs or not signature.fits(len(args)):

@@ -49,18 +49,22 @@ class Problem:
         values = tree_unflatten(self._treedef, self._leaves)
         names = split(values, (*signature.input_names(bound), *self._arrays))[-1].leaf_paths()
         self._moving = [i for i, x in enumerate(self._leaves) if _has_derivative(x)]
-        self.xs = [self._leaves[i] for i in self._moving]
-        self.paths = [names[i] for i in self._moving]
+        self.xs: list[Any] = [self._leaves[i] for i in self._moving]
+        self.paths: list[str] = [names[i] for i in self._moving]
         self._weights: list[int] = []  # the ids of those that are replaced
         self._places: Any = places([ours, *bound_to, reference]) if ours else ()
         undecorated = functools.partial(self._run, plain, True) if plain else None
-        self.h = functools.partial(self._run, h, False)
+        self.h: Callable[..., list[jax.Array]] = functools.partial(self._run, h, False)
         # For finite differences: what `primal` stands for. For plain autodiff: None if unknown.
         self.value: Callable[..., list[jax.Array]] = undecorated or self.h
-        self.plain = functools.partial(self._run, reference, False) if reference else undecorated
+        self.plain: Callable[..., list[jax.Array]] | None = (
+            functools.partial(self._run, reference, False) if reference else undecorated
+        )
         self.primal: Any = ours and ours._primal and functools.partial(ours._primal, *bound_to)
         values = (self.primal, False), (plain, True)
-        self.pair = [functools.partial(self._tree, *value) for value in values]
+        self.pair: list[Callable[..., Any]] = [
+            functools.partial(self._tree, *value) for value in values
+        ]
         self.missed: list[str] = []  # variables that are not checked
         if listed:
             found = [(n + keystr(p), v) for *_, n, c in self._places for p, v in flat(c)]
