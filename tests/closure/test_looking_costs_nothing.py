@@ -51,3 +51,21 @@ def test_a_rule_still_runs_only_backwards(held, grow):
     assert calls == ["forward"]
     assert_same(pull_back(jnp.float32(1.0))[0], 3.0)
     assert calls == ["forward", "backward"]
+
+
+def test_a_weight_in_a_tree_is_found_among_many_types():
+    """The function is made anew around the weight, and sees values: it is not traced."""
+    _register_types()
+    seen = []
+
+    def loss(w, x):
+        @custom_gradient(variables={"w": w})
+        def h(x):
+            seen.append(bool(x > 1))
+            return w * x, lambda dy, variables: (7 * dy, {"w": 5 * dy})
+
+        return h(x)
+
+    got = jax.grad(loss, (0, 1))(jnp.float32(3), X)
+    assert_same(got, (jnp.float32(5), jnp.float32(7)))
+    assert seen == [True]

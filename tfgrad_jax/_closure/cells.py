@@ -29,7 +29,7 @@ _INERT = {
     bool, int, float, complex, str, bytes, bytearray, range, type(None), type(Ellipsis),
     type(NotImplemented), types.ModuleType, types.CodeType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
-    types.MemberDescriptorType, np.ufunc,
+    types.MemberDescriptorType, np.ufunc, type(jax.tree_util.default_registry),
 }  # fmt: skip
 JITTED = type(jax.jit(len))
 _CACHED = {JITTED, type(functools.cache(len))}
