@@ -8,6 +8,8 @@ from checking import declare, fact, full_square, quick
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.slow
+
 ONES = jnp.ones(3)
 
 

@@ -8,6 +8,8 @@ from checking import fact, quick
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.slow
+
 X = jnp.asarray([0.5, -1.2, 2.0])
 ONES = jnp.ones(3)
 GLOBAL = jnp.ones(3)
