@@ -6,7 +6,6 @@ hands the call to JAX as a program that has its rule (`_autodiff`).
 """
 
 import functools
-import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import (
@@ -28,19 +27,12 @@ from jax.tree_util import all_leaves, tree_leaves
 
 from . import _errors
 from ._autodiff.program import Program
-from ._closure.body import Body, HiddenTracerError, Rebuilt
-from ._closure.cells import JITTED, Wrapper, dissect, reach, snapshot
-from ._closure.hoist import Hoisted, hoist
+from ._closure.body import HiddenTracerError
+from ._closure.cells import JITTED, Wrapper, is_importable
+from ._closure.hoist import Hoisted, body_of, hoist
 from ._closure.residuals import is_traced
 from ._compat import is_idle
-from ._frontend.grad_fn import (
-    Call,
-    NeedsValuesError,
-    Variables,
-    checked_outputs,
-    checked_pair,
-    may_return_rule_with_variables,
-)
+from ._frontend.grad_fn import Call, checked_outputs, checked_pair
 from ._frontend.signature import Bound, Signature
 
 _P = ParamSpec("_P")
@@ -117,12 +109,8 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             return getattr(self._f, name)
 
     def __reduce__(self) -> Any:
-        found: Any = sys.modules.get(self.__module__)
-        name = getattr(self, "__qualname__", "")
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is self:
-            return name  # like any function: by name
+        if is_importable(self):
+            return vars(self)["__qualname__"]  # like any function: by name
         return CustomGradient, (self._f, self._variables, self._primal, self._convention)
 
     def __repr__(self) -> str:
@@ -183,7 +171,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
 
 def run(call: Call, name: str) -> Any:
     """Return `y`, where something is being traced."""
-    body, captured = _body(call)
+    body, captured = body_of(call)
     if not captured and not call.operands:
         y = call.value(())
         if not is_traced(tree_leaves(y)):
@@ -199,31 +187,6 @@ def run(call: Call, name: str) -> Any:
             raise
         hoisted, captured = hoist(call)
         return Program(hoisted, name)(captured, call.operands)
-
-
-def _body(call: Call) -> tuple[Body, list[Any]]:
-    """Return how the call runs on other values, and the tracers that it closes over."""
-    declared = []
-    if call.declared:
-        variables, declared = Variables.of(call.variables)
-        if not (declared or variables.has_values()):
-            raise _errors.no_array_among_variables(call.contract.source, variables.constants[0])
-    held = [call.f, call.bound_to, call.constants, call.rest, call.primal]
-    found = True if declared else reach(held)
-    if found is False:
-        return Rebuilt(call.replaced(f=snapshot(call.f)), None, []), []
-    visible = None if found is None else dissect([*held, *declared])
-    asks = call.variables is None and may_return_rule_with_variables(_errors.code_of(call.f))
-    if visible is not None and not asks:
-        return Rebuilt(call, *visible), visible[1]
-    try:
-        return hoist(call)
-    except NeedsValuesError:
-        if visible is not None:
-            return Rebuilt(call, *visible), visible[1]
-        if found is None:
-            return Rebuilt(call, None, []), []
-        raise
 
 
 def _show(function: Any, signature: Signature) -> None:

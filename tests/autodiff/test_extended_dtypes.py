@@ -43,6 +43,7 @@ class MaxGrad:
     """float32 values with gradients that are joined by `max`."""
 
     def __init__(self):
+        # flax is not installed beside the oldest JAX.
         fp8_ops = pytest.importorskip("flax.linen.fp8_ops")
         self.dtype = fp8_ops.fp32_max_grad
 

@@ -59,10 +59,12 @@ def test_a_weight_in_a_tree_is_found_among_many_types():
     seen = []
 
     def loss(w, x):
-        @custom_gradient(variables={"w": w})
+        params = {"w": w}
+
+        @custom_gradient(variables=params)
         def h(x):
             seen.append(bool(x > 1))
-            return w * x, lambda dy, variables: (7 * dy, {"w": 5 * dy})
+            return params["w"] * x, lambda dy, variables: (7 * dy, {"w": 5 * dy})
 
         return h(x)
 

@@ -93,7 +93,8 @@ def _held(value: Any, cls: type) -> Sequence[Any] | None:
     if cls is _BUILTIN:
         return (value.__self__,)
     if isinstance(value, type):
-        local = [c for c in value.__mro__ if not _is_importable(c)]
+        # Only a class that is made in a function can hold a tracer.
+        local = [c for c in value.__mro__ if not is_importable(c)]
         return [v for c in local for v in vars(c).values()]
     if isinstance(value, np.ndarray):
         return list(value.flat) if value.dtype == object else ()
@@ -104,12 +105,12 @@ def _held(value: Any, cls: type) -> Sequence[Any] | None:
     return gc.get_referents(value)
 
 
-def _is_importable(cls: type) -> bool:
-    """Return whether a module has the class. Only one that is made in a function holds tracers."""
-    found: Any = sys.modules.get(getattr(cls, "__module__", ""))
-    for name in cls.__qualname__.split("."):
+def is_importable(value: Any) -> bool:
+    """Return whether a module has a class or a function under its name."""
+    found: Any = sys.modules.get(getattr(value, "__module__", ""))
+    for name in getattr(value, "__qualname__", "").split("."):
         found = getattr(found, name, None)
-    return found is cls
+    return found is value
 
 
 def _content(cell: types.CellType) -> Any:

@@ -1,5 +1,6 @@
 """Trace a function that holds tracers where they cannot be replaced: `Hoisted` evaluates a jaxpr.
 
+`body_of` runs at each call that is traced, and chooses between the two bodies.
 `f` is traced at the call; the tracers among the constants of its jaxpr are the captured values.
 What its rule takes from `f` is returned by the jaxpr too. A rule that cannot be looked into is
 traced with it, except inside its own trace: it may call its own function there, and so on without
@@ -13,12 +14,19 @@ from typing import Any
 
 from jax.tree_util import tree_flatten
 
+from tfgrad_jax import _errors
 from tfgrad_jax._errors import code_of
-from tfgrad_jax._frontend.grad_fn import Call, Variables, accepts_variables
+from tfgrad_jax._frontend.grad_fn import (
+    Call,
+    NeedsValuesError,
+    Variables,
+    accepts_variables,
+    may_return_rule_with_variables,
+)
 from tfgrad_jax._frontend.structure import Outputs, spec
 
-from .body import Body, Result
-from .cells import Skeleton, dissect, tracers_in
+from .body import Body, Rebuilt, Result
+from .cells import Skeleton, dissect, reach, snapshot, tracers_in
 from .residuals import Given, Run, rule_of
 from .traced import Traced
 
@@ -166,3 +174,28 @@ class Hoisted(Body):
 
     def used(self, captured: Sequence[Any], inputs: Sequence[Any]) -> dict[int, Any]:
         return self._used
+
+
+def body_of(call: Call) -> tuple[Body, list[Any]]:
+    """Return how the call runs on other values, and the tracers that it closes over."""
+    declared = []
+    if call.declared:
+        variables, declared = Variables.of(call.variables)
+        if not (declared or variables.has_values()):
+            raise _errors.no_array_among_variables(call.contract.source, variables.constants[0])
+    held = [call.f, call.bound_to, call.constants, call.rest, call.primal]
+    found = True if declared else reach(held)
+    if found is False:
+        return Rebuilt(call.replaced(f=snapshot(call.f)), None, []), []
+    visible = None if found is None else dissect([*held, *declared])
+    asks = call.variables is None and may_return_rule_with_variables(code_of(call.f))
+    if visible is not None and not asks:
+        return Rebuilt(call, *visible), visible[1]
+    try:
+        return hoist(call)
+    except NeedsValuesError:
+        if visible is not None:
+            return Rebuilt(call, *visible), visible[1]
+        if found is None:
+            return Rebuilt(call, None, []), []
+        raise
