@@ -135,13 +135,10 @@ def ours(rule: Rule) -> Function:
     """Return the rule under `custom_gradient`, which closes over what the rule captures."""
     n, forward, backward = rule.captured, rule.forward, rule.backward
 
-    def with_variables(y: Any, residuals: Any) -> Any:
-        def grad(*dys: Any, variables: Any) -> Any:
-            gradients = backward(residuals, dys if rule.many else dys[0])
-            dws = gradients[:n]
-            return gradients[n:], jax.tree.leaves(dws) if rule.how == "undeclared" else dws
-
-        return y, grad
+    def gradients(residuals: Any, dys: Any) -> Any:
+        found = backward(residuals, dys if rule.many else dys[0])
+        dws = found[:n]
+        return found[n:], jax.tree.leaves(dws) if rule.how == "undeclared" else dws
 
     class Layer:
         """A layer with its weights, which are no inputs of its method."""
@@ -151,14 +148,16 @@ def ours(rule: Rule) -> Function:
 
         @custom_gradient(variables=lambda self: self.weights)
         def __call__(self, *inputs: Any) -> Any:
-            return with_variables(*forward(*self.weights, *inputs))
+            y, residuals = forward(*self.weights, *inputs)
+            return y, lambda *dys, variables: gradients(residuals, dys)
 
     def closing(*args: Any) -> Any:
         weights = args[:n]
 
         @custom_gradient(variables=weights if rule.how == "declared" else None)
         def h(*inputs: Any) -> Any:
-            return with_variables(*forward(*weights, *inputs))
+            y, residuals = forward(*weights, *inputs)
+            return y, lambda *dys, variables: gradients(residuals, dys)
 
         return h(*args[n:])
 

@@ -34,6 +34,7 @@ from ._closure.residuals import is_traced
 from ._compat import is_idle
 from ._frontend.grad_fn import Call, checked_outputs, checked_pair
 from ._frontend.signature import Bound, Signature
+from ._tracebacks import hidden, hide
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -71,9 +72,13 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Return `y`, whose derivative is the declared one."""
-        if self._in_class and args and self._binds(args[0]):
-            return self._bound(args[0])(*args[1:], **kwargs)
-        return self._called((), args, kwargs, self._signature)
+        try:
+            if self._in_class and args and self._binds(args[0]):
+                return self._bound(args[0])(*args[1:], **kwargs)
+            return self._called((), args, kwargs, self._signature)
+        except BaseException as error:
+            hide(error)
+            raise
 
     @overload
     def __get__(
@@ -93,6 +98,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         if self._method is None:
             signature = Signature(self._f, bound=1)
 
+            @hidden
             def method(obj: Any, /, *args: Any, **kwargs: Any) -> Any:
                 return self._called((obj,), args, kwargs, signature)
 

@@ -30,6 +30,7 @@ from tfgrad_jax._compat import (
     instantiate,
     is_ref,
 )
+from tfgrad_jax._tracebacks import hidden
 
 from .primitives import Pull, attach, push
 
@@ -38,7 +39,7 @@ def _named(f: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Give `f` a name, and keep its signature: JAX works it out at every call of a custom rule."""
     f.__name__ = f.__qualname__ = name
     f.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
-    return f
+    return hidden(jax.named_scope(name)(f))  # the name of the operations in profiles
 
 
 def _arrays(operands: Sequence[Any]) -> list[Any]:
@@ -102,7 +103,7 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
     )
     if has_refs:
         return pair
-    both = jax.custom_jvp(_named(reverse, name))
+    both = jax.custom_jvp(functools.wraps(primal)(reverse))
     both.defjvp(_named(jvp, name), symbolic_zeros=may_refuse)
     return both
 

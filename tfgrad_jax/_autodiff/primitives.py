@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from tfgrad_jax import _errors
 from tfgrad_jax._closure.residuals import Rule, Run
 from tfgrad_jax._compat import axes_of, batched_type, is_ref, tangent_type, vary
+from tfgrad_jax._tracebacks import hidden
 
 from .transpose import push_forward
 
@@ -60,6 +61,9 @@ class Pull:
     run: Run  # residuals, cotangents of the `ys` -> a gradient, or None, for each of the `xs`
     source: _errors.Source
     refuse: Callable[[Sequence[bool]], None] | None = None  # given which `xs` are perturbed
+
+    def __repr__(self) -> str:  # as jaxprs show it
+        return f"the rule of {self.source}"
 
     @classmethod
     def of(cls, rule: Rule, moved: Sequence[int]) -> tuple["Pull", list[Any]]:
@@ -253,6 +257,7 @@ for _p, _value, _type in (
     (attach_p, _first, _first),
     (push_p, _push_value, _push_type),
 ):
+    _value = hidden(_value)
     _p.def_impl(_value)
     _p.def_abstract_eval(_type)
     mlir.register_lowering(_p, mlir.lower_fun(_value, multiple_results=True))
@@ -270,7 +275,9 @@ def _only_mapped(primitive: Primitive, rule: Callable[..., Any]) -> Callable[...
     return batch
 
 
-ad.primitive_jvps.update({depend_p: _depend_jvp, attach_p: _attach_jvp, push_p: _push_jvp})
-ad.primitive_transposes[push_p] = _push_transpose
+ad.primitive_jvps[depend_p] = hidden(_depend_jvp)
+ad.primitive_jvps[attach_p] = hidden(_attach_jvp)
+ad.primitive_jvps[push_p] = hidden(_push_jvp)
+ad.primitive_transposes[push_p] = hidden(_push_transpose)
 for _p, _batch in ((depend_p, _depend_batch), (attach_p, _attach_batch), (push_p, _push_batch)):
-    batching.fancy_primitive_batchers[_p] = _only_mapped(_p, _batch)
+    batching.fancy_primitive_batchers[_p] = hidden(_only_mapped(_p, _batch))

@@ -44,6 +44,8 @@ def checked_pair(f: Callable[..., Any], result: Any) -> tuple[Any, Callable[...,
 
 def checked_outputs(f: Callable[..., Any], y: Any) -> Any:
     """Return `y`; raise unless every leaf of it is an array or a number."""
+    if isinstance(y, jax.Array):
+        return y
     for i, leaf in enumerate(tree_leaves(y)):
         if not (isinstance(leaf, _PLAIN) or is_array(leaf)):
             raise _errors.output_no_array(f, y, i, leaf)

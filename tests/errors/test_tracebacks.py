@@ -1,0 +1,162 @@
+"""A traceback shows the user's lines: none of ours stands between the call and the mistake."""
+
+import re
+import traceback
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tfgrad_jax
+from tfgrad_jax import custom_gradient, recompute_grad
+
+OURS = str(Path(tfgrad_jax.__file__).parent)
+X = jnp.arange(3.0)
+
+
+@custom_gradient
+def fails(x):
+    return x + jnp.ones(4), lambda dy: dy
+
+
+@custom_gradient
+def rule_fails(x):
+    return x, lambda dy: dy + jnp.ones(4)
+
+
+@custom_gradient
+def wrong_shape(x):
+    return x, lambda dy: dy[:2]
+
+
+@custom_gradient
+def not_linear(x):
+    return x, lambda dy: jnp.sin(dy)
+
+
+@custom_gradient
+def interrupted(x):
+    raise KeyboardInterrupt
+
+
+class Model:
+    @custom_gradient
+    def method(self, x):
+        return x + jnp.ones(4), lambda dy: dy
+
+
+def captured(w):
+    return jnp.sum(custom_gradient(lambda x: (x * w, lambda dy: dy))(X))
+
+
+def total(h):
+    return lambda x: jnp.sum(h(x))
+
+
+MISTAKES = {
+    "f": (lambda: fails(X), TypeError, "fails"),
+    "f, differentiated": (lambda: jax.grad(total(fails))(X), TypeError, "fails"),
+    "f, under jit": (lambda: jax.jit(fails)(X), TypeError, "fails"),
+    "f of a method": (lambda: Model().method(X), TypeError, "method"),
+    "f of a method, mapped": (lambda: jax.vmap(Model().method)(X[None]), TypeError, "method"),
+    "f under recompute_grad": (
+        lambda: jax.grad(total(recompute_grad(fails.__wrapped__)))(X), TypeError, "fails",
+    ),
+    "f, interrupted": (lambda: jax.grad(interrupted)(X), KeyboardInterrupt, "interrupted"),
+    "the arguments": (lambda: fails(X, X), TypeError, None),
+    "the rule": (lambda: jax.grad(total(rule_fails))(X), TypeError, "<lambda>"),
+    "the rule, under jit": (
+        lambda: jax.grad(total(jax.jit(rule_fails)))(X), TypeError, "<lambda>",
+    ),
+    "the rule, mapped": (lambda: jax.vmap(jax.grad(wrong_shape))(X), Exception, None),
+    "a gradient": (lambda: jax.grad(total(wrong_shape))(X), ValueError, None),
+    "a captured value": (lambda: jax.grad(captured)(2.0), TypeError, None),
+    "forward mode": (lambda: jax.jvp(not_linear, (X,), (X,)), TypeError, None),
+    "forward mode, under jit": (
+        lambda: jax.jit(lambda x: jax.jvp(not_linear, (x,), (x,)))(X), TypeError, None,
+    ),
+}  # fmt: skip
+
+
+def frames(error):
+    return [f for f, _ in traceback.walk_tb(error.__traceback__)]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_none_of_our_frames(mistake):
+    run, kind, last = MISTAKES[mistake]
+    with pytest.raises(kind) as caught:
+        run()
+    files = [f.f_code.co_filename for f in frames(caught.value)]
+    assert not [file for file in files if file.startswith(OURS)]
+    here = [f.f_code.co_name for f in frames(caught.value) if f.f_code.co_filename == __file__]
+    assert len(here) >= 2, "the frame of this test, and the call"
+    if last is not None:
+        assert here[-1] == last
+
+
+@pytest.mark.parametrize("mistake", ["f, differentiated", "a gradient", "forward mode"])
+def test_they_are_shown_where_jax_shows_its_own(mistake):
+    run, kind, _ = MISTAKES[mistake]
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        with pytest.raises(kind) as caught:
+            run()
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+    assert [f for f in frames(caught.value) if f.f_code.co_filename.startswith(OURS)]
+
+
+def test_the_lines_of_the_rest_are_right():
+    """Frames are taken out, and the others keep their order and their lines."""
+    with pytest.raises(TypeError) as caught:
+        jax.grad(total(fails))(X)
+    shown = traceback.extract_tb(caught.value.__traceback__)
+    mine = [f.line for f in shown if f.filename == __file__]
+    wanted = ["jax.grad(total(fails))(X)", "return lambda x: jnp.sum(h(x))",
+              "return x + jnp.ones(4), lambda dy: dy"]  # fmt: skip
+    assert mine == wanted
+
+
+def test_an_error_that_is_caught_and_raised_again_keeps_its_cause():
+    @custom_gradient
+    def f(x):
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise ValueError("outer") from error
+
+    with pytest.raises(ValueError, match="outer") as caught:
+        f(X)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert frames(caught.value.__cause__)
+
+
+def test_operations_carry_the_name_and_the_line_of_the_user():
+    """In the program that is compiled, and so in profiles: of `f` and of the rule."""
+
+    @custom_gradient
+    def spike(x):
+        return jnp.tanh(x), lambda dy: dy * jnp.cosh(x)
+
+    for mode in (lambda f: f, jax.jit):  # also where JAX differentiates what was traced before
+        lowered = jax.jit(jax.value_and_grad(total(mode(spike)))).lower(X)
+        text = lowered.as_text(debug_info=True)
+        assert re.search(r"spike\)*/tanh", text)
+        assert re.search(r"spike\)*/cosh", text)
+        assert OURS not in text
+
+
+def test_a_jaxpr_shows_whose_rule_it_is():
+    @custom_gradient
+    def spike(x):
+        return jnp.tanh(x), lambda dy: dy * jnp.cosh(x)
+
+    line = spike.__wrapped__.__code__.co_firstlineno
+    jaxpr = jax.make_jaxpr(jax.grad(spike))(1.0)
+    assert f"spike` ({__file__}:{line})" in str(jaxpr)
+    shown = jaxpr.pretty_print(source_info=True)
+    assert OURS not in shown
+    assert __file__ in shown

@@ -1,0 +1,50 @@
+"""What is the user's in tracebacks, jaxprs and profiles is told as the user's, and not as ours.
+
+Where an error leaves the package, our frames leave its traceback: `hidden` runs where JAX calls us,
+`hide` where the user does. As with JAX's own frames, `jax_traceback_filtering="off"` shows them.
+JAX names the source of an operation by the innermost line that is not excluded here.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+from jax.extend import source_info_util
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_CONFIG: Any = jax.config
+_OURS = str(Path(__file__).parent / "_")[:-1]
+source_info_util.register_exclusion(_OURS)
+
+
+def hide(error: BaseException) -> None:
+    """Take our frames out of the traceback of an error that is being handled."""
+    if _CONFIG.jax_traceback_filtering == "off":
+        return
+    kept, tb = [], error.__traceback__
+    while tb is not None:
+        if not tb.tb_frame.f_code.co_filename.startswith(_OURS):
+            kept.append(tb)
+        tb = tb.tb_next
+    for tb, below in itertools.zip_longest(kept, kept[1:]):
+        tb.tb_next = below
+    error.__traceback__ = kept[0] if kept else None
+
+
+def hidden(f: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return the function, whose errors have none of our frames."""
+
+    @functools.wraps(f)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return f(*args, **kwargs)
+        except BaseException as error:
+            hide(error)
+            raise
+
+    return run
