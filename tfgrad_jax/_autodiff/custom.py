@@ -32,7 +32,7 @@ from tfgrad_jax._compat import (
 )
 from tfgrad_jax._tracebacks import hidden
 
-from .primitives import Pull, attach, push
+from .primitives import Pull, attach, depend, push
 
 
 def _named(f: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -109,11 +109,18 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
 
 
 def _attached(leaves: Sequence[Any], operands: Sequence[Any], rule: Rule) -> Sequence[Any]:
-    """Return the leaves with the rule as their derivative with respect to the operands."""
+    """Return the leaves with the rule as their derivative with respect to the operands.
+
+    As in `Program.primal`, each is mapped that has a mapped operand: JAX holds that the two agree.
+    """
     if not is_traced((*operands, *rule.residuals)):
         return leaves
     moved, outputs = rule.static.moved, rule.static.outputs
+    traced = [i for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)]
     ys, xs = [leaves[i] for i in outputs], [operands[i] for i in moved]
-    attached = attach(*Pull.of(rule, moved), xs, ys)
-    known = dict(zip(outputs, attached, strict=True))
-    return [known.get(i, y) for i, y in enumerate(leaves)]
+    known = dict(zip(outputs, attach(*Pull.of(rule, moved), xs, ys), strict=True))
+    for i, leaf in enumerate(leaves):
+        ignored = [operands[k] for k in traced if i not in known or k not in moved]
+        if ignored:
+            (known[i],) = depend([known.get(i, leaf)], ignored)
+    return [known.get(i, leaf) for i, leaf in enumerate(leaves)]
