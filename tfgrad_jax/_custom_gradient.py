@@ -110,7 +110,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
     if not TYPE_CHECKING:  # which would take any name for one that exists
 
         def __getattr__(self, name):
-            if name.startswith("_"):
+            if name.startswith("_") and name != "__globals__":  # which jaxtyping asks for
                 raise AttributeError(name)
             return getattr(self._f, name)
 

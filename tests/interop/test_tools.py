@@ -1,5 +1,8 @@
 """What works on functions and gradients: optax, chex, jaxtyping, orbax, TensorFlow Probability."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,6 +130,37 @@ def test_annotations_are_checked_at_the_call():
     np.testing.assert_allclose(gradient, 8 * x, rtol=1e-6)
     with pytest.raises(jaxtyping.TypeCheckError, match="y"):
         scale(x, jnp.ones(3))
+
+
+@pytest.mark.parametrize("checker", ["jaxtyping", "beartype"])
+def test_annotations_of_y_are_checked_above_the_decorator(checker):
+    """The decorated function shows the type of `y`, not that of the pair."""
+    jaxtyping = pytest.importorskip("jaxtyping")
+    beartype = pytest.importorskip("beartype")
+    vector = jaxtyping.Float[jax.Array, " n"]
+    checked = {
+        "jaxtyping": jaxtyping.jaxtyped(typechecker=beartype.beartype),
+        "beartype": beartype.beartype,
+    }[checker]
+
+    @checked
+    @custom_gradient
+    def scale(x: vector) -> tuple[vector, Callable[..., Any]]:
+        return x * 2, lambda dy: 3 * dy
+
+    @checked
+    @custom_gradient
+    def grows(x: vector) -> tuple[vector, Callable[..., Any]]:
+        return jnp.outer(x, x), lambda dy: dy[0]
+
+    x = jnp.array([1.0, 2.0])
+    np.testing.assert_allclose(scale(x), 2 * x)
+    gradient = jax.jit(jax.grad(lambda x: scale(x).sum()))(x)
+    np.testing.assert_allclose(gradient, [3.0, 3.0], rtol=1e-6)
+    with pytest.raises(Exception, match="x"):
+        scale(jnp.ones((2, 2)))
+    with pytest.raises(Exception, match="return"):
+        grows(x)
 
 
 # --- orbax ---------------------------------------------------------------------------------------
