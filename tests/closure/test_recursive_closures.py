@@ -1,5 +1,7 @@
 """Rules that call their own function from a closure over a weight, at every order."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -147,3 +149,25 @@ def test_in_a_rule_captured_values_are_constant_unless_it_takes_variables():
         second = jax.grad(jax.grad(loss(takes_variables), 1), (0, 1))
         for mode in (lambda f: f, jax.jit):
             assert_same(mode(second)(3.0, 2.0), (jnp.float32(by_w), jnp.float32(7 * 3 * 3)))
+
+
+@eager_and_jit
+def test_a_rule_that_calls_its_own_function_through_a_partial(mode):
+    """By a keyword-only weight that is traced; the rule compiles the call."""
+
+    def value(x):
+        @custom_gradient
+        def exp(x, *, w):
+            def grad(dy, variables):
+                return 2 * dy * w * jax.jit(h)(x), [5 * dy * x * h(x)]
+
+            return jnp.exp(w * x), grad
+
+        h = functools.partial(exp, w=1.5 + 0 * x)
+        return h(x)
+
+    functions = [value]
+    for _ in range(3):
+        functions.append(jax.grad(functions[-1]))
+    got = mode(lambda x: [f(x) for f in functions])(0.5)
+    assert_same(got, [jnp.float32(3.0**n * np.exp(0.75)) for n in range(4)], rtol=1e-6)

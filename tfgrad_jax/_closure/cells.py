@@ -144,6 +144,13 @@ def _has_cycle(value: Any, above: tuple[int, ...]) -> bool:
     return any(_has_cycle(part, (*above, id(value))) for part in parts)
 
 
+def _partial(parts: Sequence[Any]) -> functools.partial[Any]:
+    f, args, keywords, attributes = parts
+    made = functools.partial(f, *args, **keywords)
+    made.__dict__.update(attributes)
+    return made
+
+
 class _OpaqueError(Exception):
     """A tracer is where it cannot be replaced, or may be."""
 
@@ -239,6 +246,9 @@ class Skeleton:
             return _SAME, value, None
         if found is None or isinstance(value, Iterator) or _has_cycle(value, ()):
             raise _OpaqueError
+        if cls is functools.partial:
+            parts = (value.func, value.args, value.keywords, vars(value))
+            return _PARTS, _partial, [self._plan(part) for part in parts]
         try:
             leaves, treedef = tree_flatten(value)
         except (TypeError, ValueError):  # such as keys that cannot be sorted
