@@ -158,8 +158,8 @@ class Contract(NamedTuple):
             misfit = _misfit(error, grad_fn, upstreams, keywords)
             if misfit is None:
                 raise
-            mirrored, declared = self.convention == "tf", bool(keywords)
-            raise _errors.wrong_arity(where, len(upstreams), mirrored, declared, misfit) from None
+            mirrored = self.convention == "tf"
+            raise _errors.wrong_arity(where, len(upstreams), mirrored, misfit) from None
 
     def _gives_unasked_variables(self, grad_fn: Callable[..., Any], result: Any) -> bool:
         """Return whether a rule that was given no variables returned gradients for some."""
