@@ -1,7 +1,8 @@
 """Settings of the site: `sphinx-build docs docs/_build`.
 
-Two things are made while it is built: the pictures, from `examples/gallery.py` and `_ext/`, and
-copies of what stands outside of this folder (notebooks, examples).
+Three things are made while it is built: the pictures, from `examples/gallery.py` and `_ext/`, the
+mistakes on the page of errors, from `tests/errors/misuses.py`, and copies of what stands outside of
+this folder (notebooks, examples).
 """
 
 import pathlib
@@ -27,6 +28,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "docstrings",
+    "errors",
     "mathml",
     "pictures",
     "tables",

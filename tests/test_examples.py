@@ -88,29 +88,3 @@ def test_the_surrogate_reaches_96_percent_and_the_plain_sign_does_not(
     printed = _printed_accuracies(capsys.readouterr().out)
     assert printed[train_digits.SURROGATE] >= 0.96
     assert printed[train_digits.PLAIN] < 0.93
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--steps", "0"], "--steps: expected a whole number of at least 1, got '0'"),
-        (["--steps", "many"], "--steps: expected a whole number of at least 1, got 'many'"),
-        (["--batch", "-5"], "--batch: expected a whole number of at least 1, got '-5'"),
-        (["--batch", "1348"], "--batch: there are 1347 images to train on, fewer than the 1348"),
-        (["--seed", "1.5"], "--seed: expected a whole number from 0 to 2147483647, got '1.5'"),
-        (["--seed", "2147483648"], "--seed: expected a whole number from 0 to 2147483647"),
-        (["--out", "digits.xyz"], "--out: 'digits.xyz' must end in one of the formats"),
-        (["--out", "nowhere/digits.png"], "--out: there is no directory 'nowhere'"),
-        (["--out", "folder.png"], "--out: 'folder.png' is a directory"),
-        (["--epochs", "3"], "unrecognized arguments: --epochs 3"),
-    ],
-)
-def test_bad_options(train_digits, arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder.png").mkdir()
-    with pytest.raises(SystemExit) as exit_info:
-        train_digits.main(arguments)
-    assert exit_info.value.code == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.out == ""  # said before any work was done

@@ -32,7 +32,7 @@ from ._closure.cells import JITTED, Wrapper, is_importable
 from ._closure.hoist import Hoisted, body_of, hoist
 from ._closure.residuals import is_traced
 from ._compat import is_idle
-from ._frontend.grad_fn import Call, checked_outputs, checked_pair
+from ._frontend.grad_fn import Call, checked_outputs, checked_pair, primal_value
 from ._frontend.signature import Bound, Signature
 from ._tracebacks import hidden, hide
 
@@ -149,7 +149,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         if is_idle() and positional:
             # No derivative of it can be taken.
             if self._primal is not None:
-                return checked_outputs(self._primal, self._primal(*bound_to, *args))
+                return primal_value(self._source, self._primal, (*bound_to, *args), {})
             y, _ = checked_pair(self._f, self._f(*bound_to, *args))
             return checked_outputs(self._f, y)
         call = self._call_of(bound_to, args, kwargs, signature)
@@ -249,7 +249,7 @@ def custom_gradient(
 ) -> _Decorator: ...
 def custom_gradient(
     f: Any = None,
-    *,
+    *_more: Any,
     variables: Any = None,
     primal: Any = None,
     convention: Literal["tf", "jax"] = "tf",
@@ -310,13 +310,15 @@ def custom_gradient(
         >>> float(jax.grad(log1pexp)(100.0))
         1.0
     """
+    if _more:
+        raise _errors.by_position(1 + len(_more))
     if _unknown:
         raise _errors.unknown_option(next(iter(_unknown)))
     if convention not in _CONVENTIONS:
         raise _errors.bad_option("convention", convention, "'tf' or 'jax'")
     if primal is not None and not callable(primal):
         raise _errors.bad_option("primal", primal, "None or a function")
-    if isinstance(variables, str) and variables != "autodiff":
+    if isinstance(variables, str | bool) and variables != "autodiff":
         raise _errors.bad_option("variables", variables, "None, a pytree, a function or 'autodiff'")
     if f is None:
         return functools.partial(

@@ -90,38 +90,12 @@ def test_an_input_by_name_has_its_name():
 REAL = "float32 and shape ()"
 COMPLEX = "complex64 and shape ()"
 KINDS = {
-    "complex for real": (
-        lambda dy: dy * 1j,
-        1.0,
-        f"an array of dtype {COMPLEX}",
-        "Return its real part, `jnp.real(...)`, if that is what you mean.",
-    ),
     "Python complex for real": (
         lambda dy: 1j,
         1.0,
         "the complex 1j",
         "Return its real part, `jnp.real(...)`, if that is what you mean.",
     ),
-    "real for complex": (
-        lambda dy: jnp.real(dy),
-        1j,
-        f"an array of dtype {REAL}",
-        "Convert it, `.astype(complex64)`, if it really has no imaginary part.",
-    ),
-    "integers": (
-        lambda dy: jnp.int32(3),
-        1.0,
-        "an array of dtype int32 and shape ()",
-        "Convert it, `.astype(float32)`, or return None for no gradient.",
-    ),
-    "array of booleans": (
-        lambda dy: dy > 0,
-        1.0,
-        "an array of dtype bool and shape ()",
-        "Convert it, `.astype(float32)`, or return None for no gradient.",
-    ),
-    "bool": (lambda dy: True, 1.0, "the bool True", "Return None if there is no gradient."),
-    "str": (lambda dy: "none", 1.0, "the str 'none'", "Return None if there is no gradient."),
     "object": (
         lambda dy: object(),
         1.0,

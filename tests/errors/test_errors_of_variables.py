@@ -33,33 +33,6 @@ def text(f, tail):
     return f"The gradient function {rule} of `error_of.loss.f` ({place(f)}) {tail}"
 
 
-def test_error_for_a_wrong_number():
-    f, message = error_of(lambda dy, x: (7 * dy * x, [5 * dy * x]))
-    assert message == text(
-        f,
-        "returned 1 gradient; expected 2, for the variables `variables[0]`, `variables[1]`. "
-        "Return None for every variable that has no gradient.",
-    )
-    f, message = error_of(lambda dy, x: (7 * dy * x, [5 * dy * x, dy, dy]))
-    assert message == text(
-        f, "returned 3 gradients; expected 2, for the variables `variables[0]`, `variables[1]`."
-    )
-
-
-def test_error_for_no_pair():
-    for returned, came in [
-        (lambda dy, x: 7 * dy * x, "an array of dtype float32 and shape (3,)"),
-        (lambda dy, x: (x, [x, dy], None), "a tuple of length 3"),
-        (lambda dy, x: None, "None"),
-    ]:
-        f, message = error_of(returned, exception=TypeError)
-        assert message == text(
-            f,
-            "was called with `variables=` and must return a pair (grad_xs, grad_vars): the "
-            f"gradients of the inputs and those of the variables. It returned {came}.",
-        )
-
-
 def test_error_for_a_wrong_shape():
     f, message = error_of(lambda dy, x: (7 * dy * x, [5 * dy, dy]))
     assert message == text(
@@ -101,31 +74,6 @@ def test_error_for_a_wrong_structure_of_declared_variables():
     )
 
 
-class Keeper:
-    """An object that keeps an array, as a Keras Variable does."""
-
-    def __init__(self, value):
-        self.value = value
-
-
-@pytest.mark.parametrize(
-    ("variables", "described"),
-    [
-        (["w", "b"], "the str 'w'"),
-        ("w", "the str 'w'"),
-        ({"w": Keeper(jnp.ones(2))}, "an object of type Keeper"),
-    ],
-    ids=["names", "name", "keeper"],
-)
-def test_error_for_variables_that_are_no_arrays(variables, described):
-    def f(x):
-        return x, lambda dy, variables: (dy, None)
-
-    with pytest.raises((TypeError, ValueError)) as caught:
-        jax.grad(custom_gradient(f, variables=variables))(1.0)
-    assert described in str(caught.value) or variables == "w"
-
-
 def test_variables_beside_other_leaves():
     """A function among them, as in an equinox module, is no variable and no error."""
     w = jnp.float32(3)
@@ -135,16 +83,3 @@ def test_variables_beside_other_leaves():
         return w * x, lambda dy, variables: (7 * dy, {**variables, "w": None})
 
     assert float(jax.grad(f)(2.0)) == 7.0
-
-
-def test_a_function_of_variables_that_fails():
-    class Model:
-        @custom_gradient(variables=lambda self: self.params)
-        def method(self, x):
-            return x, lambda dy, variables: (dy, None)
-
-    with pytest.raises(AttributeError, match="params") as caught:
-        jax.grad(Model().method)(1.0)
-    note = caught.value.__notes__[0]
-    assert "`variables` of `test_a_function_of_variables_that_fails.Model.method` (" in note
-    assert "called with the instance" in note

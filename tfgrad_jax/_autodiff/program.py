@@ -30,6 +30,7 @@ class Program:
         self._body = body
         self._name = name
         self._treedef: Any = None  # of `y`, once it has run
+        self._types: Any = None  # of its leaves
 
     def __call__(self, captured: Sequence[Any], inputs: Sequence[Any]) -> Any:
         operands = [*captured, *inputs]
@@ -47,7 +48,7 @@ class Program:
             return self._value(*operands)
         # What is staged may be mapped and then differentiated. Then each output must be mapped
         # that has a mapped operand, even if it ignores it: the rule may use it.
-        value = jax.jit(self._value, inline=True)
+        value = jax.jit(self._body.contract.source.named(self._value), inline=True)
         jaxpr = without_consts(value.trace(*operands).jaxpr)
         leaves = value(*operands)
         first = len(jaxpr.invars) - len(operands)
@@ -61,19 +62,22 @@ class Program:
     def _value(self, *operands: Any) -> list[Any]:
         n = self._body.count
         leaves, treedef = self._body.value(operands[:n], operands[n:])
-        self._set_treedef(treedef)
+        self._set_type(treedef, leaves)
         return leaves
 
-    def _set_treedef(self, treedef: Any) -> None:
-        if self._treedef is not None and self._treedef != treedef:
-            raise _errors.primal_mismatch(self._body.contract.source, self._treedef, treedef)
-        self._treedef = treedef
+    def _set_type(self, treedef: Any, leaves: Sequence[Any]) -> None:
+        """Note the type of `y`, which is that of `primal` or of `f`."""
+        types = [spec(leaf)[:2] for leaf in leaves]
+        known = self._treedef, self._types
+        if self._treedef is not None and known != (treedef, types):
+            raise _errors.primal_mismatch(self._body.contract.source, known, (treedef, types))
+        self._treedef, self._types = treedef, types
 
     def forward(self, operands: Sequence[Any], perturbed: Sequence[bool]) -> tuple[list[Any], Rule]:
         """Return the leaves of `y` and the rule, where something is differentiated."""
         n = self._body.count
         result = self._body.result(operands[:n], operands[n:], perturbed)
-        self._set_treedef(result.outputs.treedef)
+        self._set_type(result.outputs.treedef, result.leaves)
         moved = [i for i, o in enumerate(operands) if spec(o).differentiable and not is_ref(o)]
         run, positions, refuse = result.run, result.positions, None
 

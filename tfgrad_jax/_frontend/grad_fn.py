@@ -52,6 +52,18 @@ def checked_outputs(f: Callable[..., Any], y: Any) -> Any:
     return y
 
 
+def primal_value(source: _errors.Source, primal: Any, args: Any, kwargs: Any) -> Any:
+    """Return `y`, as the `primal` of a function computes it."""
+    try:
+        y = primal(*args, **kwargs)
+    except TypeError as error:
+        misfit = _misfit(error, primal, args, kwargs)
+        if misfit is None:
+            raise
+        raise _errors.primal_call(source, primal, misfit) from None
+    return checked_outputs(primal, y)
+
+
 class Variables(NamedTuple):
     """What `grad_fn` gets as `variables=`, and how to read its gradients for them."""
 
@@ -145,13 +157,11 @@ class Contract(NamedTuple):
         try:
             return grad_fn(*upstreams, **keywords)
         except TypeError as error:
-            # Only a call that never entered the rule leaves no frame below this one.
-            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-                misfit = _misfit(grad_fn, upstreams, keywords)
-                if misfit is not None:
-                    mirrored = self.convention == "tf"
-                    raise _errors.wrong_arity(where, len(upstreams), mirrored, misfit) from None
-            raise
+            misfit = _misfit(error, grad_fn, upstreams, keywords)
+            if misfit is None:
+                raise
+            mirrored = self.convention == "tf"
+            raise _errors.wrong_arity(where, len(upstreams), mirrored, misfit) from None
 
     def _gives_unasked_variables(self, grad_fn: Callable[..., Any], result: Any) -> bool:
         """Return whether a rule that was given no variables returned gradients for some."""
@@ -205,7 +215,7 @@ class Call:
         """Return `y` alone."""
         args, kwargs = self._arguments(operands)
         if self.primal is not None:
-            return checked_outputs(self.primal, self.primal(*args, **kwargs))
+            return primal_value(self.contract.source, self.primal, args, kwargs)
         y, _ = checked_pair(self.f, self.f(*args, **kwargs))
         return checked_outputs(self.f, y)
 
@@ -244,10 +254,13 @@ def is_written_in_rule(f: Callable[..., Any]) -> bool:
     return id(_errors.code_of(f)) in _written_in_rules
 
 
-def _misfit(grad_fn: Any, upstreams: Sequence[Any], keywords: dict[str, Any]) -> TypeError | None:
-    """Return the reason why a rule cannot be called with these arguments, if there is one."""
+def _misfit(error: TypeError, f: Any, args: Sequence[Any], kwargs: Any) -> TypeError | None:
+    """Return the reason why `f` cannot be called with these arguments, if that is the error."""
+    # Only a call that never entered `f` leaves no frame below the caller's.
+    if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+        return None
     try:
-        inspect.signature(grad_fn).bind(*upstreams, **keywords)
+        inspect.signature(f).bind(*args, **kwargs)
     except TypeError as misfit:
         return misfit
     except ValueError:  # no signature is known

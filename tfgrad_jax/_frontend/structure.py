@@ -70,7 +70,7 @@ class Layout:
     gradients for the arrays. `operands` has the positions of those that JAX is tracing.
     """
 
-    __slots__ = ("_names", "_numbers", "operands", "specs", "treedef")
+    __slots__ = ("_names", "_numbers", "_settings", "operands", "specs", "treedef")
 
     def __init__(
         self,
@@ -79,12 +79,14 @@ class Layout:
         operands: Sequence[int],
         names: Sequence[str],
         numbers: Sequence[int] = (),
+        settings: Sequence[int] = (),
     ) -> None:
         self.treedef = treedef
         self.specs = specs
         self.operands = operands
         self._names = names
         self._numbers = numbers  # positions of Python numbers that have derivatives elsewhere
+        self._settings = settings  # positions of what is neither an array nor a number
 
     def accepts(self, result: Any) -> bool:
         """Return whether `result` has the structure of the values."""
@@ -150,6 +152,9 @@ class Layout:
         if len(flat) == len(wanted) and not any(
             n and (w or _has_gradient(g)) for n, w, g in zip(nested, wanted, flat, strict=True)
         ):
+            misplaced = [i for i in self._settings if _has_gradient(flat[i])]
+            if misplaced and any(w and g is None for w, g in zip(wanted, flat, strict=True)):
+                raise _errors.gradient_of_no_array(where, self.leaf_paths()[misplaced[0]])
             return flat
         for chosen in (wanted, counted):
             if len(flat) == sum(chosen) and not any(nested):
@@ -235,7 +240,7 @@ def split(values: Any, names: Sequence[str]) -> tuple[list[Any], list[Any], Layo
     The constants have None in the places of the operands.
     """
     leaves, treedef = tree_flatten(values)
-    specs, positions, operands, numbers = [], [], [], []
+    specs, positions, operands, numbers, settings = [], [], [], [], []
     for i, leaf in enumerate(leaves):
         specs.append(spec(leaf) if is_array(leaf) else None)
         if isinstance(leaf, Tracer):
@@ -244,7 +249,9 @@ def split(values: Any, names: Sequence[str]) -> tuple[list[Any], list[Any], Layo
             leaves[i] = None
         elif isinstance(leaf, (float, complex)):
             numbers.append(i)
-    return operands, leaves, Layout(treedef, specs, positions, names, numbers)
+        elif specs[i] is None and not isinstance(leaf, int):
+            settings.append(i)
+    return operands, leaves, Layout(treedef, specs, positions, names, numbers, settings)
 
 
 def conjugate(value: Any, wanted: Spec) -> Any:

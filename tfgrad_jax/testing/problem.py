@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten, tree_unflatten
 
+from tfgrad_jax._closure.residuals import is_traced
 from tfgrad_jax._custom_gradient import CustomGradient
-from tfgrad_jax._frontend.grad_fn import NeedsValuesError, accepts_variables
+from tfgrad_jax._errors import describe
+from tfgrad_jax._frontend.grad_fn import NeedsValuesError, accepts_variables, checked_outputs
 from tfgrad_jax._frontend.signature import Signature
 from tfgrad_jax._frontend.structure import is_array, spec, split
 
@@ -32,6 +34,12 @@ class Problem:
     ) -> None:
         signature = Signature(h)
         self._bound = bound = signature.bind(h, args, kwargs)
+        if is_traced(jax.tree.leaves((args, kwargs))):
+            raise TypeError(
+                f"check_gradient compares values, but {describe(h)} got an argument that JAX is "
+                "tracing. Call it outside of `jax.jit`, `jax.grad` and the like: it looks at these "
+                "itself."
+            )
         plain, bound_to, ours, rule = getattr(h, "__wrapped__", None), (), h, None
         if isinstance(h, types.MethodType):
             bound_to, ours = (h.__self__,), inspect.getattr_static(h.__self__, h.__name__, None)
@@ -75,6 +83,21 @@ class Problem:
             variables = variables(*bound_to) if callable(variables) else variables
             paths = split((variables,), ("variables",))[-1].leaf_paths()
             self._add_weights(zip(paths, jax.tree.leaves(variables), strict=True), True)
+        ys = self.value(*self.xs) if self.xs else []
+        if not ys:
+            raise ValueError(
+                f"check_gradient found nothing to differentiate in {describe(h)}: there is no "
+                f"floating array among its {'outputs' if self.xs else 'arguments'}. Pass floats, "
+                "not integers; of a function of integers, or to them, there is no gradient."
+            )
+        if reference and self.plain:
+            Signature(reference).bind(reference, args, kwargs)
+            got, wanted = ([spec(y).shape for y in f] for f in (self.plain(*self.xs), ys))
+            if got != wanted:
+                raise ValueError(
+                    f"The reference {describe(reference)} of check_gradient must return arrays of "
+                    f"the shapes that {describe(h)} returns, {wanted}, but returned {got}."
+                )
 
     def _add_weights(self, weights: Any, declared: bool) -> None:
         """Differentiate in what is closed over too, where the value is seen to follow it."""
@@ -125,7 +148,8 @@ class Problem:
 
     def _run(self, f: Any, pair: bool, *xs: Any) -> list[jax.Array]:
         """Return the leaves of the value that have a derivative."""
-        leaves = map(jnp.asarray, jax.tree.leaves(self._tree(f, pair, *xs)))
+        y = checked_outputs(f, self._tree(f, pair, *xs))
+        leaves = map(jnp.asarray, jax.tree.leaves(y))
         return [leaf for leaf in leaves if spec(leaf).differentiable]
 
 

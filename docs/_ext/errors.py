@@ -1,0 +1,60 @@
+"""Show on the page of errors what `tests/errors/misuses.py` tries, and what is said about it.
+
+Each block `{misuses} section` of `errors.md` becomes the mistakes of that section, folded.
+"""
+
+import re
+import textwrap
+from typing import Any
+
+from tests.errors.misuses import MISUSES, Misuse, message, run
+
+LINES = 12  # of a message; more are cut
+SECTION = """\
+::::{{dropdown}} {count} mistakes, and what is said about each
+{entries}
+::::
+"""
+ENTRY = """\
+**{title}**
+
+```{language}
+{code}
+```
+
+```text
+{said}
+```
+"""
+
+
+def _entry(misuse: Misuse) -> str:
+    try:
+        run(misuse)
+    except misuse.error as error:
+        said = f"{'' if misuse.is_command else type(error).__name__ + ': '}{message(error)}"
+    else:
+        raise AssertionError(f"no error: {misuse.title}")
+    lines = [textwrap.fill(line, 92, drop_whitespace=False) for line in said.splitlines()]
+    if len(lines) > LINES:  # JAX's own, with a traceback
+        lines[LINES // 2 :] = ["..."]
+    language = "console" if misuse.is_command else "py"
+    code = "$ " * misuse.is_command + misuse.code
+    return ENTRY.format(title=misuse.title, language=language, code=code, said="\n".join(lines))
+
+
+def _section(found: re.Match[str]) -> str:
+    misuses = MISUSES[found[1]]
+    return SECTION.format(count=len(misuses), entries="\n".join(map(_entry, misuses)))
+
+
+def insert(app: Any, name: str, content: list[str]) -> None:
+    """Put the mistakes into the page."""
+    if name == "errors":
+        content[0] = re.sub(r"^```\{misuses\} (.+)\n```$", _section, content[0], flags=re.MULTILINE)
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Run when a page has been read."""
+    app.connect("source-read", insert)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

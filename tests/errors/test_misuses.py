@@ -1,0 +1,110 @@
+"""Every misuse of `misuses.py` raises what it should, says what helps, and leaves JAX usable."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from misuses import MISUSES, ROOT, Misuse, message, run
+
+from tfgrad_jax import custom_gradient
+from tfgrad_jax._compat import is_idle
+
+ALL = [(section, misuse) for section, misuses in MISUSES.items() for misuse in misuses]
+NEEDS = ("matplotlib", "optax", "orbax.checkpoint", "sklearn", "tqdm")  # of the examples
+
+
+@functools.cache
+def said(misuse: Misuse, jitted: bool = False) -> str:
+    """Return what a misuse says; assert of what kind it is, and that JAX is usable after it."""
+    with pytest.raises(misuse.error) as caught:
+        run(misuse, jitted)
+    assert type(caught.value) is misuse.error
+    assert is_idle()
+    assert_usable()
+    return f"{misuse.error.__name__}: {message(caught.value)}"
+
+
+def assert_usable():
+    w = jnp.float32(3)
+
+    @custom_gradient
+    def right(x):
+        return w * x, lambda dy: 7 * dy
+
+    x = jnp.float32(2)
+    assert right(x) == 6
+    assert jax.grad(right)(x) == 7
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        pytest.param(m, id=m.title, marks=[pytest.mark.slow] * ("distributed" in m.code))
+        for _, m in ALL
+    ],
+)
+def test_it_says_what_helps(misuse):
+    for package in NEEDS if misuse.is_command else ():
+        pytest.importorskip(package)
+    text = said(misuse)
+    for words in misuse.says:
+        assert words in text, text
+    if misuse.of:
+        assert_names(text, misuse)
+    if misuse.jitted:
+        assert said(misuse, jitted=True) == text
+    assert any(stands_for(term, text) for term in terms(PAGE)), f"not on the page: {text}"
+
+
+def assert_names(text, misuse):
+    """Assert that it names the function, and each by the line of its `def` or decorator."""
+    found = re.findall(r"`([^` ]+)` \(model\.py:(\d+)\)", text)
+    assert misuse.of in [name for name, _ in found], text
+    for name, line in found:
+        name = name.rpartition(".")[2]
+        start = "lambda" if name == "<lambda>" else f"def {name}("
+        lines = misuse.code.splitlines()[int(line) - 1 :]
+        own = next(i for i, line in enumerate(lines) if start in line)
+        assert all(line.lstrip().startswith("@") for line in lines[:own])
+
+
+def test_each_is_there_once():
+    assert len(ALL) >= 80
+    for field in ("title", "code"):
+        values = [(section, getattr(m, field)) for section, m in ALL]
+        assert len(values) == len(set(values))
+
+
+# --- the page of errors ---------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "errors.md").read_text()
+
+
+def terms(page):
+    """Return what is quoted in the terms of its definition lists."""
+    found = re.findall(r"^(`.+`)\n: ", page, re.MULTILINE)
+    return [words for line in found for words in re.findall(r"`([^`]+)`", line)]
+
+
+def stands_for(term, said):
+    """Return whether it quotes this: any number is as good, and `...` is any text."""
+    pattern = re.escape(term.replace("...", "\0")).replace("\0", ".*")
+    return re.search(re.sub(r"\d+", r"\\d+", pattern), said.replace("`", ""), re.DOTALL)
+
+
+def test_the_page_shows_every_section():
+    assert re.findall(r"^```\{misuses\} (.+)$", PAGE, re.MULTILINE) == list(MISUSES)
+
+
+@pytest.mark.parametrize("section", [s for s in MISUSES if s != "examples"])
+def test_the_words_of_the_page_are_said(section):
+    before, _, _ = PAGE.partition(f"```{{misuses}} {section}\n")
+    unsaid = terms(before.rpartition("```{misuses}")[2])
+    assert unsaid
+    for misuse in MISUSES[section]:
+        unsaid = [term for term in unsaid if not stands_for(term, said(misuse))]
+        if not unsaid:
+            return
+    raise AssertionError(unsaid)
