@@ -34,6 +34,7 @@ from ._closure.residuals import is_traced
 from ._compat import is_idle
 from ._frontend.grad_fn import Call, checked_outputs, checked_pair, primal_value
 from ._frontend.signature import Bound, Signature
+from ._source import Source, describe
 from ._tracebacks import hidden, hide
 
 _P = ParamSpec("_P")
@@ -59,7 +60,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         # Without its attributes: they might have the names of ours. `__getattr__` finds them.
         functools.update_wrapper(self, f, updated=())
         self._f = f
-        self._source = _errors.Source.of(f)
+        self._source = Source.of(f)
         self._name = self._source.name.rpartition(".")[2]
         self._variables = variables
         self._primal = primal
@@ -120,7 +121,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         return CustomGradient, (self._f, self._variables, self._primal, self._convention)
 
     def __repr__(self) -> str:
-        return f"<custom_gradient of {_errors.describe(self._f)}>"
+        return f"<custom_gradient of {describe(self._f)}>"
 
     def _binds(self, first: Any) -> bool:
         """Return whether `first` is the `self` of `Model.f(model, x)`, or a classmethod's `cls`."""

@@ -570,12 +570,12 @@ jax.grad(lambda x: jnp.sum(f(x)))(x)
     ),
     misuse(
         "Return a generator",
-        rule("return (g for g in (dy, dy.sum(0)))"), TypeError,
+        rule("return (g for g in (dy, dy.sum(0)))"), ValueError,
         "returned an object of type generator; expected a list or tuple", "`list(...)`",
     ),
     misuse(
         "Return `map(...)`",
-        rule("return map(jnp.negative, (dy, dy.sum(0)))"), TypeError,
+        rule("return map(jnp.negative, (dy, dy.sum(0)))"), ValueError,
         "returned an object of type map; expected a list or tuple", "Make a list of it",
     ),
     misuse(

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from tfgrad_jax import _errors
 from tfgrad_jax._closure.residuals import Rule, Run
 from tfgrad_jax._compat import axes_of, batched_type, is_ref, tangent_type, vary
+from tfgrad_jax._source import Source
 from tfgrad_jax._tracebacks import hidden
 
 from .transpose import push_forward
@@ -59,7 +59,7 @@ class Pull:
     """A rule as `attach` and `push` know it."""
 
     run: Run  # residuals, cotangents of the `ys` -> a gradient, or None, for each of the `xs`
-    source: _errors.Source
+    source: Source
     refuse: Callable[[Sequence[bool]], None] | None = None  # given which `xs` are perturbed
 
     def __repr__(self) -> str:  # as jaxprs show it

@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from tfgrad_jax import _errors
 from tfgrad_jax._frontend.grad_fn import NeedsValuesError
 from tfgrad_jax._jaxpr import call_body, evaluate, open_jaxpr, without_consts
+from tfgrad_jax._source import Source
 
 from .linearity import NotLinearError, check
 
@@ -24,7 +25,7 @@ def push_forward(
     rule: Callable[[Sequence[Any]], Sequence[Any]],
     ys: Sequence[Any],
     tangents: Sequence[Any],
-    source: _errors.Source,
+    source: Source,
 ) -> list[Any]:
     """Return the tangents of `ys`: the transpose of `rule`, applied to `tangents`.
 

@@ -105,9 +105,7 @@ class Body:
         used = self.used(captured, inputs) if result.used is None else result.used
         source = self.contract.source
         uses = [
-            (spec(captured[i]), _errors.first_use(eqn, source))
-            for i, eqn in used.items()
-            if i in missing
+            (spec(captured[i]), source.first_use(eqn)) for i, eqn in used.items() if i in missing
         ]
         if uses:
             raise _errors.no_gradient_for_captured(source, uses, self._declared)

@@ -15,7 +15,6 @@ from typing import Any
 from jax.tree_util import tree_flatten
 
 from tfgrad_jax import _errors
-from tfgrad_jax._errors import code_of
 from tfgrad_jax._frontend.grad_fn import (
     Call,
     NeedsValuesError,
@@ -24,6 +23,7 @@ from tfgrad_jax._frontend.grad_fn import (
     may_return_rule_with_variables,
 )
 from tfgrad_jax._frontend.structure import Outputs, spec
+from tfgrad_jax._source import code_of
 
 from .body import Body, Rebuilt, Result
 from .cells import Skeleton, dissect, reach, snapshot, tracers_in

@@ -14,11 +14,11 @@ import jax
 from jax.core import Tracer
 from jax.tree_util import register_pytree_node
 
-from tfgrad_jax import _errors
 from tfgrad_jax._compat import cotangent_type
 from tfgrad_jax._frontend.grad_fn import Contract, NeedsValuesError, Variables
 from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._jaxpr import evaluate, without_consts
+from tfgrad_jax._source import Source
 
 from .cells import dissect, snapshot
 
@@ -32,7 +32,7 @@ class Static:
     run: Run  # residuals, cotangents -> a gradient, or None, for each operand
     outputs: Sequence[int]  # positions of those that have cotangents
     moved: Sequence[int]  # positions of the operands that have gradients
-    source: _errors.Source
+    source: Source
     refuse: Callable[[Mapping[int, bool]], None] | None  # what has none, by what is perturbed
 
 

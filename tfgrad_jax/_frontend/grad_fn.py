@@ -19,6 +19,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
 from tfgrad_jax import _errors
 from tfgrad_jax._compat import summed_over, varying
+from tfgrad_jax._source import Source, Where, code_of
 
 from .signature import Bound
 from .structure import Layout, Outputs, Spec, conjugate, is_array, split
@@ -52,7 +53,7 @@ def checked_outputs(f: Callable[..., Any], y: Any) -> Any:
     return y
 
 
-def primal_value(source: _errors.Source, primal: Any, args: Any, kwargs: Any) -> Any:
+def primal_value(source: Source, primal: Any, args: Any, kwargs: Any) -> Any:
     """Return `y`, as the `primal` of a function computes it."""
     try:
         y = primal(*args, **kwargs)
@@ -100,7 +101,7 @@ NO_VARIABLES = Variables.of([])[0]
 class Contract(NamedTuple):
     """How the rules of a call are called, and how their results are read."""
 
-    source: _errors.Source
+    source: Source
     inputs: Layout
     convention: str
 
@@ -116,7 +117,7 @@ class Contract(NamedTuple):
 
         `values` is what it gets as `variables=`.
         """
-        where = _errors.Where(self.source, grad_fn)
+        where = Where(self.source, grad_fn)
         if variables is None and requires_variables(grad_fn):
             variables, values = NO_VARIABLES, []
         keywords = {} if variables is None else {"variables": values}
@@ -133,7 +134,7 @@ class Contract(NamedTuple):
             gradients += self._finished(variables.layout, result[1], where)
         return gradients
 
-    def _finished(self, layout: Layout, result: Any, where: _errors.Where) -> list[Any]:
+    def _finished(self, layout: Layout, result: Any, where: Where) -> list[Any]:
         gradients = layout.gradients(result, where)
         for i, position in enumerate(layout.operands):
             if gradients[i] is not None:
@@ -152,7 +153,7 @@ class Contract(NamedTuple):
         grad_fn: Callable[..., Any],
         upstreams: Sequence[Any],
         keywords: dict[str, Any],
-        where: _errors.Where,
+        where: Where,
     ) -> Any:
         try:
             return grad_fn(*upstreams, **keywords)
@@ -180,7 +181,7 @@ class Call:
     def __init__(
         self,
         f: Callable[..., Any],
-        source: _errors.Source,
+        source: Source,
         bound_to: tuple[Any, ...],
         bound: Bound,
         names: Sequence[str],
@@ -239,7 +240,7 @@ class Call:
 
 
 def _note_rule(grad_fn: Callable[..., Any]) -> None:
-    code = _errors.code_of(grad_fn)
+    code = code_of(grad_fn)
     if code is None or id(code) in _written_in_rules:
         return
     pending = [code]
@@ -251,7 +252,7 @@ def _note_rule(grad_fn: Callable[..., Any]) -> None:
 
 def is_written_in_rule(f: Callable[..., Any]) -> bool:
     """Return whether the code of `f` stands inside that of a rule: a fact of the source."""
-    return id(_errors.code_of(f)) in _written_in_rules
+    return id(code_of(f)) in _written_in_rules
 
 
 def _misfit(error: TypeError, f: Any, args: Sequence[Any], kwargs: Any) -> TypeError | None:

@@ -19,6 +19,7 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_structure, 
 
 from tfgrad_jax import _errors
 from tfgrad_jax._compat import is_ref, tangent_dtype, varying
+from tfgrad_jax._source import Where
 
 _LEAF = tree_structure(0)
 _NUMPY = (np.ndarray, np.generic)
@@ -114,7 +115,7 @@ class Layout:
             paths.append(self._names[keys[0].idx] + jax.tree_util.keystr(keys[1:]))
         return paths
 
-    def gradients(self, result: Any, where: _errors.Where) -> list[Any]:
+    def gradients(self, result: Any, where: Where) -> list[Any]:
         """Give each operand its gradient, of its own shape and dtype, or None.
 
         Accepted are the structure of the values (a single value needs no tuple; lists and
@@ -129,7 +130,7 @@ class Layout:
                 given[i] = self._checked(given[i], wanted, i, where)
         return [given[i] for i in self.operands]
 
-    def _per_leaf(self, result: Any, where: _errors.Where) -> list[Any]:
+    def _per_leaf(self, result: Any, where: Where) -> list[Any]:
         values = self.treedef.children()
         found: list[Any] = []
         if len(values) == 1:
@@ -172,7 +173,7 @@ class Layout:
             for i, (s, g) in enumerate(zip(self.specs, found, strict=True))
         )
 
-    def _checked(self, gradient: Any, wanted: Spec, leaf: int, where: _errors.Where) -> Any:
+    def _checked(self, gradient: Any, wanted: Spec, leaf: int, where: Where) -> Any:
         dtype_wanted = tangent_dtype(wanted.dtype)
         if isinstance(gradient, (jax.Array, *_NUMPY)):
             shape, dtype = gradient.shape, gradient.dtype

@@ -18,10 +18,10 @@ from jax.tree_util import keystr, tree_flatten, tree_unflatten
 
 from tfgrad_jax._closure.residuals import is_traced
 from tfgrad_jax._custom_gradient import CustomGradient
-from tfgrad_jax._errors import describe
 from tfgrad_jax._frontend.grad_fn import NeedsValuesError, accepts_variables, checked_outputs
 from tfgrad_jax._frontend.signature import Signature
 from tfgrad_jax._frontend.structure import is_array, spec, split
+from tfgrad_jax._source import describe
 
 from .weights import flat, places, replaced
 

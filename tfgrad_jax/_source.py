@@ -1,0 +1,94 @@
+"""Name the user's functions, by where they are written.
+
+`code_of` is asked at the call, and by whoever looks for what is written inside a rule; `Source` and
+`Where` are kept beside a rule, and become text in messages, jaxprs and JAX's own errors.
+"""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+def _resolve(f: Any) -> tuple[str | None, types.CodeType | None]:
+    """Return the name and the code of what runs when `f` is called, where they are known."""
+    inner: Any = inspect.unwrap(f)
+    while not hasattr(inner, "__code__"):
+        if isinstance(inner, functools.partial):
+            inner = inner.func
+        elif hasattr(inner, "__wrapped__"):
+            inner = inner.__wrapped__
+        elif hasattr(inner, "__func__"):
+            inner = inner.__func__
+        elif isinstance(
+            call := inspect.getattr_static(type(inner), "__call__", None), types.FunctionType
+        ):
+            return type(inner).__qualname__, call.__code__
+        else:
+            return getattr(f, "__qualname__", None), None
+    return getattr(inner, "__qualname__", inner.__code__.co_name), inner.__code__
+
+
+def code_of(f: Callable[..., Any]) -> types.CodeType | None:
+    """Return the code that runs when `f` is called, where it is written in Python."""
+    code = getattr(f, "__code__", None)
+    return _resolve(f)[1] if code is None else code
+
+
+def describe(f: Callable[..., Any]) -> str:
+    """Name a function and where it is written, as in "`f` (model.py:12)"."""
+    return str(Source.of(f))
+
+
+class Source(NamedTuple):
+    """A function by its name and code, which hold no values."""
+
+    name: str
+    code: types.CodeType | None
+
+    @classmethod
+    def of(cls, f: Callable[..., Any]) -> "Source":
+        name, code = _resolve(f)
+        return cls(repr(f) if name is None else name, code)
+
+    def named(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of positional arguments that JAX's own errors call by this name."""
+
+        def named(*operands: Any) -> Any:
+            return run(*operands)
+
+        if self.code is not None:
+            name = self.name.rpartition(".")[2]
+            of: Any = types.SimpleNamespace(__name__=name, __code__=self.code)
+            named.__signature__ = inspect.signature(named)  # type: ignore[attr-defined]
+            named.__wrapped__ = of  # type: ignore[attr-defined]
+        return named
+
+    def first_use(self, eqn: Any) -> str:
+        """Return "file:line" where the function leads to an equation."""
+        if self.code is None:
+            return ""
+        lines = {line for _, _, line in self.code.co_lines()}
+        traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
+        for frame in getattr(traceback, "frames", ()):
+            if frame.file_name == self.code.co_filename and frame.line_num in lines:
+                return f"{frame.file_name}:{frame.line_num}"
+        return f"{self.code.co_filename}:{self.code.co_firstlineno}"
+
+    def __str__(self) -> str:
+        name = self.name.replace("<locals>.", "")
+        if self.code is None:
+            return f"`{name}`"
+        return f"`{name}` ({self.code.co_filename}:{self.code.co_firstlineno})"
+
+
+class Where(NamedTuple):
+    """Whose rule an error is about."""
+
+    source: Source
+    grad_fn: Callable[..., Any]
+    of: str = "input"  # what the rule gives gradients for: "input" or "variable"
+
+    def __str__(self) -> str:
+        return f"The gradient function {describe(self.grad_fn)} of {self.source}"
