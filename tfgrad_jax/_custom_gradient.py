@@ -45,6 +45,7 @@ _Pair: TypeAlias = tuple[_R, Callable[..., Any]]
 
 _NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
 _CONVENTIONS = ("tf", "jax")
+_GIVEN = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "__signature__", "__type_params__"}
 
 
 class CustomGradient(Wrapper, Generic[_P, _R]):
@@ -136,12 +137,15 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
 
     def unwrapped(self) -> Any:
         convention = self._convention
+        attributes = {k: v for k, v in vars(self).items() if k not in _GIVEN}
 
         def make(parts: Sequence[Any]) -> CustomGradient[..., Any]:
-            f, variables, primal = parts
-            return CustomGradient(f, variables, primal, convention)
+            f, variables, primal, attributes = parts
+            made: CustomGradient[..., Any] = CustomGradient(f, variables, primal, convention)
+            made.__dict__.update(attributes)
+            return made
 
-        return make, (self._f, self._variables, self._primal)
+        return make, (self._f, self._variables, self._primal, attributes)
 
     def _called(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature

@@ -7,8 +7,8 @@ same for every analysis, and stands here alone. A Ref has the value of all that 
 """
 
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
@@ -42,13 +42,20 @@ class Analysis(Protocol):
     def branch(self, name: str, predicate: Any, result: Any) -> Any:
         """Return the value of a result that is chosen, or ends, by a predicate."""
 
+    def call(self, jaxpr: Any, operands: Sequence[Any], follow: "Follow") -> "Followed":
+        """Return the values of the results of a called jaxpr, and of its operands afterwards."""
+
+
+Followed: TypeAlias = tuple[list[Any], list[Any]]
+Follow: TypeAlias = Callable[[Sequence[Any]], Followed]
+
 
 def flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> list[Any]:
     """Return the values of the results of a jaxpr without constants, given its operands'."""
     return _flow(jaxpr, operands, analysis)[0]
 
 
-def _flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> tuple[list[Any], list[Any]]:
+def _flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> Followed:
     """Return the values of the results, and those of the operands afterwards."""
     values = dict(zip(jaxpr.invars, operands, strict=True))
 
@@ -79,15 +86,19 @@ def open_jaxpr(body: Any) -> Any:
     return getattr(body, "jaxpr", body)  # closed, or open where it has no constants
 
 
-def _body(body: Any, operands: Sequence[Any], analysis: Analysis) -> tuple[list[Any], list[Any]]:
+def _body(body: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
     jaxpr = open_jaxpr(body)
-    consts = [analysis.constant(c) for c in getattr(body, "consts", ())]
-    jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-    results, after = _flow(jaxpr, [*consts, *operands], analysis)
-    return results, after[len(consts) :]
+
+    def follow(operands: Sequence[Any]) -> Followed:
+        consts = [analysis.constant(c) for c in getattr(body, "consts", ())]
+        opened = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+        results, after = _flow(opened, [*consts, *operands], analysis)
+        return results, after[len(consts) :]
+
+    return analysis.call(jaxpr, operands, follow)
 
 
-def _equation(eqn: Any, operands: list[Any], analysis: Analysis) -> tuple[list[Any], list[Any]]:
+def _equation(eqn: Any, operands: list[Any], analysis: Analysis) -> Followed:
     name = eqn.primitive.name
     if name == "scan":
         return _scan(eqn, operands, analysis)
@@ -105,9 +116,7 @@ def _equation(eqn: Any, operands: list[Any], analysis: Analysis) -> tuple[list[A
     return [result] * len(eqn.outvars), operands
 
 
-def _loop(
-    name: str, body: Any, parts: Sequence[Sequence[Any]], analysis: Analysis
-) -> tuple[list[Any], list[Any]]:
+def _loop(name: str, body: Any, parts: Sequence[Sequence[Any]], analysis: Analysis) -> Followed:
     """Return the values of the results of a loop, when those of its carry no longer change."""
     consts, carry, xs = map(list, parts)
     while True:
@@ -119,7 +128,7 @@ def _loop(
         consts, carry, xs = after[:start], joined, after[end:]
 
 
-def _scan(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> tuple[list[Any], list[Any]]:
+def _scan(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
     # Versions of JAX tell these numbers by different names; a sequence has one axis more in the
     # equation than in the body.
     body = open_jaxpr(eqn.params["jaxpr"])
@@ -133,7 +142,7 @@ def _unequal(these: Sequence[Any], those: Sequence[Any]) -> int:
     return sum(a.aval.shape != b.aval.shape for a, b in zip(these, those, strict=True))
 
 
-def _while(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> tuple[list[Any], list[Any]]:
+def _while(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
     first = eqn.params["cond_nconsts"]
     second = first + eqn.params["body_nconsts"]
     parts = operands[first:second], operands[second:], ()
@@ -143,7 +152,7 @@ def _while(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> tuple[list[
     return [analysis.branch("while", end, value) for value in carry], after
 
 
-def _cond(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> tuple[list[Any], list[Any]]:
+def _cond(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
     predicate, *rest = operands
     first, *others = (_body(branch, rest, analysis) for branch in eqn.params["branches"])
     results, after = first

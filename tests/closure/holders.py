@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from tfgrad_jax import custom_gradient
+
 HOLDERS = {}
 
 
@@ -99,6 +101,16 @@ def function_attribute(w):
 
     function.w = w
     return function
+
+
+@holder
+def attribute_of_a_decorated_function(w):
+    @custom_gradient
+    def function(x):
+        return function.w * x, lambda dy: dy
+
+    function.w = w
+    return lambda: function.w
 
 
 @holder

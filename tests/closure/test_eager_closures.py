@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same
+from helpers import assert_same, eager_and_jit
 from limits import values_of_closures
 
 from tfgrad_jax import custom_gradient
@@ -156,3 +156,27 @@ def test_a_weight_in_a_default_of_an_inner_function(mode):
 
     got = mode(jax.grad(loss, (0, 1)))(jnp.float32(2), jnp.float32(3))
     assert_same(got, (jnp.float32(11), jnp.float32(6)))
+
+
+@eager_and_jit
+def test_a_weight_in_an_attribute_of_a_decorated_function(mode):
+    """Made anew around other values, a decorated function keeps its attributes."""
+
+    def value(w, x):
+        @custom_gradient
+        def inner(x):
+            return 2 * x, lambda dy: 3 * dy
+
+        inner.scale = w
+
+        @custom_gradient
+        def outer(x):
+            def grad(dy, variables):
+                return 7 * dy * inner.scale, [5 * dy * x for _ in variables]
+
+            return inner(x) * inner.scale, grad
+
+        return outer(x)
+
+    got = mode(jax.value_and_grad(value, (0, 1)))(2.0, 3.0)
+    assert_same(got, (jnp.float32(12), (jnp.float32(15), jnp.float32(14))))

@@ -69,9 +69,9 @@ def _walk(values: Sequence[Any]) -> Iterator[Any]:
     while pending:
         value = pending.pop()
         cls = type(value)
-        steps += 1
         if _is_inert(cls) or id(value) in seen:
             continue
+        steps += 1
         if isinstance(value, Tracer):
             yield value
             continue
@@ -92,6 +92,8 @@ def _held(value: Any, cls: type) -> Sequence[Any] | None:
         return held + [_content(cell) for cell in value.__closure__ or ()]
     if cls is _BUILTIN:
         return (value.__self__,)
+    if isinstance(value, Wrapper):
+        return value.unwrapped()[1]
     if isinstance(value, type):
         # Only a class that is made in a function can hold a tracer.
         local = [c for c in value.__mro__ if not is_importable(c)]

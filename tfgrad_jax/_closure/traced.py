@@ -7,6 +7,7 @@ its results depend on; `release` lets go of the tracers, and `evaluate` calls it
 
 import functools
 import operator
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from jax.extend.core import Literal
 
 from tfgrad_jax._frontend.grad_fn import NeedsValuesError
 from tfgrad_jax._frontend.structure import spec
-from tfgrad_jax._jaxpr import evaluate, flow, without_consts
+from tfgrad_jax._jaxpr import Follow, Followed, evaluate, flow, without_consts
 
 
 class Dependence(NamedTuple):
@@ -113,6 +114,11 @@ def dependence_on(
     return {positions[i]: dependence.uses.get(i + first) for i in order}
 
 
+# What the results of a jaxpr depend on, and its operands afterwards, as bits of its operands. Asked
+# at every level of nested functions, and the same at each.
+_KNOWN: weakref.WeakKeyDictionary[Any, Followed] = weakref.WeakKeyDictionary()
+
+
 class _Masks:
     """Tell of each value, as bits, which operands it depends on."""
 
@@ -127,3 +133,14 @@ class _Masks:
 
     def branch(self, name: str, predicate: int, result: int) -> int:
         return predicate | result
+
+    def call(self, jaxpr: Any, operands: Sequence[int], follow: Follow) -> Followed:
+        if jaxpr not in _KNOWN:
+            _KNOWN[jaxpr] = follow([1 << i for i in range(len(operands))])
+
+        def of(mask: int) -> int:
+            chosen = (o for i, o in enumerate(operands) if mask >> i & 1)
+            return functools.reduce(operator.or_, chosen, 0)
+
+        results, after = _KNOWN[jaxpr]
+        return [of(m) for m in results], [of(m) for m in after]
