@@ -77,6 +77,16 @@ def newest(session: nox.Session, flags: str) -> None:
     session.run("python", "-m", "pytest", "tests", env=env)
 
 
+@nox.session(python="3.13")
+def nightly(session: nox.Session) -> None:
+    """Run on a pre-release of JAX, where the package index has one. Not among the default ones."""
+    session.chdir(ROOT)
+    session.install("-e", ".[test]")
+    session.install("--upgrade", "--pre", "jax", "jaxlib")
+    session.run("python", "-c", "import jax; print(jax.__version__)")
+    session.run("python", "-m", "pytest", "tests")
+
+
 @nox.session(python="3.11")
 def tensorflow(session: nox.Session) -> None:
     """Run the conformance cases on TensorFlow itself."""

@@ -20,8 +20,8 @@ REACHING = {
     "tempfile", "urllib", "webbrowser",
 }  # fmt: skip
 
-# Events of what looks at objects and makes functions of code that exists.
-HARMLESS = {"builtins", "function", "gc", "object"}
+# Events of what looks at objects, makes functions of code that exists, imports parts of its own.
+HARMLESS = {"builtins", "function", "gc", "import", "object"}
 
 USE = """
 import json, sys

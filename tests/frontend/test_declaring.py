@@ -70,7 +70,7 @@ def test_equal_only_to_itself():
 
 
 def test_nothing_else_is_public():
-    public = {name for name in vars(tfgrad_jax) if not name.startswith("_")}
+    public = {name for name in dir(tfgrad_jax) if not name.startswith("_")}
     assert public == {
         "custom_gradient",
         "recompute_grad",

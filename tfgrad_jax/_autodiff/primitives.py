@@ -10,6 +10,7 @@ mapped are summed.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,7 +121,9 @@ class Pull:
         return dataclasses.replace(self, run=run)
 
 
-_EMPTY = jax.make_jaxpr(lambda: ())().jaxpr
+@functools.cache
+def _empty() -> Any:
+    return jax.make_jaxpr(lambda: ())().jaxpr
 
 
 def _life() -> ClosedJaxpr:
@@ -130,7 +133,7 @@ def _life() -> ClosedJaxpr:
     by weak references, and forgets the entry of one that is gone; otherwise the cache would keep
     rules alive, and the arrays that they hold.
     """
-    return ClosedJaxpr(_EMPTY, ())
+    return ClosedJaxpr(_empty(), ())
 
 
 # --- depend -------------------------------------------------------------------------------------
