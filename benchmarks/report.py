@@ -38,7 +38,19 @@ _TRACED = (
     "which of them `y` depends on, and in which order, only a trace of `f` tells; measured beside "
     "it, the same function with declared variables needs none"
 )
+_BOTH_MODES = (
+    "both modes take a `custom_jvp`, which JAX linearizes at each call, where it only records a "
+    f"`custom_vjp`; measured beside it, a {w.JVP}, which has both modes too, takes longer than ours"
+)
 EXPERIMENTS = {
+    "method": "the weights are in an object that cannot be made anew around other values, so `f` "
+    "is traced; measured beside it, a closure that declares the same weights is not",
+    "eager grad, inputs only": _BOTH_MODES,
+    "eager grad, declared variables": _BOTH_MODES,
+    "trace of jit(grad), inputs only": _BOTH_MODES,
+    "trace of jit(grad), declared variables": _BOTH_MODES,
+    "nested calls": "each function looks at all that the functions below it hold, since any of "
+    "them may hold what is being traced; and each level is staged in both modes",
     "eager jvp": "the rule is traced, checked for linearity and transposed at every call; "
     f"measured beside it, a hand-written `{w.TRANSPOSED}` its own backward pass",
     "undeclared variables": _TRACED,

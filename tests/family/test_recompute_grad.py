@@ -114,6 +114,19 @@ def test_policy_says_what_is_kept():
         assert_same(jax.grad(lambda x, f=f: f(x).sum())(x), expected)
 
 
+@pytest.mark.parametrize("options", [{}, {"policy": jax.checkpoint_policies.dots_saveable}])
+def test_with_parentheses(options):
+    @recompute_grad(**options)
+    def f(x):
+        return jnp.sin(x) * x
+
+    x = jnp.float32(0.5)
+    expected = jnp.sin(x) + x * jnp.cos(x)
+    assert f.__name__ == "f"
+    assert_same(jax.grad(f)(x), expected)
+    assert_same(jax.jit(jax.grad(f))(x), expected)
+
+
 def test_policy_by_name():
     from jax.ad_checkpoint import checkpoint_name
 

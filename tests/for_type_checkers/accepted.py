@@ -129,3 +129,4 @@ def rounded(x: Array, digits: int = 0) -> Array:
 
 assert_type(grad_pass_through(rounded)(X, 2), Array)
 assert_type(recompute_grad(rounded)(X, digits=2), Array)
+assert_type(recompute_grad(policy=None)(rounded)(X, digits=2), Array)
