@@ -116,11 +116,12 @@ def _attached(leaves: Sequence[Any], operands: Sequence[Any], rule: Rule) -> Seq
     if not is_traced((*operands, *rule.residuals)):
         return leaves
     moved, outputs = rule.static.moved, rule.static.outputs
-    traced = [i for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)]
     ys, xs = [leaves[i] for i in outputs], [operands[i] for i in moved]
     known = dict(zip(outputs, attach(*Pull.of(rule, moved), xs, ys), strict=True))
+    traced = {i: o for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)}
+    others = [traced[i] for i in traced.keys() - {*moved}]
     for i, leaf in enumerate(leaves):
-        ignored = [operands[k] for k in traced if i not in known or k not in moved]
+        ignored = others if i in known else list(traced.values())
         if ignored:
             (known[i],) = depend([known.get(i, leaf)], ignored)
     return [known.get(i, leaf) for i, leaf in enumerate(leaves)]
