@@ -3,8 +3,9 @@
 The contestants of a comparison run in turn, one sample each a round, and the first of a round
 changes, so that a machine that slows down slows all of them. A ratio is the median over the
 rounds of the ratio within a round. Ours takes part twice: its ratio to itself, the control, would
-be 1 on a perfect machine. Calls shorter than `SHORTEST` are repeated within a sample. The garbage
-collector does not run while a sample is taken.
+be 1 on a perfect machine. Calls shorter than `SHORTEST` are repeated within a sample, and what the
+contestant before left in the caches of the processor is not timed. The garbage collector does not
+run while a sample is taken.
 
 Each round runs at another depth of the Python stack: CPython keeps frames in blocks of 16 KiB, and
 a call that crosses into a new block again and again can take several times as long.
@@ -23,6 +24,7 @@ CONTROL = "control: ours again"
 DEPTHS = [i * 7 % 16 * 10 for i in range(16)]  # in Python frames, not in order
 SIZES = ("toy", "cpu", "gpu")
 SHORTEST = 2e-4  # seconds a sample takes at least, where a call can be repeated
+SHORT = 5e-3  # seconds; before a sample of shorter calls goes an untimed one, to warm the caches
 
 Call = Callable[[], Any]
 
@@ -81,6 +83,7 @@ def compare(
     if ours is not None:
         entered[CONTROL] = entered[ours]
     calls: dict[str, int] = {}
+    short = set()
     failures = {}
     a_round = 0.0
     for name, call in entered.items():
@@ -93,6 +96,8 @@ def compare(
             continue
         once = _sample(call, 1)
         calls[name] = max(1, min(1000, int(SHORTEST / once)))
+        if once < SHORT:
+            short.add(name)
         a_round += once * calls[name]
 
     count = int(min(rounds[1], max(rounds[0], seconds / a_round))) if calls else 0
@@ -108,6 +113,7 @@ def compare(
             for name in names[first:] + names[:first]:
                 if settle:
                     time.sleep(settle)
+                if settle or name in short:
                     _sample(entered[name], 1)
                 samples[name].append(_sample(entered[name], calls[name], DEPTHS[i % len(DEPTHS)]))
     finally:
