@@ -4,6 +4,7 @@
 `python tests/limits.py` prints.
 """
 
+import functools
 import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas as pl
@@ -218,6 +220,55 @@ limit(
     r"[Uu]nexpected tracer|closed-over value",
     lambda: jax.grad(scanned(in_a_closure), (0, 1))(X, X),
     (jnp.float32(5), jnp.float32(7)),
+)
+
+
+class Holder:
+    def __init__(self, h: Any, w: Any) -> None:
+        self.h, self.w = h, w
+
+    def __call__(self, x: Any) -> Any:
+        return self.h(x, w=self.w)
+
+
+def calls_itself(hold: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return `exp(w x)`; the rule declares `2 w` times the function itself."""
+
+    def value(x: Any) -> Any:
+        @custom_gradient
+        def exp(x: Any, *, w: Any) -> Any:
+            def grad(dy: Any, variables: Any) -> Any:
+                return 2 * dy * w * h(x), [0 * w for _ in variables]
+
+            return jnp.exp(w * x), grad
+
+        h = hold(exp, w=1 + 0 * x)
+        return h(x)
+
+    return value
+
+
+def refuses_dead_tracers() -> bool:
+    leaked: list[Any] = []
+    jax.grad(lambda x: leaked.append(x) or x)(1.0)
+    try:
+        jax.make_jaxpr(lambda: jnp.sin(leaked[0]))()
+    except jax.errors.UnexpectedTracerError:
+        return True
+    return False
+
+
+limit(
+    "recursion through an object",
+    "A rule that recurs through an object with a traced weight has one order from JAX 0.12 on.",
+    "Such a rule is traced when it is differentiated, when the tracer in the object is dead: hold "
+    "it in a closure or a `functools.partial`, which are made anew.",
+    lambda: jax.grad(jax.grad(calls_itself(Holder)))(X),
+    jax.errors.UnexpectedTracerError,
+    "unexpected tracer",
+    lambda: jax.grad(jax.grad(calls_itself(functools.partial)))(X),
+    jnp.float32(4 * np.exp(2)),
+    applies=refuses_dead_tracers,
 )
 
 
