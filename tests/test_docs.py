@@ -164,7 +164,9 @@ def test_output_is_compared(actual, expected, same):
 
 def _public(module):
     """Return what a module defines or exports (`import x as x`) under a public name."""
-    for node in ast.parse(inspect.getsource(module)).body:
+    body = ast.parse(inspect.getsource(module)).body
+    body += [node for choice in body if isinstance(choice, ast.If) for node in choice.body]
+    for node in body:
         names = []
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names = [node.name]

@@ -98,6 +98,7 @@ def test_the_output_is_the_residual_itself():
     assert y.unsafe_buffer_pointer() == held[0].unsafe_buffer_pointer()
 
 
+@pytest.mark.slow
 def test_the_chunked_cross_entropy():
     tokens, features, vocabulary, chunks = 16, 4, 32, 4
 
@@ -145,6 +146,7 @@ def test_the_chunked_cross_entropy():
     assert found.new_bytes == tokens * (features * F + 4 + F)
 
 
+@pytest.mark.slow
 def test_the_reversible_stack():
     params = {"f": 0.5 * jnp.eye(M), "g": 0.3 * jnp.ones((M, M))}
 

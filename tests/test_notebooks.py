@@ -82,13 +82,8 @@ def test_the_stored_outputs_are_clean(path):
         assert not re.search(r"/(home|root|tmp|Users|work)/", str(output))
 
 
-FRESH = [
-    pytest.param(path, id=path.stem, marks=[] if path.stem.startswith("01") else pytest.mark.slow)
-    for path in NOTEBOOKS
-]
-
-
-@pytest.mark.parametrize("path", FRESH)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_fresh_run_gives_the_stored_outputs(path, tmp_path):
     stored = _code_cells(_read(path))
     fresh = _code_cells(_execute(path, tmp_path))  # raises where a cell raises

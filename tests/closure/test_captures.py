@@ -28,9 +28,7 @@ STAGED = {
     *("scan_with_the_weight_outside",),
 }
 # The fast suite: every capture under the first of these, every transformation over the second.
-CORE_TRANSFORMATIONS = {
-    *("eager", "jit_of_grad", "grad_of_vmap_over_weights", "scan_with_the_weight_outside"),
-}
+CORE_TRANSFORMATIONS = {"eager", "jit_of_grad"}
 CORE_CAPTURES = {"one_scope", "declared"}
 
 PAIRS = [

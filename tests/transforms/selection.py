@@ -6,7 +6,7 @@ from loss_cases import CASES
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 
 # One case for each way that a call can take; under most transformations the others are slow tests.
-REPRESENTATIVE = {"pytree", "traced rule", "nested", "closes over parameters", "bfloat16"}
+REPRESENTATIVE = {"pytree", "traced rule", "nested", "closes over parameters"}
 
 
 def products(transformations, always=()):
