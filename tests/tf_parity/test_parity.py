@@ -14,12 +14,14 @@ from .case import disagreement, recorded
 from .cases import CASES
 
 ANSWERS = recorded()
-BY_MODE = [  # those that run eagerly are compiled in the slow set
+BY_MODE = [  # those that run eagerly are compiled in the slow set, which has the ports too
     pytest.param(
         name,
         mode,
         id=f"{name}-{mode}",
-        marks=pytest.mark.slow if mode == "graph" and "eager" in case.modes else (),
+        marks=pytest.mark.slow
+        if (mode == "graph" and "eager" in case.modes) or name.startswith("ports.")
+        else (),
     )
     for name, case in CASES.items()
     for mode in case.modes
