@@ -119,7 +119,8 @@ def _attached(leaves: Sequence[Any], operands: Sequence[Any], rule: Rule) -> Seq
     ys, xs = [leaves[i] for i in outputs], [operands[i] for i in moved]
     known = dict(zip(outputs, attach(*Pull.of(rule, moved), xs, ys), strict=True))
     traced = {i: o for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)}
-    others = [traced[i] for i in traced.keys() - {*moved}]
+    attached = {*moved}
+    others = [o for i, o in traced.items() if i not in attached]
     for i, leaf in enumerate(leaves):
         ignored = others if i in known else list(traced.values())
         if ignored:
