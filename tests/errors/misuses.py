@@ -1279,6 +1279,7 @@ kept[0] + 1
         jax.errors.UnexpectedTracerError,
         "to escape the scope of the transformation", "intermediate value with type float32[3,2]",
         of="",
+        jitted=False,  # the message has columns
     ),
     misuse(
         "Call a `custom_vjp` in a rule, and ask for forward mode of the gradient",
