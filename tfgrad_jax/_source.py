@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+_OPERANDS = inspect.Signature([inspect.Parameter("operands", inspect.Parameter.VAR_POSITIONAL)])
+
 
 def _resolve(f: Any) -> tuple[str | None, types.CodeType | None]:
     """Return the name and the code of what runs when `f` is called, where they are known."""
@@ -61,7 +63,7 @@ class Source(NamedTuple):
         if self.code is not None:
             name = self.name.rpartition(".")[2]
             of: Any = types.SimpleNamespace(__name__=name, __code__=self.code)
-            named.__signature__ = inspect.signature(named)  # type: ignore[attr-defined]
+            named.__signature__ = _OPERANDS  # type: ignore[attr-defined]
             named.__wrapped__ = of  # type: ignore[attr-defined]
         return named
 

@@ -117,10 +117,13 @@ def _attached(leaves: Sequence[Any], operands: Sequence[Any], rule: Rule) -> Seq
         return leaves
     moved, outputs = rule.static.moved, rule.static.outputs
     ys, xs = [leaves[i] for i in outputs], [operands[i] for i in moved]
-    known = dict(zip(outputs, attach(*Pull.of(rule, moved), xs, ys), strict=True))
+    attached = attach(*Pull.of(rule, moved), xs, ys)
+    if len(ys) == len(leaves) and len(xs) == len(operands):
+        return attached  # each depends on every operand
+    known = dict(zip(outputs, attached, strict=True))
     traced = {i: o for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)}
-    attached = {*moved}
-    others = [o for i, o in traced.items() if i not in attached]
+    seen = {*moved}
+    others = [o for i, o in traced.items() if i not in seen]
     for i, leaf in enumerate(leaves):
         ignored = others if i in known else list(traced.values())
         if ignored:

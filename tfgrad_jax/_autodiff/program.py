@@ -67,7 +67,7 @@ class Program:
 
     def _set_type(self, treedef: Any, leaves: Sequence[Any]) -> None:
         """Note the type of `y`, which is that of `primal` or of `f`."""
-        types = [spec(leaf)[:2] for leaf in leaves]
+        types = [(leaf.shape, leaf.dtype) for leaf in leaves]
         known = self._treedef, self._types
         if self._treedef is not None and known != (treedef, types):
             raise _errors.primal_mismatch(self._body.contract.source, known, (treedef, types))
