@@ -135,6 +135,7 @@ def test_annotations_are_checked_at_the_call():
 @pytest.mark.parametrize("checker", ["jaxtyping", "beartype"])
 def test_annotations_of_y_are_checked_above_the_decorator(checker):
     """The decorated function shows the type of `y`, not that of the pair."""
+    # Installed where other libraries are tested, as for the test above.
     jaxtyping = pytest.importorskip("jaxtyping")
     beartype = pytest.importorskip("beartype")
     vector = jaxtyping.Float[jax.Array, " n"]
