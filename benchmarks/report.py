@@ -40,7 +40,7 @@ _TRACED = (
 )
 _BOTH_MODES = (
     "both modes take a `custom_jvp`, which JAX linearizes at each call, where it only records a "
-    f"`custom_vjp`; measured beside it, a {w.JVP}, which has both modes too, takes longer than ours"
+    f"`custom_vjp`; of the function of inputs only, a {w.JVP}, with both modes, takes longer"
 )
 EXPERIMENTS = {
     "method": "the weights are in an object that cannot be made anew around other values, so `f` "
