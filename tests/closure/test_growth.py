@@ -112,6 +112,33 @@ def test_depth_at_higher_orders(orders):
         assert six.get(what, 0) <= 2.5 * three.get(what, 0), (what, three, six)
 
 
+def nested(depth):
+    """Return functions that each close over the next, and over nothing that JAX traces."""
+
+    def level(below):
+        def f(x):
+            return 2 * below(x), lambda dy: 7 * dy
+
+        return custom_gradient(f)
+
+    h = jnp.sin
+    for _ in range(depth):
+        h = level(h)
+    return h
+
+
+def test_what_is_closed_over_is_made_anew_once():
+    """A trace makes the functions below the outermost one anew, and each of them does not again."""
+
+    def trace(depth):
+        h = nested(depth)
+        return calls(lambda: jax.jit(jax.grad(h)).trace(jnp.float32(1)))
+
+    trace(2)  # whatever is cached
+    assert trace(16) <= 4.6 * trace(4)  # 5.3 times where each makes all below it anew
+    assert_same(jax.jit(jax.grad(nested(16)))(jnp.float32(1)), jnp.float32(7))
+
+
 # --- large closures -------------------------------------------------------------------------------
 
 
