@@ -128,6 +128,7 @@ def test_autodiff_of_several_outputs_and_of_values_without_derivative(mode):
     assert_same(got, (jnp.array([6.0, 8.0, 6.0]), jnp.float32(7 + 3 * 70)))
 
 
+@pytest.mark.slow
 def test_no_tracer_outlives_its_trace_under_autodiff():
     with jax.checking_leaks():
         jax.jit(jax.grad(lambda w, x: rounded(w, x) ** 2, (0, 1)))(1.5, 0.5)

@@ -118,6 +118,7 @@ def test_hessian_of_a_rule_that_calls_its_own_function(mode):
     assert_same(got, jnp.float32((2 * w) ** 2 * e))
 
 
+@pytest.mark.slow
 def test_no_tracer_outlives_its_trace():
     with jax.checking_leaks():
         jax.jit(jax.grad(lambda w, x: exponential(w)(x), (0, 1)))(1.5, 0.5)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from checking import X, declare, note, quick
 
 from tfgrad_jax import custom_gradient
@@ -44,6 +45,7 @@ def test_one_wrong_entry_is_found():
     assert quick(declare(jnp.sin, lambda x, dy: dy * jnp.cos(x)), x).ok
 
 
+@pytest.mark.slow
 def test_full_jacobian_finds_the_entry():
     matrix = jnp.asarray([[1.0, 2.0], [3.0, 4.0]])
     h = declare(lambda x: x**3, lambda x, dy: (dy * 3 * x**2).at[1, 0].add(dy[1, 0]))

@@ -9,8 +9,8 @@ cases = pytest.mark.parametrize("case", CASES, ids=str)
 REPRESENTATIVE = {"pytree", "traced rule", "nested", "closes over parameters"}
 
 
-def products(transformations, always=()):
-    """Pair the cases with transformations."""
+def products(transformations, always=(), slow=()):
+    """Pair the cases with transformations, of which some run always and some in the slow tests."""
     return pytest.mark.parametrize(
         ("case", "transformation"),
         [
@@ -18,7 +18,9 @@ def products(transformations, always=()):
                 case,
                 t,
                 id=f"{case}-{t}",
-                marks=() if t in always or case.name in REPRESENTATIVE else pytest.mark.slow,
+                marks=()
+                if t in always or (case.name in REPRESENTATIVE and t not in slow)
+                else pytest.mark.slow,
             )
             for case in CASES
             for t in transformations

@@ -58,7 +58,7 @@ GRADIENTS = {
 }
 
 
-@products(GRADIENTS, always=("grad", "jit of grad"))
+@products(GRADIENTS, always=("grad", "jit of grad"), slow=("check_tracer_leaks", "switch"))
 def test_gradient(case, transformation):
     assert_same(GRADIENTS[transformation](case), case.expected(), rtol=case.rtol)
 
