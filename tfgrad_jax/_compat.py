@@ -1,8 +1,7 @@
-"""What JAX tells in another way in each version, or only in a roundabout way, in one place.
+"""What differs between versions of JAX, or takes a detour to ask, in one place.
 
-What differs between versions has the condition for its removal beside it. `is_idle` is asked at
-every call; `below` when a program is differentiated; `tangent_dtype` and `varying` for every
-operand and every gradient.
+What differs has the condition for its removal beside it. `is_idle` is asked at every call; `below`
+when a program is differentiated; `tangent_dtype` and `varying` for every operand and gradient.
 """
 
 import contextlib
@@ -106,7 +105,7 @@ def is_ref(value: Any) -> bool:
 
 
 def is_ref_type(aval: Any) -> bool:
-    """Return whether a type is that of mutable arrays: it tells what is in them."""
+    """Return whether a type is that of mutable arrays: it has the type of their contents."""
     return hasattr(aval, "inner_aval")
 
 

@@ -1,7 +1,7 @@
 """Name the user's functions, by where they are written.
 
-`code_of` is asked at the call, and by whoever looks for what is written inside a rule; `Source` and
-`Where` are kept beside a rule, and become text in messages, jaxprs and JAX's own errors.
+`code_of` runs at the call, and where rules are searched for functions written inside them; `Source`
+and `Where` are kept beside a rule, and become text in messages, jaxprs and JAX's own errors.
 """
 
 import functools

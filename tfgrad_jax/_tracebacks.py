@@ -1,8 +1,8 @@
-"""What is the user's in tracebacks, jaxprs and profiles is told as the user's, and not as ours.
+"""Keep this package out of the user's tracebacks, jaxprs and profiles.
 
-Where an error leaves the package, our frames leave its traceback: `hidden` runs where JAX calls us,
-`hide` where the user does. As with JAX's own frames, `jax_traceback_filtering="off"` shows them.
-JAX names the source of an operation by the innermost line that is not excluded here.
+`hide` takes our frames out of the traceback of an error that leaves the package; `hidden` does so
+where JAX calls us. As with JAX's own frames, `jax_traceback_filtering="off"` shows them. JAX names
+the source of an operation by the innermost line that is not excluded here.
 """
 
 import functools

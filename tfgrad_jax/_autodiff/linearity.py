@@ -1,7 +1,7 @@
-"""Tell whether a rule is linear in its upstreams, before it is transposed.
+"""Check that a rule is linear in its upstreams, before it is transposed.
 
 `check` follows the upstreams through the equations of the rule, into its loops and branches. It
-knows the operations that are linear, and leaves the judgment of others to `jax.linear_transpose`.
+knows which operations are linear, and leaves all others to `jax.linear_transpose`.
 """
 
 import functools
@@ -62,7 +62,7 @@ def check(closed: ClosedJaxpr) -> list[Any]:
 
 
 class _Linearity:
-    """Tell of each value what it is as a function of the upstreams.
+    """Classify each value as a function of the upstreams.
 
     Raises at the first operation that is not linear. One that is not known here counts as
     linear and is added to `unknown`: `jax.linear_transpose` is the judge of it.

@@ -118,12 +118,12 @@ def _linear_part(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
 
 
 def _is_custom(eqn: Any) -> bool:
-    """Tell whether an equation is a call with a derivative of its own."""
+    """Return whether an equation is a call with a derivative of its own."""
     return eqn.primitive.name.startswith("custom_") and call_body(eqn) is not None
 
 
 def _is_replaced(eqn: Any) -> bool:
-    """Tell whether there is in an equation what means something for derivatives alone."""
+    """Return whether an equation holds something that matters to derivatives alone."""
     if _is_custom(eqn) or eqn.primitive.name == "stop_gradient":
         return True
     body = call_body(eqn)

@@ -1,4 +1,4 @@
-"""The arrays that functions hold, by name: what `explain` knows that `cells.py` need not.
+"""The arrays that functions hold, by name, for `explain`.
 
 `Arrays` is a `Skeleton` that takes out arrays, JAX tracing them or not, from methods, partial
 functions and ordinary objects too. `add` runs for each value that is looked into; `names` then has

@@ -120,7 +120,7 @@ _KNOWN: weakref.WeakKeyDictionary[Any, Followed] = weakref.WeakKeyDictionary()
 
 
 class _Masks:
-    """Tell of each value, as bits, which operands it depends on."""
+    """Find the operands that each value depends on, as bits."""
 
     def constant(self, value: Any) -> int:
         return 0
