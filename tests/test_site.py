@@ -106,7 +106,7 @@ def test_the_landing_page_has_code_a_picture_and_three_doors():
     assert landing.find("img", class_="picture")
     doors = [card.get_text() for card in landing.find_all(class_="sd-card")]
     assert len(doors) == 3
-    for door in ("I port from TensorFlow", "I have a gradient in mind", "I know custom_vjp"):
+    for door in ("I am porting from TensorFlow", "I have a gradient in mind", "I know custom_vjp"):
         assert any(door in text for text in doors)
 
 
