@@ -34,7 +34,7 @@ class Cards(SphinxPostTransform):
 
 _CELL = re.compile(r"<t[dh][ >].*?</t[dh]>", re.DOTALL)
 _NAME = re.compile(r'(?<=<span class="pre">)[^<]{13,}')
-_SEAM = re.compile(r"(?<=[._/])(?=\w)|(?<=[a-z])(?=[A-Z])")
+_SEAM = re.compile(r"(?<=[._/(=])(?=\w)|(?<=[a-z])(?=[A-Z])")
 
 
 def let_names_break(app: Any, page: str, template: str, context: Any, doctree: Any) -> None:
