@@ -322,7 +322,7 @@ GALLERY = [
         "The Lambert W function",
         "Corless, Gonnet, Hare, Jeffrey and Knuth, 1996",
         r"Newton's iteration solves $w e^w = x$; the rule is "
-        r"$w' = \frac{1}{e^w (1 + w)}$ and calls the function itself, so every derivative exists.",
+        r"$w' = 1 / (e^w (1 + w))$ and calls the function itself, so every derivative exists.",
         (jnp.array([0.3, 1.0, 5.0]),),
         over=(0, 6),
     ),
@@ -341,7 +341,7 @@ GALLERY = [
         "A sample that is differentiated by its distribution",
         "Figurnov, Mohamed and Mnih, 2018 (implicit reparameterization)",
         r"A bisection has no useful derivative. With $F(z; \mu) = u$ held fixed, "
-        r"$\frac{dz}{d\mu} = -\frac{\partial F / \partial \mu}{p(z)}$.",
+        r"$dz/d\mu = -(\partial F / \partial \mu) / p(z)$.",
         (jnp.float32(1.5), jnp.float32(0.6)),
         curve=lambda mean: mixture_sample(mean, jnp.float32(0.6)),
         over=(-3, 4),
@@ -384,7 +384,7 @@ GALLERY = [
         spike,
         "The spike of a neuron",
         "Zenke and Ganguli, 2018 (SuperSpike)",
-        r"A step, with the gradient of the fast sigmoid, $\frac{1}{(1 + 10 |x|)^2}$.",
+        r"A step, with the gradient of the fast sigmoid, $1 / (1 + 10 |x|)^2$.",
         (X,),
         surrogate=True,
         over=(-1, 1),

@@ -82,9 +82,7 @@ SECTION = """\
 {code}
 ```
 
-```{{code-block}} text
-:class: table
-
+```text
 {report}
 ```
 

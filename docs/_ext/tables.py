@@ -1,8 +1,8 @@
 """Keep tables readable where they have little room.
 
 On a phone, each cell of a wide table carries the heading of its column: `_static/site.css` hides
-these labels on wide screens, and on narrow ones shows each row as a card. Long names in tables may
-break between their words, and nowhere else.
+these labels on wide screens, and on narrow ones shows each row as a card. Long names in tables and
+headings may break between their words.
 """
 
 import re
@@ -32,16 +32,16 @@ class Cards(SphinxPostTransform):
                         cell[0].insert(0, nodes.inline("", heading, classes=["label"]))
 
 
-_CELL = re.compile(r"<t[dh][ >].*?</t[dh]>", re.DOTALL)
+_PLACE = re.compile(r"<(t[dh]|h\d)[ >].*?</\1>", re.DOTALL)
 _NAME = re.compile(r'(?<=<span class="pre">)[^<]{13,}')
 _SEAM = re.compile(r"(?<=[._/(=])(?=\w)|(?<=[a-z])(?=[A-Z])")
 
 
 def let_names_break(app: Any, page: str, template: str, context: Any, doctree: Any) -> None:
-    """Put `<wbr>` between the words of the long names in tables."""
+    """Put `<wbr>` between the words of the long names in tables and headings."""
     if "body" in context:
-        context["body"] = _CELL.sub(
-            lambda cell: _NAME.sub(lambda name: _SEAM.sub("<wbr>", name[0]), cell[0]),
+        context["body"] = _PLACE.sub(
+            lambda place: _NAME.sub(lambda name: _SEAM.sub("<wbr>", name[0]), place[0]),
             context["body"],
         )
 
