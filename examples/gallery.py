@@ -1,7 +1,7 @@
-"""Twenty gradients of one's own, from papers and libraries: one list, `GALLERY`.
+"""Twenty custom gradients from papers and libraries, in one list, `GALLERY`.
 
-The site shows each with its code, a picture and the answer of `check_gradient`; the tests run the
-same list. `python examples/gallery.py` prints the answers.
+The site shows each with its code, a picture and the report of `check_gradient`; the tests run the
+same list. `python examples/gallery.py` prints the reports.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from tfgrad_jax import custom_gradient
 from tfgrad_jax.testing import GradientReport, check_gradient
 
-# --- gradients that are the derivative, computed better ------------------------------------------
+# --- the derivative, computed better -------------------------------------------------------------
 
 
 @custom_gradient
@@ -27,7 +27,7 @@ def log1pexp(x):
 @custom_gradient
 def swish(x):
     def grad(dy):
-        s = jax.nn.sigmoid(x)  # computed again: only x is kept
+        s = jax.nn.sigmoid(x)  # recomputed: only x is kept
         return dy * s * (1 + x * (1 - s))
 
     return x * jax.nn.sigmoid(x), grad
@@ -130,7 +130,7 @@ def clipped_relu(x, bound):
     return jnp.clip(x, 0, bound), grad
 
 
-# --- gradients that are not the derivative, on purpose -------------------------------------------
+# --- not the derivative, on purpose --------------------------------------------------------------
 
 
 @custom_gradient
@@ -201,7 +201,7 @@ def guided_relu(x):
 
 @custom_gradient
 def lower_bound(x):
-    """Return max(x, 1), with a gradient also where x is below and would be moved up."""
+    """Return max(x, 1). Below 1, gradients that move x up still pass."""
     return jnp.maximum(x, 1), lambda dy: jnp.where((x >= 1) | (dy < 0), dy, 0)
 
 
@@ -210,15 +210,15 @@ def lower_bound(x):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A gradient of the gallery.
+    """An entry of the gallery.
 
     Args:
         f: the decorated function.
         title: what it is.
         source: who published it.
-        about: why one wants it, in a sentence or two (Markdown).
-        point: where `check_gradient` looks at it.
-        surrogate: whether the gradient is not the derivative, on purpose.
+        about: why it is useful, in a sentence or two (Markdown).
+        point: the arguments at which `check_gradient` checks it.
+        surrogate: whether the gradient deliberately differs from the derivative.
         curve: the scalar function that the picture shows; `f` itself if it is one.
         over: the ends of the horizontal axis.
         upstreams: instead of a curve and its gradient, the gradient for each of these upstreams.
@@ -247,7 +247,7 @@ class Entry:
         return inspect.getsource(self.f).strip()
 
     def check(self) -> GradientReport:
-        """Return what `check_gradient` says of it."""
+        """Return the report of `check_gradient`."""
         expect = "surrogate" if self.surrogate else "exact"
         return check_gradient(self.f, *self.point, expect=expect)
 
@@ -283,9 +283,9 @@ GALLERY = [
     Entry(
         swish,
         "Swish that keeps only its input",
-        "Ramachandran, Zoph and Le, 2017; memory-efficient in most EfficientNet code",
-        "Autodiff keeps the input and the sigmoid; this rule keeps the input and computes the "
-        "sigmoid again.",
+        "Ramachandran, Zoph and Le, 2017; memory-efficient versions in EfficientNet code",
+        "Autodiff keeps the input and the sigmoid; this rule keeps only the input and recomputes "
+        "the sigmoid.",
         (X,),
         over=(-6, 6),
     ),
@@ -301,7 +301,7 @@ GALLERY = [
     Entry(
         cross_entropy,
         "Softmax and cross-entropy in one",
-        "`SoftmaxCrossEntropyWithLogits` and every fused-loss kernel since",
+        "`SoftmaxCrossEntropyWithLogits` in TensorFlow, and fused-loss kernels since",
         r"The gradient is $\mathrm{softmax}(z) - e_k$: no logarithm is differentiated. The label, "
         "an integer, needs no gradient.",
         (X, jnp.int32(2)),
@@ -312,7 +312,7 @@ GALLERY = [
         lennard_jones,
         "An energy whose simulator returns the force",
         "Force matching; the interface of ASE, OpenMM and of most force fields",
-        "Codes for molecules return energy and force together. The force *is* the gradient: "
+        "Molecular simulators return energy and force together. The force is minus the gradient: "
         "nothing is differentiated, and the simulator may be a library that JAX cannot trace.",
         (jnp.float32(1.3),),
         over=(0.98, 2.5),
@@ -322,7 +322,7 @@ GALLERY = [
         "The Lambert W function",
         "Corless, Gonnet, Hare, Jeffrey and Knuth, 1996",
         r"Newton's iteration solves $w e^w = x$; the rule is "
-        r"$w' = \frac{1}{e^w (1 + w)}$ and calls the function itself, so every derivative exists.",
+        r"$w' = 1 / (e^w (1 + w))$ and calls the function itself, so every derivative exists.",
         (jnp.array([0.3, 1.0, 5.0]),),
         over=(0, 6),
     ),
@@ -338,10 +338,10 @@ GALLERY = [
     ),
     Entry(
         mixture_sample,
-        "A sample that moves with its distribution",
+        "A sample that is differentiated by its distribution",
         "Figurnov, Mohamed and Mnih, 2018 (implicit reparameterization)",
         r"A bisection has no useful derivative. With $F(z; \mu) = u$ held fixed, "
-        r"$\frac{dz}{d\mu} = -\frac{\partial F / \partial \mu}{p(z)}$.",
+        r"$dz/d\mu = -(\partial F / \partial \mu) / p(z)$.",
         (jnp.float32(1.5), jnp.float32(0.6)),
         curve=lambda mean: mixture_sample(mean, jnp.float32(0.6)),
         over=(-3, 4),
@@ -350,8 +350,8 @@ GALLERY = [
         sparsemax,
         "Sparsemax",
         "Martins and Astudillo, 2016",
-        "The projection onto the simplex: many probabilities are exactly zero. Its Jacobian is a "
-        "mean over the support; sorting is not differentiated.",
+        "The projection onto the simplex: many probabilities are exactly zero. The rule subtracts "
+        "the mean over the support; the sort is not differentiated.",
         (jnp.array([0.3, 0.5, -0.9]),),
         curve=lambda x: sparsemax(x * jnp.array([1.0, 0.0, 0.0]))[0],
         over=(-2, 2),
@@ -384,7 +384,7 @@ GALLERY = [
         spike,
         "The spike of a neuron",
         "Zenke and Ganguli, 2018 (SuperSpike)",
-        r"A step, with the gradient of the fast sigmoid, $\frac{1}{(1 + 10 |x|)^2}$.",
+        r"A step, with the gradient of the fast sigmoid, $1 / (1 + 10 |x|)^2$.",
         (X,),
         surrogate=True,
         over=(-1, 1),
@@ -393,8 +393,8 @@ GALLERY = [
         quantize,
         "Quantization with a learned step",
         "Esser et al., 2020 (LSQ)",
-        "The weights get a straight-through gradient inside of the range. The step gets one too: "
-        "the picture is a weight of 1 and the gradient of its step.",
+        "The weights get a straight-through gradient inside the range. The step has a gradient "
+        "too: the picture shows a quantized weight of 1 and its gradient by the step.",
         (X, jnp.float32(0.7)),
         surrogate=True,
         curve=lambda step: quantize(jnp.float32(1.0), step),
@@ -404,7 +404,7 @@ GALLERY = [
         hard_argmax,
         "A choice with the gradient of a softmax",
         "Jang, Gu and Poole, 2017 (straight-through Gumbel-softmax)",
-        "Forward one option, backward all of them.",
+        "The forward pass takes one option; the backward pass is that of a softmax over all.",
         (X,),
         surrogate=True,
         curve=lambda x: hard_argmax(x * jnp.array([1.0, 0.0]))[0],
@@ -413,7 +413,7 @@ GALLERY = [
         cheapest,
         "A combinatorial solver as a layer",
         "Pogančić, Paulus, Musil, Martius and Rolínek, 2020",
-        "The rule solves once more, with costs moved along the upstream, and takes the difference. "
+        "The rule solves again, with costs shifted along the upstream, and takes the difference. "
         "It is not linear in the upstream.",
         (jnp.array([0.3, 0.5, 0.9]),),
         surrogate=True,
@@ -424,8 +424,8 @@ GALLERY = [
         reverse_gradient,
         "Gradient reversal",
         "Ganin and Lempitsky, 2015",
-        "The identity; backward, the sign is turned: the layers below learn to confuse what is "
-        "above.",
+        "The identity, with the sign of its gradient flipped: the layers below learn to confuse "
+        "the layers above.",
         (X,),
         surrogate=True,
     ),
@@ -433,7 +433,7 @@ GALLERY = [
         clip_gradient_norm,
         "Clipping the gradient in the middle of a network",
         "Pascanu, Mikolov and Bengio, 2013",
-        "The identity; backward, a norm of at most one. The picture is over the upstream.",
+        "The identity, with its gradient clipped to norm one. The picture is over the upstream.",
         (X,),
         surrogate=True,
         of_upstream=True,
@@ -442,17 +442,17 @@ GALLERY = [
         guided_relu,
         "Guided backpropagation",
         "Springenberg, Dosovitskiy, Brox and Riedmiller, 2015",
-        "A ReLU that sends back only what is positive, for pictures of what a network looks at.",
+        "A ReLU that passes back only positive gradients, to show what a network responds to.",
         (X,),
         surrogate=True,
         upstreams=(1.0, -1.0),
     ),
     Entry(
         lower_bound,
-        "A bound that lets go",
+        "A lower bound that a parameter can leave",
         "Ballé et al., 2018; `lower_bound` of TensorFlow Compression",
-        "The derivative of `max(x, 1)` is zero below 1, and a parameter that gets there stays. "
-        "This one lets through what would move it up.",
+        "The derivative of `max(x, 1)` is zero below 1, so a parameter that gets there stays. "
+        "This rule passes the gradients that move it up.",
         (X,),
         surrogate=True,
         over=(-1, 3),

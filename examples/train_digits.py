@@ -1,9 +1,9 @@
 """Train a network of binary units on real handwritten digits.
 
-Each hidden unit of this network says -1 or +1 and nothing in between. The derivative of `sign`
-is zero, so plain gradient descent never moves the weights below a sign: only the last layer
-learns. `binary` is the same sign with the derivative of tanh declared in its place, and then
-every layer learns. The script trains both networks from the same weights on the same batches:
+Each hidden unit of this network outputs -1 or +1. The derivative of `sign` is zero, so plain
+gradient descent never changes the weights before a sign: only the last layer learns. `binary` is
+the same sign with the derivative of tanh declared as its gradient, and then every layer learns.
+The script trains both networks from the same weights on the same batches:
 
     python examples/train_digits.py
     python examples/train_digits.py --steps 2000 --batch 256 --seed 1 --out digits.png
@@ -34,7 +34,7 @@ from tfgrad_jax import custom_gradient
 HIDDEN = (256, 256, 256)
 CLASSES = 10
 LEARNING_RATE = 3e-3
-NOISE = 0.3  # on the pixels while training, against learning the images by heart
+NOISE = 0.3  # added to the pixels in training, against overfitting
 TEST_SHARE = 0.25
 SURROGATE, PLAIN = "surrogate gradient", "plain jnp.sign"
 
@@ -44,7 +44,7 @@ Params = list[tuple[jax.Array, jax.Array]]  # the weights and biases of each lay
 
 @custom_gradient
 def binary(x: jax.Array):
-    """Return the sign of x, with the gradient of tanh: it points the way where sign is flat."""
+    """Return the sign of x, with the gradient of tanh, which is not zero where sign is flat."""
 
     def grad(dy: jax.Array) -> jax.Array:
         return dy * (1 - jnp.tanh(x) ** 2)
@@ -53,20 +53,20 @@ def binary(x: jax.Array):
 
 
 class Digits(NamedTuple):
-    """Images and what they show."""
+    """Images and their labels."""
 
     images: jax.Array  # float32[n, 64], each pixel in [-1, 1]
     labels: jax.Array  # int32[n]
 
 
 class Run(NamedTuple):
-    """A network, and how it came about."""
+    """A trained network, and the history of its training."""
 
     params: Params
     losses: np.ndarray  # the training loss at each step
-    evaluated: np.ndarray  # the steps after which the test images were tried, ...
-    accuracies: np.ndarray  # ... and the share of them that was recognized
-    moved: float  # the distance that the hidden weights went, relative to where they started
+    evaluated: np.ndarray  # the steps after which it was tested, ...
+    accuracies: np.ndarray  # ... and the test accuracy after each
+    moved: float  # distance of the hidden weights from their start, relative to its norm
     hidden: np.ndarray  # float32[test, 256]: the last hidden layer on the test images
     predicted: np.ndarray  # int32[test]
 
@@ -105,7 +105,7 @@ def forward(
 def train(
     name: str, activation: Activation, data: Digits, test: Digits, steps: int, batch: int, seed: int
 ) -> Run:
-    """Train a network from the weights and with the batches that the seed stands for."""
+    """Train a network; the seed determines its initial weights and its batches."""
     init_key, batch_key = jax.random.split(jax.random.key(seed))
     start = params = initialize(init_key, (data.images.shape[1], *HIDDEN, CLASSES))
     optimizer = optax.adam(optax.cosine_decay_schedule(LEARNING_RATE, steps))
@@ -204,7 +204,7 @@ def _draw_curves(figure: SubFigure, runs: dict[str, Run]) -> None:
 
 
 def _draw_digits(figure: SubFigure, runs: dict[str, Run], test: Digits) -> None:
-    """Draw the first test image of each digit: chosen by its label, not by what came of it."""
+    """Draw the first test image of each digit: chosen by label, not by prediction."""
     labels = np.asarray(test.labels)
     chosen = [int(np.argmax(labels == digit)) for digit in range(CLASSES) if digit in labels]
     figure.suptitle(
@@ -287,7 +287,7 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def _figure(text: str) -> Path:
-    """Read the path of a figure; say now, not after the training, if it cannot be written."""
+    """Read the path of a figure; raise before the training if it cannot be written."""
     path = Path(text)
     formats = Figure().canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in formats:

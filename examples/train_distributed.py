@@ -1,23 +1,23 @@
 """Train the digits network of `train_digits.py` on several processes, machines or accelerators.
 
 Each step splits its batch over all devices of all processes. Every device has all the weights,
-or its part of them (`--shard`: fully sharded data parallelism), and every hidden layer closes
-over its own: the rule in `layer` says what their gradients are, and XLA sums them over the
-devices. The result is that of one process, to rounding.
+or a shard of them (`--shard`: fully sharded data parallelism). Every hidden layer closes over its
+own weights: the rule in `layer` returns their gradients, and XLA sums these over the devices. The
+result equals that of one process, up to rounding.
 
 On one machine this starts the processes, one for each GPU if there are any:
 
     python examples/train_distributed.py --processes 2 --out run
 
-On many, start one process on each, all with the same command, and tell them of each other:
+On several, start one process on each with the same command, and say which process it is:
 
     JAX_COORDINATOR_ADDRESS=10.0.0.1:1234 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0 \
         python examples/train_distributed.py --out /shared/run
 
 Checkpoints go to `--out`, a directory that all processes see. If a process dies, the others end
 within a minute. The same command with `--resume` continues from the last checkpoint, also with
-another number of processes: what a step computes depends on the seed and the step alone, so the
-result is that of a run that was never stopped.
+another number of processes: each step depends only on the seed and the number of the step, so the
+result is that of an uninterrupted run.
 """
 
 import argparse
@@ -55,8 +55,8 @@ from train_digits import (
 from tfgrad_jax import custom_gradient
 
 HEARTBEAT = 20  # seconds without a sign of life after which a process counts as dead
-EXPLAINED = 2  # the exit status of a process that has said why it ends, as of argparse
-PATIENCE = 5  # seconds that processes have to end by themselves when one has failed
+EXPLAINED = 2  # the exit status of a process that has said why it ends, as in argparse
+PATIENCE = 5  # seconds that processes get to exit on their own after one has failed
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 AGAIN = "Start all processes again with --resume to continue from the last checkpoint."
 
@@ -123,7 +123,7 @@ def train(options: argparse.Namespace) -> float:
         return split if options.shard and divisible else whole
 
     def batch(step: int) -> Digits:
-        """Return the images of a step. Each process reads those of its own devices alone."""
+        """Return the images of a step. Each process reads only those of its own devices."""
         random = np.random.default_rng((options.seed, step))
         chosen = random.choice(len(data.labels), options.batch, replace=False)
 
@@ -184,7 +184,7 @@ def train(options: argparse.Namespace) -> float:
 
 
 def settings(options: argparse.Namespace) -> dict[str, int]:
-    """Return the options that a run keeps to its end."""
+    """Return the options that are fixed when a run starts."""
     return {name: getattr(options, name) for name in ("steps", "batch", "seed")}
 
 
@@ -217,7 +217,7 @@ def restore(
 
 
 def stop(message: str) -> NoReturn:
-    """End all processes, each of which calls this, with one message."""
+    """Exit with one message. All processes call this."""
     if jax.process_index() == 0:
         print(message, file=sys.stderr)
     raise SystemExit(EXPLAINED)
@@ -235,7 +235,7 @@ def work(options: argparse.Namespace, address: str, count: int, own: int) -> flo
         # Most likely another process died, and an orderly exit would wait for it.
         print(f"\nprocess {own} of {count} cannot go on: {error}\n{AGAIN}", file=sys.stderr)
         sys.stderr.flush()
-        if own == 0:  # it runs the service without which the others could not say the same
+        if own == 0:  # it runs the coordinator, which the others need until they have said the same
             time.sleep(PATIENCE / 2)
         os._exit(EXPLAINED)
     finally:
@@ -256,7 +256,7 @@ def launch(argv: Sequence[str], count: int) -> None:
         )
         for i in range(count)
     ]
-    # Told to end, tell the processes: they save what they have.
+    # Pass SIGTERM on to the processes, which save their state and exit.
     signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in processes])
     try:
         while not any(process.poll() for process in processes):
@@ -349,7 +349,7 @@ def _directory(text: str) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train in this process, or in those that it starts."""
+    """Train in this process, or in processes that it starts."""
     options = parse(argv)
     if options.processes > 1:
         launch(sys.argv[1:] if argv is None else argv, options.processes)

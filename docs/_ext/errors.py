@@ -1,4 +1,4 @@
-"""Show on the page of errors what `tests/errors/misuses.py` tries, and what is said about it.
+"""Show on the page of errors what `tests/errors/misuses.py` tries, and the messages.
 
 Each block `{misuses} section` of `errors.md` becomes the mistakes of that section, folded.
 """
@@ -10,8 +10,9 @@ from typing import Any
 from tests.errors.misuses import MISUSES, Misuse, message, run
 
 LINES = 12  # of a message; more are cut
+WIDTH = 84  # in columns: what fits without scrolling
 SECTION = """\
-::::{{dropdown}} {count} mistakes, and what is said about each
+::::{{dropdown}} {count} mistakes, and the message for each
 {entries}
 ::::
 """
@@ -35,7 +36,7 @@ def _entry(misuse: Misuse) -> str:
         said = f"{'' if misuse.is_command else type(error).__name__ + ': '}{message(error)}"
     else:
         raise AssertionError(f"no error: {misuse.title}")
-    lines = [textwrap.fill(line, 92, drop_whitespace=False) for line in said.splitlines()]
+    lines = [textwrap.fill(line, WIDTH, drop_whitespace=False) for line in said.splitlines()]
     if len(lines) > LINES:  # JAX's own, with a traceback
         lines[LINES // 2 :] = ["..."]
     language = "console" if misuse.is_command else "py"

@@ -39,8 +39,8 @@ STYLE = {
 PAGE = """\
 # Gallery
 
-Twenty gradients that papers and libraries use, each with its code, its source, and what
-`check_gradient` says of it. Blue is the value, orange the declared gradient. All code is in
+Twenty gradients from papers and libraries, each with its code, its source and the report of
+`check_gradient`. In the pictures blue is the value and orange the declared gradient. The code is in
 `examples/gallery.py`, which begins with
 
 ```py
@@ -53,13 +53,16 @@ from tfgrad_jax import custom_gradient
 {thumbnails}
 ::::
 
-## Gradients that are the derivative, computed better
+Your gradient is not here? [Getting started](../getting_started.md) shows how to write one, and the
+[how-tos](../howto/index.md) train with some of these.
+
+## The derivative, computed better
 
 {exact}
 
-## Gradients that are not the derivative, on purpose
+## Not the derivative, on purpose
 
-`check_gradient(f, x, expect="surrogate")` then measures the difference instead of failing.
+For these, `check_gradient(f, x, expect="surrogate")` measures the difference instead of failing.
 
 {surrogate}
 """
@@ -101,7 +104,7 @@ def write_gallery() -> None:
 
 
 def section(entry: Entry) -> str:
-    """Return what the page says of an entry."""
+    """Return the section of an entry."""
     return SECTION.format(
         name=entry.name,
         title=entry.title,
@@ -145,18 +148,25 @@ def write_landing() -> None:
     points += np.where(side, 1, 0)[:, None] * [1, 0.5] + 0.15 * rng.standard_normal((400, 2))
     points, side = jnp.asarray(points - [0.5, 0.25], jnp.float32), jnp.asarray(side, jnp.float32)
 
-    figure = Figure(figsize=(9, 2.9))
-    left, middle, right = figure.subplots(1, 3)
-    x = jnp.linspace(-2, 2, 801)
-    left.plot(x, binarize(x), color=VALUE, lw=2, label="binarize(x)")
-    left.plot(x, jax.vmap(jax.grad(binarize))(x), color=GRADIENT, lw=2, label="its gradient")
-    left.legend(loc="lower right")
-    left.set(title="the function", yticks=[-1, 0, 1])
-    for axes, unit, title in (
-        (middle, jnp.sign, "trained with jnp.sign"),
-        (right, binarize, "trained with binarize"),
+    units = {"jnp.sign": jnp.sign, "binarize": binarize}
+    trained = [(name, _trained(unit, points, side)) for name, unit in units.items()]
+    for name, size, panels in (
+        ("landing", (9, 2.9), [[0, 1, 2]]),
+        ("landing-narrow", (4.2, 4.6), [[0, 0], [1, 2]]),  # for a phone
     ):
-        predict = _trained(unit, points, side)
+        figure = Figure(figsize=size)
+        _draw_landing(figure.subplot_mosaic(panels), trained, points, side)
+        figure.savefig(FOLDER / f"{name}.svg", **SAVE)
+
+
+def _draw_landing(panels: Any, trained: Any, points: jax.Array, side: jax.Array) -> None:
+    x = jnp.linspace(-2, 2, 801)
+    function = panels[0]
+    function.plot(x, binarize(x), color=VALUE, lw=2, label="binarize(x)")
+    function.plot(x, jax.vmap(jax.grad(binarize))(x), color=GRADIENT, lw=2, label="its gradient")
+    function.legend(loc="lower right")
+    function.set(title="the function", yticks=[-1, 0, 1])
+    for axes, (name, predict) in zip((panels[1], panels[2]), trained, strict=True):
         ticks = jnp.linspace(-2, 2, 161), jnp.linspace(-1.6, 1.6, 129)
         grid = jnp.stack(jnp.meshgrid(*ticks), -1)
         accuracy = float(jnp.mean((predict(points) > 0) == (side > 0)))
@@ -164,8 +174,7 @@ def write_landing() -> None:
         axes.contourf(*ticks, predict(grid) > 0, **colors)
         for value, color in ((0, VALUE), (1, GRADIENT)):
             axes.plot(*points[side == value].T, ".", ms=3, color=color)
-        axes.set(title=f"{title}: {accuracy:.0%}", xticks=[], yticks=[])
-    figure.savefig(FOLDER / "landing.svg", **SAVE)
+        axes.set(title=f"with {name}: {accuracy:.0%}", xticks=[], yticks=[])
 
 
 def _trained(unit: Any, points: jax.Array, side: jax.Array) -> Any:

@@ -1,8 +1,11 @@
-"""Let wide tables be read on a phone: each cell carries the heading of its column.
+"""Keep tables readable where they have little room.
 
-`_static/site.css` hides these labels on wide screens, and on narrow ones shows each row as a card.
+On a phone, each cell of a wide table carries the heading of its column: `_static/site.css` hides
+these labels on wide screens, and on narrow ones shows each row as a card. Long names in tables and
+headings may break between their words.
 """
 
+import re
 from typing import Any
 
 from docutils import nodes
@@ -29,7 +32,22 @@ class Cards(SphinxPostTransform):
                         cell[0].insert(0, nodes.inline("", heading, classes=["label"]))
 
 
+_PLACE = re.compile(r"<(t[dh]|h\d)[ >].*?</\1>", re.DOTALL)
+_NAME = re.compile(r'(?<=<span class="pre">)[^<]{13,}')
+_SEAM = re.compile(r"(?<=[._/(=])(?=\w)|(?<=[a-z])(?=[A-Z])")
+
+
+def let_names_break(app: Any, page: str, template: str, context: Any, doctree: Any) -> None:
+    """Put `<wbr>` between the words of the long names in tables and headings."""
+    if "body" in context:
+        context["body"] = _PLACE.sub(
+            lambda place: _NAME.sub(lambda name: _SEAM.sub("<wbr>", name[0]), place[0]),
+            context["body"],
+        )
+
+
 def setup(app: Any) -> dict[str, Any]:
-    """Register the transform."""
+    """Register both."""
     app.add_post_transform(Cards)
+    app.connect("html-page-context", let_names_break)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,7 @@
-"""A layer with binary weights (Courbariaux et al., 2015), in Keras and without.
+"""A layer with binary weights (Courbariaux et al., 2015), in Keras and in plain JAX.
 
-The forward pass uses the signs of the kernel. The kernel gets the gradient of its sign where it
-lies in [-1, 1], and the bias the usual one, by `variables`.
+The forward pass uses the signs of the kernel. Both weights are `variables`: the kernel gets the
+gradient of its signs where it lies in [-1, 1], the bias its ordinary gradient.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The identity that clips the norm of the gradient that passes through it."""
+"""The identity with the norm of its gradient clipped."""
 
 from collections.abc import Callable
 from typing import Any

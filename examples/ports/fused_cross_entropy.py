@@ -1,6 +1,6 @@
 """A fused kernel that computes its own backward pass: softmax and cross entropy in one.
 
-A kernel has no derivative that a framework could find; it returns what the gradient needs.
+A framework cannot differentiate a kernel, so the kernel returns what the gradient needs.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def original(tf: Any) -> Callable[..., Any]:
 
 @jax.jit
 def kernel(logits, labels):
-    """Return the loss and its gradient; stands for a Pallas kernel or a `jax.ffi` call."""
+    """Return the loss and its gradient; stands in for a Pallas kernel or a `jax.ffi` call."""
     shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
     normalizer = jnp.sum(jnp.exp(shifted), axis=-1, keepdims=True)
     loss = -jnp.sum(labels * (shifted - jnp.log(normalizer)), axis=-1)

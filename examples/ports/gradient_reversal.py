@@ -1,4 +1,4 @@
-"""The identity that turns gradients around, for domain-adversarial training."""
+"""The identity with its gradient reversed, for domain-adversarial training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def original(tf: Any) -> Callable[..., Any]:
 @custom_gradient
 def reverse_gradient(x, strength):
     def grad(dy):
-        return -strength * dy, None  # the strength is an input, and gets no gradient
+        return -strength * dy, None  # strength is an input without a gradient
 
     return x, grad
 

@@ -40,7 +40,7 @@ def original(tf: Any) -> Callable[..., Any]:
 
 @custom_gradient
 def quantize(x, step, bits=4):
-    # `bits` is a Python int: no input needs to be wrapped around it, here or under jit.
+    # `bits` is a Python int, under jit too, so this needs no wrapper function.
     low, high = -(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1
     scaled = x / step
     rounded = jnp.round(jnp.clip(scaled, low, high))

@@ -1,4 +1,4 @@
-"""log(1 + exp(x)), the example of TensorFlow's documentation, with the value mended too."""
+"""log(1 + exp(x)), the example of TensorFlow's documentation, with the value fixed too."""
 
 from collections.abc import Callable
 from typing import Any

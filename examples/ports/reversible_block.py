@@ -1,7 +1,7 @@
 """A reversible residual block (Gomez et al., 2017): its inputs are recomputed from its outputs.
 
-y1 = x1 + f(x2), y2 = x2 + g(y1). The backward pass keeps y1 and y2 alone, however deep the branches
-are. The weights are closed over; their gradients go by `variables`.
+y1 = x1 + f(x2), y2 = x2 + g(y1). The backward pass needs only y1 and y2, however deep the
+branches are. The weights are closed over and get their gradients as `variables`.
 """
 
 from collections.abc import Callable
