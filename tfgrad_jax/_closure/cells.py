@@ -62,6 +62,30 @@ def tracers_in(values: Sequence[Any]) -> list[Any]:
     return list({id(t): t for t in _walk(values) if t is not None}.values())
 
 
+def behind(tracers: Sequence[Any]) -> dict[int, Any]:
+    """Return, by the ids of the tracers behind them, the tracers that stand for these.
+
+    `lax.stop_gradient` looks behind the tracers of `jvp`, at their primals.
+    """
+    found: dict[int, Any] = {}
+    for tracer in tracers:
+        primal = getattr(tracer, "primal", None)
+        while isinstance(primal, Tracer):
+            found[id(primal)] = tracer
+            primal = getattr(primal, "primal", None)
+    return {key: t for key, t in found.items() if all(id(other) != key for other in tracers)}
+
+
+def is_behind(value: Any, tracer: Any) -> bool:
+    """Return whether a constant is behind tracers of `jvp`; JAX copies numbers."""
+    primal = tracer
+    while isinstance(primal, Tracer):
+        primal = getattr(primal, "primal", None)
+    if primal is None or primal is value:
+        return primal is not None
+    return np.ndim(primal) == np.ndim(value) == 0 and np.asarray(primal) == np.asarray(value)
+
+
 def _walk(values: Sequence[Any]) -> Iterator[Any]:
     """Yield the tracers that can be reached; None, and no more, where there is too much."""
     pending = list(values)

@@ -26,7 +26,7 @@ from tfgrad_jax._frontend.structure import Outputs, spec
 from tfgrad_jax._source import code_of
 
 from .body import Body, Rebuilt, Result
-from .cells import Skeleton, dissect, reach, snapshot, tracers_in
+from .cells import Skeleton, behind, dissect, is_behind, reach, snapshot, tracers_in
 from .residuals import Given, Run, rule_of
 from .traced import Traced
 
@@ -68,8 +68,16 @@ class Hoisted(Body):
         self._run: Run | None = None  # of a rule that was traced
         self._late: Call | None = None  # of a rule that will be traced
         self._asks = False
+        held = [call.f, call.bound_to, call.constants, call.rest, call.primal]
+        reachable = tracers_in(held)
+        self._behind = behind(reachable)
         traced, residuals = self._trace(call, wait, first=True)
         used = traced.used(self.outputs.count)
+        # What `lax.stop_gradient` got may be what is behind a tracer.
+        stopped = [v for v in traced.stopped() if all(v is not t for t in reachable)]
+        unseen = [t for t in reachable if id(t) not in used and spec(t).differentiable]
+        self.stops_unknown = bool(stopped)
+        self.hides_variable = self._asks and any(is_behind(v, t) for t in unseen for v in stopped)
         tracers = traced.captured()
         if self._asks:
             self._listed = [tracers[key] for key in used if spec(tracers[key]).differentiable]
@@ -77,10 +85,12 @@ class Hoisted(Body):
                 self._variables = Variables.listed([spec(v) for v in self._listed])
             if self._skeleton is None and not wait:
                 traced, residuals = self._trace(call, False, first=False)
-        values = (
-            Traced(lambda *ops: self._value_of(call, ops), call.operands) if call.primal else None
+        primal = (
+            Traced(lambda *ops: self._value_of(call, ops), call.operands, self._behind)
+            if call.primal
+            else None
         )
-        tracers = (values.captured() if values else {}) | traced.captured()
+        tracers = (primal.captured() if primal else {}) | traced.captured()
         tracers |= {id(v): v for v in self._listed}
         order = {key: i for i, key in enumerate(tracers)}
         self.captured = list(tracers.values())
@@ -88,10 +98,10 @@ class Hoisted(Body):
         self._used = {order[key]: eqn for key, eqn in used.items()}
         self._place(residuals, order)
         traced.release(order)
-        if values is not None:
-            values.release(order)
-        self._traced, self._values = traced, values
-        self._listed = []
+        if primal is not None:
+            primal.release(order)
+        self._traced, self._values = traced, primal
+        self._listed, self._behind = [], {}
         self._order = order if self._late is not None else {}
 
     def _value_of(self, call: Call, operands: Sequence[Any]) -> list[Any]:
@@ -123,7 +133,7 @@ class Hoisted(Body):
             ids[:] = map(id, residuals)
             return leaves, residuals
 
-        return Traced(f_then_residuals, call.operands), ids
+        return Traced(f_then_residuals, call.operands, self._behind), ids
 
     def _place(self, residuals: Sequence[int], order: dict[int, int]) -> None:
         """Find where the rule gets its variables from: `v is w` holds for a residual `w`."""
@@ -192,10 +202,15 @@ def body_of(call: Call) -> tuple[Body, list[Any]]:
     if visible is not None and not asks:
         return Rebuilt(call, *visible), visible[1]
     try:
-        return hoist(call)
+        hoisted, captured = hoist(call)
     except NeedsValuesError:
-        if visible is not None:
-            return Rebuilt(call, *visible), visible[1]
-        if found is None:
+        if visible is None and found is None:
             return Rebuilt(call, None, []), []
-        raise
+        if visible is None:
+            raise
+    else:
+        if visible is None and hoisted.hides_variable:
+            raise _errors.stopped_variable(call.contract.source)
+        if visible is None or not hoisted.stops_unknown:
+            return hoisted, captured
+    return Rebuilt(call, *visible), visible[1]

@@ -7,6 +7,7 @@ its results depend on; `release` lets go of the tracers, and `evaluate` calls it
 
 import functools
 import operator
+import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -46,15 +47,27 @@ class Dependence(NamedTuple):
 class Traced:
     """A jaxpr of a function of the operands; the tracers it captured become operands too."""
 
-    def __init__(self, f: Callable[..., Any], operands: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        operands: Sequence[Any],
+        behind: Mapping[int, Any] = types.MappingProxyType({}),
+    ) -> None:
         closed = jax.make_jaxpr(lambda *operands: f(*operands))(*operands)  # no trace of it cached
         self.jaxpr = without_consts(closed)
-        self._consts = list(closed.consts)
+        self._consts = [behind.get(id(c), c) for c in closed.consts]
         self._places: dict[int, int] = {}  # position among the constants -> among the captured
 
     def captured(self) -> dict[int, Any]:
         """Return the captured tracers by their id."""
         return {id(c): c for c in self._consts if isinstance(c, Tracer)}
+
+    def stopped(self) -> list[Any]:
+        """Return the constants that `lax.stop_gradient` got."""
+        known = dict(zip(self.jaxpr.invars, self._consts, strict=False))
+        stops = [e.invars[0] for e in self.jaxpr.eqns if e.primitive.name == "stop_gradient"]
+        found = (a.val if isinstance(a, Literal) else known.get(a) for a in stops)
+        return [value for value in found if value is not None]
 
     def release(self, order: Mapping[int, int]) -> None:
         """Take the tracers from the captured values, which `order` numbers, from now on."""
