@@ -1,6 +1,11 @@
-"""The figures: one glance says what costs nothing and what saves memory."""
+"""The figures: `draw` is called by `report`, and draws what has been measured.
 
-from collections.abc import Callable
+`glance` tells the whole story: what costs how much, and what that saves. The others show one
+section each.
+"""
+
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,101 +13,139 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks import report
-from benchmarks import workload as w
-from benchmarks.results import OURS, Results, amount
+from benchmarks import ways as w
+from benchmarks.results import OURS, Group, Results, amount
 
 # The color-blind safe palette of Okabe and Ito; ours is the one that stands out.
 COLORS = {
     OURS: "#d55e00", w.PLAIN: "#999999", w.CHECKPOINT: "#444444", w.HAND: "#0072b2",
     w.EVERY: "#56b4e9", w.JVP: "#3a3a8c", w.TRANSPOSED: "#8888cc", w.JAX: "#009e73",
-    w.EQUINOX: "#cc79a7", w.NNX: "#e69f00", w.BOTH: "#f0a070",
+    w.EQUINOX: "#cc79a7", w.NNX: "#e69f00", w.BOTH: "#f0a070", w.OPTAX: "#c9b458",
 }  # fmt: skip
-MARKS = dict(zip(COLORS, "*|xosP+D^v.", strict=True))
+MARKS = dict(zip(COLORS, "*Xxosp<D^vd+", strict=True))
 KINDS = ("eager forward", "eager grad", "run grad", "trace grad")
+# (what, case, measure, against) of the glance
+COSTS = (
+    ("compiled gradient", "inputs only", "run grad", w.HAND),
+    ("eager call", "inputs only", "eager forward", w.PLAIN),
+    ("eager call", "inputs only", "eager forward", w.HAND),
+    ("eager gradient", "inputs only", "eager grad", w.HAND),
+    ("eager gradient, weights", "declared variables", "eager grad", w.HAND),
+    ("trace of a gradient", "inputs only", "trace grad", w.EVERY),
+    ("trace, weights", "declared variables", "trace grad", w.EVERY),
+    ("trace of a Hessian", "inputs only", "trace hessian", w.JVP),
+    ("eager jvp", "inputs only", "eager jvp", w.JVP),
+)
+LETTER = 0.075  # inches that a letter of a label takes, more than in any font
 
 
-def draw(results: Results, folder: Path) -> list[Path]:
-    """Draw what there is, as `<name>-<figure>.svg`; return the paths."""
-    drawn = []
+def draw(found: Sequence[Results], folder: Path) -> None:
+    """Draw `<name>-<figure>.svg` for each of the results, and `glance.svg` for the last."""
     # The same numbers give the same file.
     with mpl.rc_context({"svg.hashsalt": "benchmarks", "font.size": 9, "svg.fonttype": "none"}):
-        for name, make in FIGURES.items():
-            figure = make(results)
-            if figure is not None:
-                drawn.append(folder / f"{results.name}-{name}.svg")
-                figure.savefig(drawn[-1], metadata={"Date": None})
-    return drawn
+        for results in found:
+            for make in (costs, growth, memory, frameworks):
+                _save(make(results), folder / f"{results.name}-{make.__name__}.svg")
+        _save(glance(found[-1]), folder / "glance.svg")
 
 
-def _figure(title: str, results: Results, height: float) -> Figure:
-    figure = Figure(figsize=(12, height), layout="constrained")
+def _save(figure: Figure | None, path: Path) -> None:
+    if figure is not None:
+        figure.savefig(path, metadata={"Date": None})
+
+
+def _figure(title: str, results: Results, height: float, width: float = 12) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(wspace=0.05)
     where = f"{results.meta['processor']}, JAX {results.meta['versions']['jax']}"
     figure.suptitle(f"{title}  ({where})", fontsize=11, x=0.01, ha="left")
     return figure
 
 
-def _clean(axes: Axes, names: list[str] | None = None) -> None:
+def _clean(axes: Axes, names: Sequence[str] = (), places: Sequence[float] = ()) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
     axes.grid(axis="x", color="0.9")
-    if names is not None:
-        axes.set_yticks(range(len(names)), names)
+    if names:
+        axes.set_yticks(places or range(len(names)), names)
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
 
 
-def _bars(axes: Axes, names: list[str], values: list[float], texts: list[str], colors: Any) -> None:
-    """Draw bars with a text behind each end, and leave room for the longest."""
-    axes.bar_label(axes.barh(range(len(names)), values, color=colors), texts, padding=4, fontsize=8)
-    axes.set_xlim(0, 1.35 * max(values))
-    _clean(axes, names)
+def _bars(axes: Axes, bars: list[tuple[float, float, str, str]], width: float) -> None:
+    """Draw bars (place, value, text, color), so that the texts behind their ends fit in the axes.
+
+    The axes are at least so many inches wide.
+    """
+    places, values, texts, colors = zip(*bars, strict=True) if bars else [()] * 4
+    axes.bar_label(axes.barh(places, values, 0.8, color=colors), texts, padding=4, fontsize=8)
+    room = [max(0.2, 1 - LETTER * (len(text) + 1) / width) for text in texts]
+    axes.set_xlim(0, max([1e-12, *(value / r for value, r in zip(values, room, strict=True))]))
 
 
-def _legend(figure: Figure, shown: dict[str, Any]) -> None:
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=5, frameon=False)
+def _legend(figure: Figure, names: Any, handles: Any = None) -> None:
+    names = list(names)
+    handles = handles or [mpl.patches.Patch(color=COLORS[name]) for name in names]
+    figure.legend(handles, names, loc="outside lower center", ncols=6, frameon=False)
 
 
 def glance(results: Results) -> Figure | None:
-    """The whole story: what it costs, what it saves, and what that buys."""
-    skipped = ("compiled", "growth")
-    costs = [
-        line
-        for line in report.lines(results)
-        if line.measured and line.against != w.PLAIN and not line.what.startswith(skipped)
+    """What it costs, what it saves, and what that buys, as far as it has been measured."""
+    rows = [
+        (f"{what}\n/ {against}", ratio)
+        for what, case, measure, against in COSTS
+        if (ratio := results.ratio("overhead", case, measure, against))
     ]
-    saved = {
-        g.case: g.ratios[w.PLAIN]
-        for g in results.find("workloads", measure="temp memory, grad")
-        if g.ratios.get(w.PLAIN, 1) < 0.95
-    }
-    batch = next(iter(results.find("workloads", measure="largest batch")), None)
-    if not (costs and saved and batch):
+    saved = [g for g in results.find("workloads", measure="temp memory, grad") if _saves(g)]
+    batches = results.find("workloads", measure="largest batch")
+    panels = [(rows, _glance_costs), (saved, _glance_memory), (batches, _glance_batch)]
+    panels = [(what, show) for what, show in panels if what]
+    if not panels:
         return None
-    figure = _figure("tfgrad_jax at a glance", results, 4.4)
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1.1, 1, 0.9))
-    ratios = [line.measured for line in costs]
-    _bars(left, [c.what for c in costs], ratios, [f"{r:.2f}x" for r in ratios], COLORS[OURS])
-    left.axvline(1, color="0.3", lw=1)
-    left.set_title("what it costs:\ntime / time of the rule written by hand")
-    texts = [f"{1 / v:.3g}x less" for v in saved.values()]
-    _bars(middle, list(saved), list(saved.values()), texts, COLORS[OURS])
-    middle.set_title("what it saves:\ntemporary memory / that of plain JAX")
-    values = list(batch.values.values())
-    colors = [COLORS.get(way, "#bbbbbb") for way in batch.values]
-    _bars(right, list(batch.values), values, [f"{v:.0f}" for v in values], colors)
-    right.set_title("what that buys:\nlargest batch of a GPT-2 step")
-    right.set_xlabel(batch.note.partition(", not")[0], fontsize=8)
-    for axes in (left, middle, right):
+    figure = _figure("tfgrad_jax at a glance", results, 4.6, 1 + 4 * len(panels))
+    for (what, show), axes in zip(
+        panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True
+    ):
+        show(axes, what)
         axes.tick_params(axis="y", labelsize=8)
         axes.title.set_fontsize(9)
-    same, of = report.same_programs(results)
-    figure.supxlabel(
-        f"Compiled, {same} of {of} programs take the flops, bytes and memory of the rule written "
-        "by hand, or fewer.",
-        fontsize=9,
-    )
     return figure
+
+
+def _saves(group: Group) -> bool:
+    return group.ratios.get(w.PLAIN, 1) < 0.95
+
+
+def _glance_costs(axes: Axes, rows: list[tuple[str, float]]) -> None:
+    """Draw ratios as bars that begin at 1: to the left ours is faster."""
+    logs = [math.log2(ratio) for _, ratio in rows]
+    colors = [COLORS[OURS] if log > 0 else COLORS[w.JAX] for log in logs]
+    bars = axes.barh(range(len(rows)), logs, 0.7, color=colors)
+    axes.bar_label(bars, [f"{ratio:.2f}x" for _, ratio in rows], padding=3, fontsize=8)
+    axes.axvline(0, color="0.3", lw=1)
+    axes.set_xlim(min(0, *logs) - 1.4, max(0, *logs) + 1.4)
+    axes.set_xticks([])
+    axes.set_title("what it costs: time of ours / of the other\n(green: ours is faster)")
+    _clean(axes, [name for name, _ in rows])
+
+
+def _glance_memory(axes: Axes, groups: list[Group]) -> None:
+    bars = []
+    for i, group in enumerate(groups):
+        share = group.ratios[w.PLAIN]
+        text = f"{amount(group.values[OURS], group.unit)}, {1 / share:.2g}x less"
+        bars.append((i, 100 * share, text, COLORS[OURS]))
+    _bars(axes, bars, 2.2)
+    axes.set_title("what it saves: temporary memory of a gradient,\n% of that of plain JAX")
+    _clean(axes, [g.case for g in groups])
+
+
+def _glance_batch(axes: Axes, groups: list[Group]) -> None:
+    (group,) = groups
+    bars = [(i, v, f"{v:.0f}", COLORS[way]) for i, (way, v) in enumerate(group.values.items())]
+    _bars(axes, bars, 2.2)
+    axes.set_title(f"what that buys: largest batch of a GPT-2 step,\n{group.note}")
+    _clean(axes, list(group.values))
 
 
 def costs(results: Results) -> Figure | None:
@@ -113,23 +156,23 @@ def costs(results: Results) -> Figure | None:
     figure = _figure("Time of tfgrad_jax / time of the other (green: ours is faster)", results, 4.6)
     shown: dict[str, Any] = {}
     for axes, kind in zip(figure.subplots(1, len(KINDS), sharey=True), KINDS, strict=True):
-        axes.axvspan(0.01, 1, color="#009e73", alpha=0.07, lw=0)
+        axes.axvspan(0.01, 1, color=COLORS[w.JAX], alpha=0.07, lw=0)
         axes.axvline(1, color="0.3", lw=1)
-        for row, case in enumerate(cases):
-            for group in results.find("overhead", case, kind):
-                peers = [p for p in group.ratios if p in COLORS]
-                for i, peer in enumerate(peers):
-                    y, color = row + (i - len(peers) / 2) * 0.1, COLORS[peer]
-                    axes.plot(group.ratio_quartiles[peer], [y, y], color=color, lw=1.5, alpha=0.6)
-                    mark = {"color": color, "marker": MARKS[peer], "ms": 5, "ls": ""}
-                    shown[peer] = axes.plot(group.ratios[peer], y, **mark)[0]
-        axes.set(xscale="log", xlim=(0.05, 8), title=kind)
+        for row, group in (
+            (i, g) for i, c in enumerate(cases) for g in results.find("overhead", c, kind)
+        ):
+            peers = [p for p in group.ratios if p in COLORS]
+            for i, peer in enumerate(peers):
+                y, color = row + (i - (len(peers) - 1) / 2) * 0.12, COLORS[peer]
+                axes.plot(group.ratio_quartiles[peer], [y, y], color=color, lw=1.5, alpha=0.6)
+                mark = {"color": color, "marker": MARKS[peer], "ms": 5, "ls": ""}
+                shown[peer] = axes.plot(group.ratios[peer], y, **mark)[0]
+        axes.set(xscale="log", xlim=(0.04, 8), title=kind)
         axes.set_xticks([0.1, 0.25, 0.5, 1, 2, 4], ["0.1", "¼", "½", "1", "2", "4"])
         axes.minorticks_off()
         _clean(axes)
-    axes.set_yticks(range(len(cases)), cases)
-    axes.invert_yaxis()
-    _legend(figure, shown)
+    _clean(axes, cases)
+    _legend(figure, shown, shown.values())
     return figure
 
 
@@ -138,90 +181,82 @@ def growth(results: Results) -> Figure | None:
     cases = results.cases("growth")
     if not cases:
         return None
-    figure = _figure("How the cost grows", results, 5)
+    figure = _figure("How the cost grows, and the slope of ours / by hand", results, 5)
     panels = figure.subplots(2, len(cases), sharex="col", sharey=True, squeeze=False)
-    shown: dict[str, Any] = {}
     for row, kind in zip(panels, ("trace grad", "eager grad"), strict=True):
-        row[0].set_ylabel("ms")
+        row[0].set_ylabel(f"{kind}, ms")
         for axes, case in zip(row, cases, strict=True):
-            points = [
-                (int(g.measure.rpartition(" ")[2]), g)
+            points = {
+                int(g.measure.rpartition(" ")[2]): g
                 for g in results.find("growth", case)
                 if g.measure.startswith(f"{kind} at")
-            ]
+            }
             for name, style in ((w.EVERY, "s--"), (OURS, "o-")):
-                values = [1e3 * g.values[name] for _, g in points]
-                shown[name] = axes.plot(
-                    [n for n, _ in points], values, style, color=COLORS[name], ms=4
-                )[0]
-            axes.set(xscale="log", yscale="log", title=f"{case}, {kind}")
-            axes.title.set_fontsize(8)
-            axes.set_xticks([n for n, _ in points], [str(n) for n, _ in points])
+                values = [1e3 * g.values[name] for g in points.values()]
+                axes.plot(list(points), values, style, color=COLORS[name], ms=4)
+            axes.set(xscale="log", yscale="log")
+            ticks = [n for n in points if n == max(points) or 3 * n < max(points)]
+            axes.set_xticks(ticks, map(str, ticks))
             axes.minorticks_off()
             slope = results.ratio("growth", case, f"{kind}, slope", w.EVERY)
             if slope:
                 place = {"transform": axes.transAxes, "va": "top", "fontsize": 8}
-                axes.text(0.05, 0.95, f"slope {slope:.2f}x", **place)
+                axes.text(0.05, 0.97, f"slope {slope:.2f}x", **place)
             _clean(axes)
-    _legend(figure, shown)
+    for axes, case in zip(panels[0], cases, strict=True):
+        axes.set_title(case, fontsize=9)
+    _legend(figure, (w.EVERY, OURS))
     return figure
 
 
 def memory(results: Results) -> Figure | None:
     """Temporaries and time of the workloads, against plain autodiff."""
-    cases = [g.case for g in results.find("workloads", measure="temp memory, grad")]
-    if results.meta["platform"] == "cpu":
-        cases = [c for c in cases if "Pallas" not in c]  # interpreted: it says nothing
-    if not cases:
+    rows: dict[tuple[str, str], float] = {}
+    groups = results.find("workloads", measure="temp memory, grad")
+    for i, group in enumerate(groups):
+        rows |= {(group.case, way): i + len(rows) + j for j, way in enumerate(group.values)}
+    if not rows:
         return None
-    figure = _figure(
-        "What custom gradients save: value and gradient", results, 0.6 * len(cases) + 1
-    )
-    shown: dict[str, Any] = {}
+    title = "What custom gradients save: value and gradient, relative to plain JAX"
+    figure = _figure(title, results, 1.2 + 0.17 * (max(rows.values()) + 1))
     panels = figure.subplots(1, 2, sharey=True)
     for axes, measure in zip(panels, ("temp memory, grad", "run grad"), strict=True):
-        longest = 1.0
-        for row, case in enumerate(cases):
-            for group in results.find("workloads", case, measure):
-                base = group.values[w.PLAIN] or 1
-                for i, way in enumerate((w.PLAIN, w.CHECKPOINT, w.HAND, OURS)):
-                    value = group.values.get(way, 0.0)
-                    place = row + (i - 1.5) * 0.2, value / base, 0.18
-                    shown[way] = axes.barh(*place, color=COLORS[way])
-                    axes.bar_label(shown[way], [amount(value, group.unit)], padding=3, fontsize=6)
-                    longest = max(longest, value / base)
-        axes.set(title=f"{measure}, relative to plain JAX", xlim=(0, 1.2 * longest))
+        bars = [
+            (
+                rows[g.case, way],
+                value / (g.values[w.PLAIN] or 1),
+                amount(value, g.unit),
+                COLORS[way],
+            )
+            for g in results.find("workloads", measure=measure)
+            for way, value in g.values.items()
+            if (g.case, way) in rows
+        ]
+        _bars(axes, bars, 4.5)
         axes.axvline(1, color="0.3", lw=0.8)
+        axes.set_title(
+            measure.replace("run grad", "time").replace("temp memory, grad", "temporary memory")
+        )
         _clean(axes)
-    axes.set_yticks(range(len(cases)), cases)
-    axes.invert_yaxis()
-    _legend(figure, shown)
+    middles = {g.case: [y for (case, _), y in rows.items() if case == g.case] for g in groups}
+    _clean(axes, list(middles), [sum(ys) / len(ys) for ys in middles.values()])
+    _legend(figure, dict.fromkeys(way for _, way in rows))
     return figure
 
 
-def others(results: Results) -> Figure | None:
+def frameworks(results: Results) -> Figure | None:
     """The same rule in other frameworks."""
     groups = [g for g in results.find("frameworks") if len(g.values) > 4]
     if not groups:
         return None
-    figure = _figure("The same rule in other frameworks", results, 3.2)
+    figure = _figure("The same rule in other frameworks: time", results, 3.2)
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
+    families = {"tfg": COLORS[OURS], "tf.": COLORS[w.NNX], "tor": COLORS[w.EQUINOX]}
     for axes, group in zip(panels, groups, strict=True):
         times = {k: t for k, t in group.values.items() if "control" not in k}
-        families = {"tfg": COLORS[OURS], "tf.": COLORS[w.NNX]}
         colors = [families.get(name[:3], COLORS[w.HAND]) for name in times]
-        _bars(
-            axes,
-            list(times),
-            list(times.values()),
-            [amount(t, "s") for t in times.values()],
-            colors,
-        )
-        axes.tick_params(axis="y", labelsize=7)
-        axes.set(title=group.case, xlabel="s")
+        texts = [amount(t, "s") for t in times.values()]
+        _bars(axes, list(zip(range(len(times)), times.values(), texts, colors, strict=True)), 3)
+        axes.set(title=group.case, xticks=[])
+        _clean(axes, list(times))
     return figure
-
-
-FIGURES: dict[str, Callable[[Results], Figure | None]] = {
-    "glance": glance, "costs": costs, "growth": growth, "memory": memory, "frameworks": others,
-}  # fmt: skip
