@@ -17,8 +17,10 @@ from benchmarks.ways import HAND, Function, Rule, Way
 
 OURS_JIT = "tfgrad_jax, jax.jit"
 
+Calls = dict[str, Function]
 
-def _jax(forward: Function, backward: Function, args: Any, moved: list[int]) -> dict[str, Function]:
+
+def _jax(forward: Function, backward: Function, args: Any, moved: list[int]) -> Calls:
     rule = Rule(lambda *args: forward(jnp, jnp.log, *args), backward)
 
     def gradient(way: str) -> Function:
@@ -31,9 +33,7 @@ def _jax(forward: Function, backward: Function, args: Any, moved: list[int]) -> 
     return {name: lambda f=f: f(*args) for name, f in calls.items()}
 
 
-def _tensorflow(
-    forward: Function, backward: Function, args: Any, moved: list[int]
-) -> dict[str, Function]:
+def _tensorflow(forward: Function, backward: Function, args: Any, moved: list[int]) -> Calls:
     import tensorflow as tf
 
     @tf.custom_gradient
@@ -53,9 +53,7 @@ def _tensorflow(
     return {f"tf.custom_gradient, {name}": lambda f=f: f(*args) for name, f in calls.items()}
 
 
-def _torch(
-    forward: Function, backward: Function, args: Any, moved: list[int]
-) -> dict[str, Function]:
+def _torch(forward: Function, backward: Function, args: Any, moved: list[int]) -> Calls:
     import torch
 
     class H(torch.autograd.Function):

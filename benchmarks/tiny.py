@@ -5,7 +5,6 @@ values, the others, which cannot, are given them as arguments.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from tfgrad_jax import custom_gradient
 
 MEASURES = ("eager forward", "eager grad", "run grad", "trace grad")
 HIGHER = ("trace second order", "trace jvp", "trace hessian", "eager jvp")
+ONE = (None, None, None)  # the same size everywhere
 
 
 # --- log1pexp: inputs only ------------------------------------------------------------------------
@@ -89,26 +89,18 @@ def _spread(h: Function) -> Function:
     return lambda params: h(*params)
 
 
-def _how(rule: Rule, how: str, loss: Callable[[Function], Function]) -> Any:
-    return of(dataclasses.replace(rule, how=how), loss)
+def _weights(size: Any, dtype: Any) -> Any:
+    return ((normal(0, (8, 8), dtype), normal(1, (8,), dtype)),)
 
 
 def _layer(name: str, how: str) -> Workload:
-    return Workload(
-        "overhead",
-        name,
-        _how(HEAD, how, _spread),
-        lambda size, dtype: ((normal(0, (8, 8), dtype), normal(1, (8,), dtype)),),
-        (None, None, None),
-        MEASURES,
-        PEERS,
-        note="the others are given the weights as arguments",
-    )
+    loss, note = of(HEAD, _spread, how=how), "the others are given the weights as arguments"
+    return Workload("overhead", name, loss, _weights, ONE, MEASURES, PEERS, note=note)
 
 
 OVERHEAD = (
     Workload(
-        "overhead", "inputs only", of(LOG1PEXP), _scalar, (None, None, None),
+        "overhead", "inputs only", of(LOG1PEXP), _scalar, ONE,
         MEASURES + HIGHER, (*PEERS[:3], JVP, *PEERS[3:]),
     ),
     Workload(
@@ -203,36 +195,31 @@ def _nested(way: Way, count: int) -> Function:
     return h
 
 
-def _numbers(count: int, dtype: Any) -> Any:
-    return ([jnp.asarray(1 + i % 7 / 100, dtype) for i in range(count)],)
-
-
 def _number(count: int, dtype: Any) -> Any:
     return (jnp.asarray(0.3, dtype),)
+
+
+def _numbers(count: int, dtype: Any) -> Any:
+    return ([jnp.asarray(1 + i % 7 / 100, dtype) for i in range(count)],)
 
 
 def _both(count: int, dtype: Any) -> Any:
     return ((*_numbers(count, dtype), *_number(count, dtype)),)
 
 
-GROWTH = tuple(
-    Workload(
-        "growth",
-        name,
-        loss,
-        arguments,
-        ([1, 4], [1, 8, 64, most], [1, 8, 64, most]),
-        ("trace grad", "eager grad"),
-        (EVERY, OURS),
-    )
-    for name, loss, arguments, most in (
-        ("leaves", of(LEAVES, lambda h: lambda tree: h(tree)[0]), _numbers, 512),
-        ("chained calls", _chained, _number, 512),
-        # CPython 3.13 has a limit of its own for calls that lead through C, as those of JAX do.
-        ("nested calls", _nested, _number, 128),
-        ("captured values", _how(PRODUCT, "undeclared", _spread), _both, 512),
-        ("declared variables", _how(PRODUCT, "declared", _spread), _both, 512),
-        ("layers that capture", _how(TANH, "undeclared", _layers), _both, 512),
-        ("layers that declare", _how(TANH, "declared", _layers), _both, 512),
-    )
+def _growing(name: str, loss: Any, arguments: Function, most: int = 512) -> Workload:
+    sizes = [1, 4], [1, 8, 64, most], [1, 8, 64, most]
+    measures = "trace grad", "eager grad"
+    return Workload("growth", name, loss, arguments, sizes, measures, (EVERY, OURS))
+
+
+GROWTH = (
+    _growing("leaves", of(LEAVES, lambda h: lambda tree: h(tree)[0]), _numbers),
+    _growing("chained calls", _chained, _number),
+    # CPython 3.13 has a limit of its own for calls that lead through C, as those of JAX do.
+    _growing("nested calls", _nested, _number, 128),
+    _growing("captured values", of(PRODUCT, _spread, how="undeclared"), _both),
+    _growing("declared variables", of(PRODUCT, _spread), _both),
+    _growing("layers that capture", of(TANH, _layers, how="undeclared"), _both),
+    _growing("layers that declare", of(TANH, _layers), _both),
 )

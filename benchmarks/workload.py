@@ -79,8 +79,9 @@ def derivative(mode: str, f: Function) -> Function:
     }[mode]
 
 
-def of(rule: Rule, loss: Callable[[Function], Function] = lambda h: h) -> Any:
-    """Return the loss of a workload that is about one rule."""
+def of(rule: Rule, loss: Callable[[Function], Function] = lambda h: h, **changes: Any) -> Any:
+    """Return the loss of a workload that is about one rule, with so many changes."""
+    rule = dataclasses.replace(rule, **changes)
     return lambda way, size: loss(way(rule))
 
 
