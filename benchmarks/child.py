@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tfgrad_jax
-from benchmarks.real import TOY, Shape, adam_step, gpt, gpt_arguments
+from benchmarks.real import GPT, TOY, Shape
 from benchmarks.results import OURS, Group
 from benchmarks.rules import RMSNORM
 from benchmarks.timing import race
@@ -133,11 +133,10 @@ def _train(address: str, processes: int, process: int, size: str) -> dict[str, A
     whole, split = (jax.sharding.NamedSharding(mesh, s) for s in (spec(), spec("data")))
     shape = (TOY if size == "toy" else Shape(2, 8, 64, 256, 4, 4096))._replace(batch=8)
     shardings = whole, split, split
-    make = functools.partial(gpt_arguments, shape, jnp.float32)
-    args = jax.jit(make, out_shardings=shardings)()
+    args = jax.jit(lambda: GPT.arguments(shape, jnp.float32), out_shardings=shardings)()
     steps, found = {}, {measure: {} for measure in MOVED}
     for way in (PLAIN, HAND, OURS):
-        step = jax.jit(adam_step(gpt(Way(way), shape)), in_shardings=shardings)
+        step = jax.jit(GPT.function("grad", way, shape), in_shardings=shardings)
         program = step.lower(*args).compile(UNOPTIMIZED if size == "toy" else None)
         moved = collectives(program.as_text())
         numbers = len(moved), sum(moved), program.memory_analysis().temp_size_in_bytes
