@@ -6,7 +6,6 @@ compiler how many sequences a training step of GPT-2 can take.
 
 import functools
 import itertools
-from bisect import bisect_right
 from typing import Any, NamedTuple
 
 import jax
@@ -230,15 +229,24 @@ def largest_batch(size: str) -> list[Group]:
         budget = device.get("bytes_limit", 16e9)
         shape = WHOLE if size == "gpu" else WHOLE._replace(dtype=None)
 
+    @functools.cache
     def needed(way: str, batch: int) -> float:
         m = GPT.compiled("grad", way, shape._replace(batch=batch)).memory_analysis()
         operands = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
         return m.temp_size_in_bytes + operands
 
-    ways = (PLAIN, OURS) if size == "toy" else GPT.ways
-    batches = {
-        way: float(bisect_right(range(1, 1024), budget, key=functools.partial(needed, way)))
-        for way in ways
-    }
+    batches = {}
+    for way in (PLAIN, OURS) if size == "toy" else GPT.ways:
+        low, high = 2, 4
+        for _ in range(2):  # the memory is about linear in the batch
+            slope = (needed(way, high) - needed(way, low)) / (high - low)
+            guess = max(1, int(low + (budget - needed(way, low)) / slope))
+            if guess != high:
+                low, high = high, guess
+        while high and needed(way, high) > budget:
+            high -= 1
+        while needed(way, high + 1) <= budget:
+            high += 1
+        batches[way] = float(high)
     note = f"of {shape.length} tokens, {shape.layers} layers, in {budget / 1e9:.3g} GB, not run"
     return [Group("workloads", GPT.name, "largest batch", "sequences", batches, note=note)]
