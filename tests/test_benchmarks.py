@@ -217,6 +217,29 @@ def test_compare_says_what_moved(tmp_path, capsys):
     assert "-10.0 %" in better and "temp memory" in better
 
 
+def test_glance_draws_what_is_measured_and_its_texts_fit():
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from benchmarks import figures
+
+    results = Results.here(quick=True)
+    assert figures.glance(results) is None
+    results = a_run(2.5)
+    assert len(figures.glance(results).axes) == 1
+    programs = {OURS: 90e6, PLAIN: 100e6, HAND: 90e6}
+    results.add([Group.counted("workloads", "RMSNorm", "temp memory, grad", "bytes", programs)])
+    batches = {PLAIN: 7.0, OURS: 11.0}
+    results.add([Group("workloads", "GPT-2", "largest batch", "sequences", batches)])
+    with figures.mpl.rc_context(figures.STYLE):
+        figure = figures.glance(results)
+    FigureCanvasAgg(figure).draw()
+    assert len(figure.axes) == 3
+    for axes in figure.axes:
+        edge = axes.get_window_extent().x1
+        assert all(text.get_window_extent().x1 <= edge for text in axes.texts)
+
+
 # --- timing ---------------------------------------------------------------------------------------
 
 
