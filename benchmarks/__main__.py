@@ -1,4 +1,7 @@
-"""Measure what a custom gradient costs and what it saves: `python -m benchmarks --help`."""
+"""Measure what a custom gradient costs and what it saves: `python -m benchmarks --help`.
+
+`main` runs the chosen `parts` in order, saves after each of them, and prints the tables.
+"""
 
 import argparse
 import functools
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+MESHES = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (4, 4))  # devices, processes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,13 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from benchmarks import report
     from benchmarks.results import Results
-    from benchmarks.timing import Settings
 
-    settings = Settings("toy" if options.quick else "cpu" if platform == "cpu" else "gpu")
+    size = "toy" if options.quick else "cpu" if platform == "cpu" else "gpu"
     wanted = options.only.split(",") if options.only else [""]
-    chosen = {
-        name: run for name, run in parts(settings).items() if any(part in name for part in wanted)
-    }
+    chosen = {name: run for name, run in parts(size).items() if any(w in name for w in wanted)}
     if options.list:
         print(*chosen, sep="\n")
         return 0
@@ -50,12 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"no part is named like {options.only!r}; see --list", file=sys.stderr)
         return 2
 
-    results = Results.here(options.quick)
+    results, shown = Results.here(options.quick), Results.here(options.quick)
     out = options.out or (None if options.quick else RESULTS)
     path = out and out / f"{results.name}.json"
     if path and path.exists() and options.only:
         results.groups = Results.load(path).groups  # until they are measured again
-    failed, measured = {}, []
+    sys.setrecursionlimit(1 << 17)  # nested calls take several Python frames each
+    failed = {}
     for name in progress(chosen):
         try:
             groups = chosen[name]()
@@ -63,10 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed[name] = error
             continue
         results.add(groups)
-        measured += groups
+        shown.add(groups)
         if path:
             results.save(path)
-    shown = Results(results.meta, measured)
     print(*report.targets([shown], unmeasured=False), *report.tables(shown), sep="\n\n")
     if path:
         print("\nwrote", path, "; now `python -m benchmarks.report`")
@@ -75,26 +76,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def parts(settings: Any) -> dict[str, Callable[[], list[Any]]]:
+def parts(size: str) -> dict[str, Callable[[], list[Any]]]:
     """Return what can be measured, in order."""
-    from benchmarks import child, frameworks, machine, real, small, workload
+    from benchmarks import child, frameworks, machine, real, tiny, workload
 
     bind = functools.partial
-    found = {"machine/before": bind(machine.measure, "before", settings)}
-    for section, workloads in (
-        ("overhead", small.OVERHEAD), ("growth", small.GROWTH), ("workloads", real.WORKLOADS),
-    ):  # fmt: skip
-        for each in workloads:
-            found[f"{section}/{each.name}"] = bind(workload.measure, section, each, settings)
-    found["workloads/largest batch"] = bind(real.largest_batch, settings)
-    found["checks/RMSNorm"] = bind(child.checks, settings)
-    for devices, processes in ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (4, 4)):
-        if not settings.toy or devices == 2:
-            name = f"distributed/{devices} devices, {processes} processes"
-            found[name] = bind(child.distributed, devices, processes, settings)
+    found = {"machine/before": bind(machine.measure, "before", size)}
+    for each in (*tiny.OVERHEAD, *tiny.GROWTH, *real.WORKLOADS):
+        found[f"{each.section}/{each.name}"] = bind(workload.measure, each, size)
+    found["workloads/largest batch"] = bind(real.largest_batch, size)
+    found["checks/RMSNorm"] = bind(child.checks, size)
+    for devices, processes in MESHES if size != "toy" else MESHES[1:2]:
+        name = f"distributed/{devices} devices, {processes} processes"
+        found[name] = bind(child.distributed, devices, processes, size)
     for case in frameworks.CASES:
-        found[f"frameworks/{case}"] = bind(frameworks.measure, case, settings)
-    return {**found, "machine/after": bind(machine.measure, "after", settings)}
+        found[f"frameworks/{case}"] = bind(frameworks.measure, case, size)
+    return {**found, "machine/after": bind(machine.measure, "after", size)}
 
 
 def progress(names: Iterable[str]) -> Iterable[str]:

@@ -1,6 +1,7 @@
 """What needs a process of its own: memory of a check, and training steps on several devices.
 
-`python -m benchmarks.child TASK '{...}'` prints a line of JSON.
+`checks` and `distributed` are called by `python -m benchmarks`. They start
+`python -m benchmarks.child TASK '{...}'`, which prints a line of JSON.
 """
 
 import functools
@@ -10,7 +11,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,23 @@ import jax.numpy as jnp
 import numpy as np
 
 import tfgrad_jax
-from benchmarks.real import TOY, Shape, adam_step, gpt, gpt_arguments
+from benchmarks.real import GPT, TOY, Shape
 from benchmarks.results import OURS, Group
 from benchmarks.rules import RMSNORM
-from benchmarks.timing import Settings, compare
-from benchmarks.workload import HAND, PLAIN, UNOPTIMIZED, Way, normal
+from benchmarks.timing import race
+from benchmarks.ways import HAND, PLAIN, Way
+from benchmarks.workload import UNOPTIMIZED, normal
 from tfgrad_jax import testing
 
-CHECKS, DISTRIBUTED = "checks", "distributed"
 CHECK, AUTODIFF, GRADIENT = "check_gradient", "jax.test_util.check_grads", "one gradient"
-COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-\w+)"
-                        r"(?:-start)?\(")  # fmt: skip
-ARRAY = re.compile(r"(pred|[a-z]+(\d+))\[([\d,]*)\]")
+MOVED = {"collectives": "", "moved": "bytes", "temp memory": "bytes"}
+COLLECTIVE = re.compile(
+    r"= (.*?) (?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-\w+)(?:-start)?\("
+)
+ARRAY = re.compile(r"(?:pred|[a-z]+(\d+))\[([\d,]*)\]")
 
 
-def start(task: str, given: Mapping[str, Any], devices: int = 1) -> subprocess.Popen[str]:
+def start(task: str, devices: int = 1, **given: Any) -> subprocess.Popen[str]:
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -55,11 +58,11 @@ def answer(child: subprocess.Popen[str]) -> dict[str, Any]:
 # --- time and memory of check_gradient and explain ------------------------------------------------
 
 
-def _checks(size: int) -> dict[str, Callable[[], Any]]:
+def _checks(n: int) -> dict[str, Callable[[], Any]]:
     from jax.test_util import check_grads
 
     h = Way(OURS)(RMSNORM)
-    args = normal(1, (size,), jnp.float32), normal(0, (size, size), jnp.float32)
+    args = normal(1, (n,), jnp.float32), normal(0, (n, n), jnp.float32)
     gradient = jax.value_and_grad(lambda *a: h(*a).sum(), (0, 1))
     inputs_only = tfgrad_jax.custom_gradient(RMSNORM.pair)
     return {
@@ -70,23 +73,21 @@ def _checks(size: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def checks(settings: Settings) -> list[Group]:
+def checks(size: str) -> list[Group]:
     """Compare `check_gradient` and `explain` with a gradient, and with JAX's own check."""
-    size = 16 if settings.toy else 512
-    calls = _checks(size)
-    measured = compare(calls, CHECK, 3 * settings.scale, settings.rounds(5, 20))
-    peaks = {
-        name: float(answer(start(CHECKS, {"name": name, "size": size}))["bytes"]) for name in calls
-    }
-    case, note = "RMSNorm", f"{size} x {size}; memory: how much the peak of the process rose"
+    n = 16 if size == "toy" else 512
+    calls = _checks(n)
+    times = race(calls, CHECK, size, 3, (5, 20))
+    peaks = {name: float(answer(start("checks", name=name, n=n))["bytes"]) for name in calls}
+    note = f"{n} x {n}; memory: how much the peak of the process rose"
     return [
-        Group.timed(CHECKS, case, "time", measured, note),
-        Group(CHECKS, case, "memory", "bytes", peaks, note=note),
+        Group("checks", "RMSNorm", "time", "s", note=note, **times),
+        Group("checks", "RMSNorm", "memory", "bytes", peaks, note=note),
     ]
 
 
-def _peak(name: str, size: int) -> dict[str, Any]:
-    call = _checks(size)[name]
+def _peak(name: str, n: int) -> dict[str, Any]:
+    call = _checks(n)[name]
     before = _high_water()
     jax.block_until_ready(call())
     return {"bytes": _high_water() - before}
@@ -101,14 +102,14 @@ def _high_water() -> int:
 # --- a training step on several devices -----------------------------------------------------------
 
 
-def distributed(devices: int, processes: int, settings: Settings) -> list[Group]:
+def distributed(devices: int, processes: int, size: str) -> list[Group]:
     """Train data-parallel on so many devices of this machine, its CPU, in so many processes."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    given = {"address": address, "processes": processes, "quick": settings.toy}
+    given = {"address": address, "processes": processes, "size": size}
     children = [
-        start(DISTRIBUTED, {**given, "process": i}, devices // processes) for i in range(processes)
+        start("distributed", devices // processes, process=i, **given) for i in range(processes)
     ]
     try:
         found, *_ = [answer(child) for child in children]
@@ -118,52 +119,43 @@ def distributed(devices: int, processes: int, settings: Settings) -> list[Group]
     case = f"{devices} devices, {processes} processes"
     note = "GPT-2 training step, data-parallel; devices share the cores of one CPU"
     groups = [
-        Group.counted(DISTRIBUTED, case, measure, unit, found[measure], note=note)
-        for measure, unit in (("collectives", ""), ("moved", "bytes"), ("temp memory", "bytes"))
+        Group.counted("distributed", case, measure, unit, found[measure], note=note)
+        for measure, unit in MOVED.items()
     ]
-    times = found["times"]
-    return [*groups, Group(DISTRIBUTED, case, "time", "s", note=note, **times)]
+    return [*groups, Group("distributed", case, "time", "s", note=note, **found["time"])]
 
 
-def _train(address: str, processes: int, process: int, quick: bool) -> dict[str, Any]:
+def _train(address: str, processes: int, process: int, size: str) -> dict[str, Any]:
     if processes > 1:
         jax.distributed.initialize(address, processes, process)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
-    whole, split = (
-        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-        for axes in ((), ("data",))
-    )
-    shape = (TOY if quick else Shape(2, 8, 64, 256, 4, 4096))._replace(batch=8)
+    spec = jax.sharding.PartitionSpec
+    whole, split = (jax.sharding.NamedSharding(mesh, s) for s in (spec(), spec("data")))
+    shape = (TOY if size == "toy" else Shape(2, 8, 64, 256, 4, 4096))._replace(batch=8)
     shardings = whole, split, split
-    make = functools.partial(gpt_arguments, shape, jnp.float32)
-    args = jax.jit(make, out_shardings=shardings)()
-    programs, found = {}, {"collectives": {}, "moved": {}, "temp memory": {}}
+    args = jax.jit(lambda: GPT.arguments(shape, jnp.float32), out_shardings=shardings)()
+    steps, found = {}, {measure: {} for measure in MOVED}
     for way in (PLAIN, HAND, OURS):
-        step = jax.jit(adam_step(gpt(Way(way), shape)), in_shardings=shardings)
-        programs[way] = step.lower(*args).compile(UNOPTIMIZED if quick else None)
-        moved = collectives(programs[way].as_text())
-        found["collectives"][way], found["moved"][way] = float(len(moved)), float(sum(moved))
-        found["temp memory"][way] = programs[way].memory_analysis().temp_size_in_bytes
+        step = jax.jit(GPT.function("grad", way, shape), in_shardings=shardings)
+        program = step.lower(*args).compile(UNOPTIMIZED if size == "toy" else None)
+        moved = collectives(program.as_text())
+        numbers = len(moved), sum(moved), program.memory_analysis().temp_size_in_bytes
+        for measure, number in zip(MOVED, numbers, strict=True):
+            found[measure][way] = float(number)
+        steps[way] = functools.partial(program, *args)
     # A step takes longer than `SHORTEST`, so that all processes make the same calls.
-    steps = {way: functools.partial(program, *args) for way, program in programs.items()}
-    group = Group.timed("", "", "", compare(steps, OURS, 0, (2, 2) if quick else (9, 9)))
-    fields = ("values", "quartiles", "samples", "ratios", "ratio_quartiles")
-    return {**found, "times": {field: getattr(group, field) for field in fields}}
+    return {**found, "time": race(steps, OURS, size, 0, (9, 9))}
 
 
 def collectives(text: str) -> list[int]:
     """Return the bytes of the result of each collective operation of a compiled program."""
     sizes = []
-    for shapes, _ in COLLECTIVE.findall(text):
-        sizes.append(
-            sum(
-                int(bits or 8) // 8 * int(np.prod([int(n) for n in dims.split(",") if n]))
-                for _, bits, dims in ARRAY.findall(shapes)
-            )
-        )
+    for shapes in COLLECTIVE.findall(text):
+        arrays = [(int(bits or 8) // 8, dims.split(",")) for bits, dims in ARRAY.findall(shapes)]
+        sizes.append(sum(size * int(np.prod([int(n) for n in d if n])) for size, d in arrays))
     return sizes
 
 
 if __name__ == "__main__":
     task, text = sys.argv[1:]
-    print(json.dumps({CHECKS: _peak, DISTRIBUTED: _train}[task](**json.loads(text))))
+    print(json.dumps({"checks": _peak, "distributed": _train}[task](**json.loads(text))))

@@ -19,38 +19,36 @@ LEAST = 0.03
 
 
 class Move(NamedTuple):
+    change: float  # of the logarithm
+    noise: float
     what: str
-    old: float
-    new: float
-    noise: float  # of the logarithm of new / old
-
-    @property
-    def change(self) -> float:
-        return math.log(max(self.new, 1e-12) / max(self.old, 1e-12))  # 0 bytes is a number too
 
     def __str__(self) -> str:
         change, noise = (100 * math.expm1(x) for x in (self.change, self.noise))
-        values = f"{self.old:.3g} -> {self.new:.3g}"
-        return f"{change:+7.1f} %  (noise {noise:.1f} %)  {values}  {self.what}"
+        return f"{change:+7.1f} %  (noise {noise:.1f} %)  {self.what}"
+
+    @classmethod
+    def between(cls, old: float, new: float, noise: float, what: str) -> "Move":
+        change = math.log(max(new, 1e-12) / max(old, 1e-12))  # 0 bytes is a number too
+        return cls(change, noise, f"{old:.3g} -> {new:.3g}  {what}")
 
 
 def moves(old: Results, new: Results) -> list[Move]:
     """Return what moved, the worst first; where ours is not compared, there is nothing to move."""
     before = {g.key: g for g in old.groups}
     found = []
-    for after in new.groups:
-        group = before.get(after.key)
-        if group is None or after.section in ("machine", "frameworks"):
+    for now in new.groups:
+        then, what = before.get(now.key), " | ".join(now.key)
+        if then is None or now.section in ("machine", "frameworks"):
             continue
-        what = " | ".join(after.key)
-        if after.samples and group.samples:
-            for peer, ratio in after.ratios.items():
-                if peer in group.ratios and peer != CONTROL:
-                    noise = max(LEAST, _noise(group, peer) + _noise(after, peer))
-                    found.append(Move(f"{what} / {peer}", group.ratios[peer], ratio, noise))
-        elif OURS in after.values and OURS in group.values and "slope" not in after.measure:
-            found.append(Move(what, group.values[OURS], after.values[OURS], 1e-3))
-    return sorted((m for m in found if abs(m.change) > m.noise), key=lambda m: -m.change)
+        if now.samples and then.samples:
+            for peer in (now.ratios.keys() & then.ratios.keys()) - {CONTROL}:
+                noise = max(LEAST, _noise(then, peer) + _noise(now, peer))
+                ratios = then.ratios[peer], now.ratios[peer]
+                found.append(Move.between(*ratios, noise, f"{what} / {peer}"))
+        elif OURS in now.values and OURS in then.values and "slope" not in now.measure:
+            found.append(Move.between(then.values[OURS], now.values[OURS], 1e-3, what))
+    return sorted((m for m in found if abs(m.change) > m.noise), reverse=True)
 
 
 def _noise(group: Group, peer: str) -> float:

@@ -1,6 +1,11 @@
-"""The figures: one glance says what costs nothing and what saves memory."""
+"""The figures: `draw` is called by `report`, and draws what has been measured.
 
-from collections.abc import Callable
+`glance` tells the whole story: what costs how much, and what that saves. The others show one
+section each.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,100 +14,142 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks import report
-from benchmarks import workload as w
-from benchmarks.results import OURS, Results, amount
+from benchmarks import ways as w
+from benchmarks.results import OURS, Group, Results, amount
 
 # The color-blind safe palette of Okabe and Ito; ours is the one that stands out.
 COLORS = {
     OURS: "#d55e00", w.PLAIN: "#999999", w.CHECKPOINT: "#444444", w.HAND: "#0072b2",
     w.EVERY: "#56b4e9", w.JVP: "#3a3a8c", w.TRANSPOSED: "#8888cc", w.JAX: "#009e73",
-    w.EQUINOX: "#cc79a7", w.NNX: "#e69f00", w.BOTH: "#f0a070",
+    w.EQUINOX: "#cc79a7", w.NNX: "#e69f00", w.BOTH: "#f0a070", w.OPTAX: "#c9b458",
 }  # fmt: skip
-MARKS = dict(zip(COLORS, "*|xosP+D^v.", strict=True))
+FASTER = "#009e73"
+MARKS = dict(zip(COLORS, "*Xxosp<D^vd+", strict=True))
 KINDS = ("eager forward", "eager grad", "run grad", "trace grad")
+# (what, case, measure, against) of the glance
+COSTS = (
+    ("compiled gradient", "inputs only", "run grad", w.HAND),
+    ("eager call", "inputs only", "eager forward", w.PLAIN),
+    ("eager call", "inputs only", "eager forward", w.HAND),
+    ("eager gradient", "inputs only", "eager grad", w.HAND),
+    ("eager gradient, weights", "declared variables", "eager grad", w.HAND),
+    ("trace of a gradient", "inputs only", "trace grad", w.EVERY),
+    ("trace, weights", "declared variables", "trace grad", w.EVERY),
+    ("trace of a Hessian", "inputs only", "trace hessian", w.JVP),
+    ("eager jvp", "inputs only", "eager jvp", w.JVP),
+)
+LETTER = 0.075  # inches that a letter of a label takes, more than in any font
+
+Bar = tuple[float, float, str, str]  # place, value, text behind its end, color
 
 
-def draw(results: Results, folder: Path) -> list[Path]:
-    """Draw what there is, as `<name>-<figure>.svg`; return the paths."""
-    drawn = []
-    # The same numbers give the same file.
-    with mpl.rc_context({"svg.hashsalt": "benchmarks", "font.size": 9, "svg.fonttype": "none"}):
-        for name, make in FIGURES.items():
-            figure = make(results)
+STYLE = {
+    "svg.hashsalt": "benchmarks", "svg.fonttype": "none",  # the same numbers give the same file
+    "font.size": 9, "axes.titlesize": 9, "xtick.labelsize": 8, "ytick.labelsize": 8,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+    "figure.constrained_layout.use": True, "legend.frameon": False,
+}  # fmt: skip
+
+
+def draw(found: Sequence[Results], folder: Path) -> None:
+    """Draw `<name>-<figure>.svg` for each of the results, and `glance.svg` for the last."""
+    with mpl.rc_context(STYLE):
+        figures = {"glance": glance(found[-1])}
+        for results in found:
+            for make in (costs, growth, memory, frameworks):
+                figures[f"{results.name}-{make.__name__}"] = make(results)
+        for name, figure in figures.items():
             if figure is not None:
-                drawn.append(folder / f"{results.name}-{name}.svg")
-                figure.savefig(drawn[-1], metadata={"Date": None})
-    return drawn
+                figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
 
 
-def _figure(title: str, results: Results, height: float) -> Figure:
-    figure = Figure(figsize=(12, height), layout="constrained")
+def _panels(
+    title: str, results: Results, size: tuple[float, float], rows: int, columns: int, **share: Any
+) -> tuple[Figure, Any]:
+    figure = Figure(figsize=size)
     where = f"{results.meta['processor']}, JAX {results.meta['versions']['jax']}"
     figure.suptitle(f"{title}  ({where})", fontsize=11, x=0.01, ha="left")
-    return figure
+    return figure, figure.subplots(rows, columns, squeeze=False, **share)
 
 
-def _clean(axes: Axes, names: list[str] | None = None) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
-    axes.grid(axis="x", color="0.9")
-    if names is not None:
-        axes.set_yticks(range(len(names)), names)
-        axes.tick_params(axis="y", length=0)
-        axes.invert_yaxis()
+def _rows(axes: Axes, names: Iterable[str], places: Sequence[float] = ()) -> None:
+    """Name the rows of axes, the first one on top."""
+    names = list(names)
+    axes.set_yticks(places or range(len(names)), names)
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
 
 
-def _bars(axes: Axes, names: list[str], values: list[float], texts: list[str], colors: Any) -> None:
-    """Draw bars with a text behind each end, and leave room for the longest."""
-    axes.bar_label(axes.barh(range(len(names)), values, color=colors), texts, padding=4, fontsize=8)
-    axes.set_xlim(0, 1.35 * max(values))
-    _clean(axes, names)
+def _bars(axes: Axes, bars: list[Bar], width: float) -> None:
+    """Draw bars, with room for the texts behind their ends in axes of so many inches at least."""
+    places, values, texts, colors = zip(*bars, strict=True) if bars else [()] * 4
+    axes.bar_label(axes.barh(places, values, 0.8, color=colors), texts, padding=4, fontsize=8)
+    room = [max(0.2, 1 - LETTER * (len(text) + 1) / width) for text in texts]
+    axes.set_xlim(0, max([1e-12, *(value / r for value, r in zip(values, room, strict=True))]))
 
 
-def _legend(figure: Figure, shown: dict[str, Any]) -> None:
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=5, frameon=False)
+def _legend(figure: Figure, names: Iterable[str], handles: Any = None) -> None:
+    handles = handles or [mpl.patches.Patch(color=COLORS[name]) for name in names]
+    figure.legend(handles, names, loc="outside lower center", ncols=6)
 
 
 def glance(results: Results) -> Figure | None:
-    """The whole story: what it costs, what it saves, and what that buys."""
-    skipped = ("compiled", "growth")
-    costs = [
-        line
-        for line in report.lines(results)
-        if line.measured and line.against != w.PLAIN and not line.what.startswith(skipped)
-    ]
-    saved = {
-        g.case: g.ratios[w.PLAIN]
-        for g in results.find("workloads", measure="temp memory, grad")
-        if g.ratios.get(w.PLAIN, 1) < 0.95
+    """What it costs, what it saves, and what that buys, as far as it has been measured."""
+    ratios = {
+        f"{what}\n/ {against}": results.ratio("overhead", case, measure, against)
+        for what, case, measure, against in COSTS
     }
-    batch = next(iter(results.find("workloads", measure="largest batch")), None)
-    if not (costs and saved and batch):
+    paid = {name: ratio for name, ratio in ratios.items() if ratio}
+    groups = results.find("workloads", measure="temp memory, grad")
+    saved = [g for g in groups if g.ratios.get(w.PLAIN, 1) < 0.95]
+    batches = results.find("workloads", measure="largest batch")
+    shown = [(f, x) for f, x in ((_paid, paid), (_saved, saved), (_batch, batches)) if x]
+    if not shown:
         return None
-    figure = _figure("tfgrad_jax at a glance", results, 4.4)
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1.1, 1, 0.9))
-    ratios = [line.measured for line in costs]
-    _bars(left, [c.what for c in costs], ratios, [f"{r:.2f}x" for r in ratios], COLORS[OURS])
-    left.axvline(1, color="0.3", lw=1)
-    left.set_title("what it costs:\ntime / time of the rule written by hand")
-    texts = [f"{1 / v:.3g}x less" for v in saved.values()]
-    _bars(middle, list(saved), list(saved.values()), texts, COLORS[OURS])
-    middle.set_title("what it saves:\ntemporary memory / that of plain JAX")
-    values = list(batch.values.values())
-    colors = [COLORS.get(way, "#bbbbbb") for way in batch.values]
-    _bars(right, list(batch.values), values, [f"{v:.0f}" for v in values], colors)
-    right.set_title("what that buys:\nlargest batch of a GPT-2 step")
-    right.set_xlabel(batch.note.partition(", not")[0], fontsize=8)
-    for axes in (left, middle, right):
-        axes.tick_params(axis="y", labelsize=8)
-        axes.title.set_fontsize(9)
+    size = 4.3 * len(shown) + 0.5, 4.8
+    figure, panels = _panels("tfgrad_jax at a glance", results, size, 1, len(shown))
+    for axes, (show, found) in zip(panels[0], shown, strict=True):
+        show(axes, found)
     same, of = report.same_programs(results)
-    figure.supxlabel(
-        f"Compiled, {same} of {of} programs take the flops, bytes and memory of the rule written "
-        "by hand, or fewer.",
-        fontsize=9,
-    )
+    if of:
+        text = (
+            f"Compiled, {same} of {of} programs take no more flops, bytes and memory than by hand."
+        )
+        figure.supxlabel(text, fontsize=9)
     return figure
+
+
+def _paid(axes: Axes, ratios: dict[str, float]) -> None:
+    """Draw ratios as bars that begin at 1, on a logarithmic scale."""
+    logs = [math.log2(ratio) for ratio in ratios.values()]
+    colors = [FASTER if log < 0 else COLORS[OURS] for log in logs]
+    bars = axes.barh(range(len(logs)), logs, 0.7, color=colors)
+    axes.bar_label(bars, [f"{ratio:.2f}x" for ratio in ratios.values()], padding=3, fontsize=8)
+    axes.axvline(0, color="0.3", lw=1)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.set(xlim=(min(0, *logs) - 1.4, max(0, *logs) + 1.4), xticks=[])
+    axes.set_title("What it costs: time / that of the other\n(green: ours is faster)")
+    _rows(axes, ratios)
+
+
+def _saved(axes: Axes, groups: list[Group]) -> None:
+    bars = []
+    for i, group in enumerate(groups):
+        share = group.ratios[w.PLAIN]
+        text = f"{amount(group.values[OURS], group.unit)}, {1 / share:.2g}x less"
+        bars.append((i, 100 * share, text, COLORS[OURS]))
+    _bars(axes, bars, 2.2)
+    axes.set_title("What it saves: temporary memory,\n% of that of plain JAX")
+    axes.set_xticks([0, 25, 50, 75, 100])
+    _rows(axes, [g.case for g in groups])
+
+
+def _batch(axes: Axes, groups: list[Group]) -> None:
+    values = groups[0].values
+    _bars(axes, [(i, v, f"{v:.0f}", COLORS[k]) for i, (k, v) in enumerate(values.items())], 2.2)
+    axes.set_title("What that buys: largest batch\nof a GPT-2 training step")
+    axes.set_xlabel(groups[0].note, fontsize=8)
+    _rows(axes, values)
 
 
 def costs(results: Results) -> Figure | None:
@@ -110,26 +157,25 @@ def costs(results: Results) -> Figure | None:
     cases = results.cases("overhead")
     if not cases:
         return None
-    figure = _figure("Time of tfgrad_jax / time of the other (green: ours is faster)", results, 4.6)
+    title = "Time of tfgrad_jax / time of the other (green: ours is faster)"
+    figure, panels = _panels(title, results, (12, 4.6), 1, len(KINDS), sharey=True)
     shown: dict[str, Any] = {}
-    for axes, kind in zip(figure.subplots(1, len(KINDS), sharey=True), KINDS, strict=True):
-        axes.axvspan(0.01, 1, color="#009e73", alpha=0.07, lw=0)
+    for axes, kind in zip(panels[0], KINDS, strict=True):
+        axes.axvspan(0.01, 1, color=FASTER, alpha=0.07, lw=0)
         axes.axvline(1, color="0.3", lw=1)
-        for row, case in enumerate(cases):
-            for group in results.find("overhead", case, kind):
-                peers = [p for p in group.ratios if p in COLORS]
-                for i, peer in enumerate(peers):
-                    y, color = row + (i - len(peers) / 2) * 0.1, COLORS[peer]
-                    axes.plot(group.ratio_quartiles[peer], [y, y], color=color, lw=1.5, alpha=0.6)
-                    mark = {"color": color, "marker": MARKS[peer], "ms": 5, "ls": ""}
-                    shown[peer] = axes.plot(group.ratios[peer], y, **mark)[0]
-        axes.set(xscale="log", xlim=(0.05, 8), title=kind)
+        for group in results.find("overhead", measure=kind):
+            peers = [p for p in group.ratios if p in COLORS]
+            for i, peer in enumerate(peers):
+                y = cases.index(group.case) + (i - (len(peers) - 1) / 2) * 0.12
+                style = {"color": COLORS[peer], "marker": MARKS[peer], "ms": 5, "ls": ""}
+                axes.plot(group.ratio_quartiles[peer], [y, y], color=COLORS[peer], alpha=0.6)
+                shown[peer] = axes.plot(group.ratios[peer], y, **style)[0]
+        axes.set(xscale="log", xlim=(0.04, 8), title=kind)
         axes.set_xticks([0.1, 0.25, 0.5, 1, 2, 4], ["0.1", "¼", "½", "1", "2", "4"])
         axes.minorticks_off()
-        _clean(axes)
-    axes.set_yticks(range(len(cases)), cases)
-    axes.invert_yaxis()
-    _legend(figure, shown)
+        axes.grid(axis="x", color="0.9")
+    _rows(axes, cases)
+    _legend(figure, shown, shown.values())
     return figure
 
 
@@ -138,90 +184,76 @@ def growth(results: Results) -> Figure | None:
     cases = results.cases("growth")
     if not cases:
         return None
-    figure = _figure("How the cost grows", results, 5)
-    panels = figure.subplots(2, len(cases), sharex="col", sharey=True, squeeze=False)
-    shown: dict[str, Any] = {}
-    for row, kind in zip(panels, ("trace grad", "eager grad"), strict=True):
-        row[0].set_ylabel("ms")
-        for axes, case in zip(row, cases, strict=True):
-            points = [
-                (int(g.measure.rpartition(" ")[2]), g)
-                for g in results.find("growth", case)
-                if g.measure.startswith(f"{kind} at")
-            ]
-            for name, style in ((w.EVERY, "s--"), (OURS, "o-")):
-                values = [1e3 * g.values[name] for _, g in points]
-                shown[name] = axes.plot(
-                    [n for n, _ in points], values, style, color=COLORS[name], ms=4
-                )[0]
-            axes.set(xscale="log", yscale="log", title=f"{case}, {kind}")
-            axes.title.set_fontsize(8)
-            axes.set_xticks([n for n, _ in points], [str(n) for n, _ in points])
-            axes.minorticks_off()
-            slope = results.ratio("growth", case, f"{kind}, slope", w.EVERY)
-            if slope:
-                place = {"transform": axes.transAxes, "va": "top", "fontsize": 8}
-                axes.text(0.05, 0.95, f"slope {slope:.2f}x", **place)
-            _clean(axes)
-    _legend(figure, shown)
+    title, kinds = (
+        "How the cost grows, and the slope of ours / by hand",
+        ("trace grad", "eager grad"),
+    )
+    share = {"sharex": "col", "sharey": True}
+    figure, panels = _panels(title, results, (12, 5), 2, len(cases), **share)
+    for (i, kind), (j, case) in ((k, c) for k in enumerate(kinds) for c in enumerate(cases)):
+        axes, points = panels[i, j], {}
+        for group in results.find("growth", case):
+            what, _, count = group.measure.partition(" at ")
+            if what == kind:
+                points[int(count)] = group.values
+        for name, style in ((w.EVERY, "s--"), (OURS, "o-")):
+            values = [1e3 * found[name] for found in points.values()]
+            axes.plot(list(points), values, style, color=COLORS[name], ms=4)
+        axes.set(xscale="log", yscale="log")
+        ticks = [n for n in points if n == max(points) or 3 * n < max(points)]
+        axes.set_xticks(ticks, map(str, ticks))
+        axes.minorticks_off()
+        slope = results.ratio("growth", case, f"{kind}, slope", w.EVERY)
+        text = f"slope {slope:.2f}x" if slope else ""
+        axes.text(0.05, 0.97, text, transform=axes.transAxes, va="top", fontsize=8)
+        panels[0, j].set_title(case)
+        panels[i, 0].set_ylabel(f"{kind}, ms")
+    _legend(figure, (w.EVERY, OURS))
     return figure
 
 
 def memory(results: Results) -> Figure | None:
     """Temporaries and time of the workloads, against plain autodiff."""
-    cases = [g.case for g in results.find("workloads", measure="temp memory, grad")]
-    if results.meta["platform"] == "cpu":
-        cases = [c for c in cases if "Pallas" not in c]  # interpreted: it says nothing
-    if not cases:
+    rows: dict[tuple[str, str], float] = {}
+    groups = results.find("workloads", measure="temp memory, grad")
+    for i, group in enumerate(groups):
+        rows |= {(group.case, way): i + len(rows) + j for j, way in enumerate(group.values)}
+    if not rows:
         return None
-    figure = _figure(
-        "What custom gradients save: value and gradient", results, 0.6 * len(cases) + 1
-    )
-    shown: dict[str, Any] = {}
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, measure in zip(panels, ("temp memory, grad", "run grad"), strict=True):
-        longest = 1.0
-        for row, case in enumerate(cases):
-            for group in results.find("workloads", case, measure):
-                base = group.values[w.PLAIN] or 1
-                for i, way in enumerate((w.PLAIN, w.CHECKPOINT, w.HAND, OURS)):
-                    value = group.values.get(way, 0.0)
-                    place = row + (i - 1.5) * 0.2, value / base, 0.18
-                    shown[way] = axes.barh(*place, color=COLORS[way])
-                    axes.bar_label(shown[way], [amount(value, group.unit)], padding=3, fontsize=6)
-                    longest = max(longest, value / base)
-        axes.set(title=f"{measure}, relative to plain JAX", xlim=(0, 1.2 * longest))
-        axes.axvline(1, color="0.3", lw=0.8)
-        _clean(axes)
-    axes.set_yticks(range(len(cases)), cases)
-    axes.invert_yaxis()
-    _legend(figure, shown)
+    title = "What custom gradients save: value and gradient, relative to plain JAX"
+    size = 12, 1.2 + 0.17 * (max(rows.values()) + 1)
+    figure, panels = _panels(title, results, size, 1, 2, sharey=True)
+    shown = {"temp memory, grad": "temporary memory", "run grad": "time"}
+    for axes, (measure, name) in zip(panels[0], shown.items(), strict=True):
+        bars = []
+        for group in results.find("workloads", measure=measure):
+            plain = group.values[w.PLAIN] or 1
+            for way in [x for x in group.values if (group.case, x) in rows]:
+                value = group.values[way]
+                text = amount(value, group.unit)
+                bars.append((rows[group.case, way], value / plain, text, COLORS[way]))
+        _bars(axes, bars, 4.5)
+        axes.set_title(name)
+    middles = {g.case: [y for (case, _), y in rows.items() if case == g.case] for g in groups}
+    _rows(axes, middles, [sum(ys) / len(ys) for ys in middles.values()])
+    _legend(figure, dict.fromkeys(way for _, way in rows))
     return figure
 
 
-def others(results: Results) -> Figure | None:
+def frameworks(results: Results) -> Figure | None:
     """The same rule in other frameworks."""
     groups = [g for g in results.find("frameworks") if len(g.values) > 4]
     if not groups:
         return None
-    figure = _figure("The same rule in other frameworks", results, 3.2)
-    panels = figure.subplots(1, len(groups), squeeze=False)[0]
-    for axes, group in zip(panels, groups, strict=True):
+    figure, panels = _panels("The same rule elsewhere: time", results, (12, 3.2), 1, len(groups))
+    families = {"tfg": COLORS[OURS], "tf.": COLORS[w.NNX], "tor": COLORS[w.EQUINOX]}
+    for axes, group in zip(panels[0], groups, strict=True):
         times = {k: t for k, t in group.values.items() if "control" not in k}
-        families = {"tfg": COLORS[OURS], "tf.": COLORS[w.NNX]}
-        colors = [families.get(name[:3], COLORS[w.HAND]) for name in times]
-        _bars(
-            axes,
-            list(times),
-            list(times.values()),
-            [amount(t, "s") for t in times.values()],
-            colors,
-        )
-        axes.tick_params(axis="y", labelsize=7)
-        axes.set(title=group.case, xlabel="s")
+        bars = [
+            (i, t, amount(t, "s"), families.get(name[:3], COLORS[w.HAND]))
+            for i, (name, t) in enumerate(times.items())
+        ]
+        _bars(axes, bars, 3)
+        axes.set(title=group.case, xticks=[])
+        _rows(axes, times)
     return figure
-
-
-FIGURES: dict[str, Callable[[Results], Figure | None]] = {
-    "glance": glance, "costs": costs, "growth": growth, "memory": memory, "frameworks": others,
-}  # fmt: skip

@@ -1,11 +1,10 @@
-"""The same rules in TensorFlow and PyTorch, on the same machine in one run.
+"""The same rules in TensorFlow and PyTorch, on the same machine in one run: `measure`.
 
 Optional: a framework that is not installed is left out, and its row says so. A rule is written
 once, in the few operations that all of them name alike, and all compute the same numbers, which
-is checked first. Chunks are taken by a Python loop, so that all programs do the same.
+is checked first.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,32 +12,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.results import OURS, Group
-from benchmarks.timing import Settings, compare
-from benchmarks.workload import HAND, Rule, Way
+from benchmarks.timing import race
+from benchmarks.ways import HAND, Function, Rule, Way
 
-SECTION = "frameworks"
 OURS_JIT = "tfgrad_jax, jax.jit"
-CHUNKS = 4
 
-Function = Callable[..., Any]
+Calls = dict[str, Function]
 
 
-def _jax(forward: Function, backward: Function, args: Any, moved: list[int]) -> dict[str, Function]:
+def _jax(forward: Function, backward: Function, args: Any, moved: list[int]) -> Calls:
     rule = Rule(lambda *args: forward(jnp, jnp.log, *args), backward)
 
     def gradient(way: str) -> Function:
         h = Way(way)(rule)
         return jax.value_and_grad(lambda *args: h(*args).sum(), moved)
 
-    ours, jitted, by_hand = gradient(OURS), jax.jit(gradient(OURS)), jax.jit(gradient(HAND))
     args = jax.tree.map(jnp.asarray, args)
-    calls = {OURS_JIT: jitted, "tfgrad_jax, eager": ours, "jax.custom_vjp, jax.jit": by_hand}
+    calls = {OURS_JIT: jax.jit(gradient(OURS)), "tfgrad_jax, eager": gradient(OURS)}
+    calls["jax.custom_vjp, jax.jit"] = jax.jit(gradient(HAND))
     return {name: lambda f=f: f(*args) for name, f in calls.items()}
 
 
-def _tensorflow(
-    forward: Function, backward: Function, args: Any, moved: list[int]
-) -> dict[str, Function]:
+def _tensorflow(forward: Function, backward: Function, args: Any, moved: list[int]) -> Calls:
     import tensorflow as tf
 
     @tf.custom_gradient
@@ -58,9 +53,7 @@ def _tensorflow(
     return {f"tf.custom_gradient, {name}": lambda f=f: f(*args) for name, f in calls.items()}
 
 
-def _torch(
-    forward: Function, backward: Function, args: Any, moved: list[int]
-) -> dict[str, Function]:
+def _torch(forward: Function, backward: Function, args: Any, moved: list[int]) -> Calls:
     import torch
 
     class H(torch.autograd.Function):
@@ -88,33 +81,19 @@ def _log1pexp(xp: Any, log: Function, x: Any) -> Any:
     return log(1 + e), (e,)
 
 
-def _log1pexp_backward(residuals: Any, dy: Any) -> Any:
-    return (dy * (1 - 1 / (1 + residuals[0])),)
-
-
 def _cross_entropy(xp: Any, log: Function, x: Any, w: Any, here: Any) -> Any:
-    """Form the gradients in the forward pass, chunk by chunk; `here` is one-hot."""
-    tokens = x.shape[0]
-    loss, dxs, dw = 0.0, [], 0.0
-    for i in range(CHUNKS):
-        rows = slice(i * tokens // CHUNKS, (i + 1) * tokens // CHUNKS)
-        logits = x[rows] @ w
-        e = xp.exp(logits)
-        total = xp.einsum("tv->t", e)
-        loss = loss + xp.einsum("t->", log(total)) - xp.einsum("tv,tv->", logits, here[rows])
-        d = (e / total[:, None] - here[rows]) / tokens
-        dxs.append(xp.einsum("tv,nv->tn", d, w))
-        dw = dw + xp.einsum("tn,tv->nv", x[rows], d)
-    return loss / tokens, (xp.reshape(xp.stack(dxs), x.shape), dw)
-
-
-def _cross_entropy_backward(residuals: Any, dy: Any) -> Any:
-    return *(dy * g for g in residuals), None
+    """Form the gradients in the forward pass; `here` is one-hot."""
+    logits = x @ w
+    e = xp.exp(logits)
+    total = xp.einsum("tv->t", e)
+    loss = xp.einsum("t->", log(total)) - xp.einsum("tv,tv->", logits, here)
+    d = e / total[:, None] - here
+    return loss, (xp.einsum("tv,nv->tn", d, w), xp.einsum("tn,tv->nv", x, d))
 
 
 CASES = {
-    "log1pexp": (_log1pexp, _log1pexp_backward),
-    "linear + cross-entropy": (_cross_entropy, _cross_entropy_backward),
+    "log1pexp": (_log1pexp, lambda kept, dy: (dy * (1 - 1 / (1 + kept[0])),)),
+    "linear + cross-entropy": (_cross_entropy, lambda kept, dy: (*(dy * g for g in kept), None)),
 }
 
 
@@ -127,14 +106,13 @@ def _arguments(name: str, toy: bool) -> tuple[Any, ...]:
     return x, w * np.float32(width**-0.5), np.eye(words, dtype=np.float32)[np.arange(tokens)]
 
 
-def measure(name: str, settings: Settings) -> list[Group]:
-    args = _arguments(name, settings.toy)
+def measure(name: str, size: str) -> list[Group]:
+    args = _arguments(name, size == "toy")
     moved = [0] if len(args) == 1 else [0, 1]
-    contestants: dict[str, Function] = {}
-    missing = {}
+    contestants, missing = {}, {}
     for framework in (_jax, _tensorflow, _torch):
         try:
-            contestants.update(framework(*CASES[name], args, moved))
+            contestants |= framework(*CASES[name], args, moved)
         except ImportError as error:
             missing[framework.__name__[1:]] = f"not measured: {error}"
     expected = None
@@ -145,8 +123,7 @@ def measure(name: str, settings: Settings) -> list[Group]:
             scale = np.abs(a).max()
             np.testing.assert_allclose(a / scale, b / scale, atol=2e-4, err_msg=contestant)
     # Threads of one framework that spin while they wait would slow down the next one.
-    rounds = settings.rounds(15, 50)
-    measured = compare(contestants, OURS_JIT, 6 * settings.scale, rounds, settle=0.02)
-    measured.failures.update(missing)
+    times = race(contestants, OURS_JIT, size, 6, (15, 50), settle=0.02)
+    times["failures"] |= missing
     note = "value and gradient; " + ", ".join(str(np.shape(a)) for a in args)
-    return [Group.timed(SECTION, name, "time", measured, note)]
+    return [Group("frameworks", name, "time", "s", note=note, **times)]

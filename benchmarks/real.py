@@ -1,8 +1,11 @@
-"""Workloads at the sizes that people run: what a custom gradient saves, in time and memory."""
+"""Workloads at the sizes that people run: what a custom gradient saves, in time and memory.
+
+`WORKLOADS` are measured by `workload.measure`, as the tiny ones are. `largest_batch` asks the
+compiler how many sequences a training step of GPT-2 can take.
+"""
 
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,63 +13,37 @@ import jax.numpy as jnp
 
 from benchmarks import rules
 from benchmarks.results import OURS, Group
-from benchmarks.small import LOG1PEXP
-from benchmarks.timing import Settings
-from benchmarks.workload import (
-    BOTH,
-    CHECKPOINT,
-    HAND,
-    PLAIN,
-    Function,
-    Rule,
-    Way,
-    Workload,
-    memory,
-    normal,
-)
+from benchmarks.ways import BOTH, CHECKPOINT, HAND, OPTAX, PLAIN, Function, Way
+from benchmarks.workload import Workload, normal, of
 
-OPTAX = "optax's loss"
-SECTION = "workloads"
 RUN = ("run grad", "program grad")
-ALL = (*RUN, "program second order", "program jvp")
 
 
-def _of(rule: Rule, loss: Callable[[Function], Function]) -> Callable[[Way, Any], Function]:
-    return lambda way, size: loss(way(rule))
+# --- one rule -------------------------------------------------------------------------------------
 
 
 def _norm(shape: Any, dtype: Any) -> Any:
-    return normal(0, shape, dtype), normal(1, shape[-1:], dtype), normal(2, shape, dtype)
+    return (normal(0, shape, dtype), normal(1, shape[-1:], dtype)), normal(2, shape, dtype)
+
+
+def _qkv(shape: Any, dtype: Any) -> Any:
+    return (tuple(normal(seed, shape, dtype) for seed in range(3)),)
 
 
 def _tokens(shape: Any, dtype: Any) -> Any:
     tokens, width, words, *given = shape
     dtype = given[0] if given and dtype == jnp.float32 else dtype
-    labels = jnp.arange(tokens) * 7919 % words
-    return normal(0, (tokens, width), dtype), normal(1, (width, words), dtype, width**-0.5), labels
-
-
-def _normals(count: int) -> Callable[..., Any]:
-    return lambda shape, dtype: tuple(normal(seed, shape, dtype) for seed in range(count))
+    params = normal(0, (tokens, width), dtype), normal(1, (width, words), dtype, width**-0.5)
+    return params, jnp.arange(tokens) * 7919 % words
 
 
 def _implicit(shape: Any, dtype: Any) -> Any:
     # Norm about 0.4: the iteration has converged to float64 precision after 40 steps.
     width = shape[1]
-    return normal(0, (width, width), dtype, 0.2 * width**-0.5), normal(1, shape, dtype)
+    return ((normal(0, (width, width), dtype, 0.2 * width**-0.5), normal(1, shape, dtype)),)
 
 
-def _cross_entropy(name: str, toy: Any, cpu: Any, gpu: Any, **more: Any) -> Workload:
-    return Workload(
-        name,
-        _of(rules.CROSS_ENTROPY, lambda h: lambda x, w, labels: h(w, x, labels)),
-        _tokens,
-        (0, 1),
-        (toy, cpu, gpu),
-        work=lambda x, w, labels: 3 * 2 * x.size * w.shape[1],
-        note="ours closes over the weights (declared)",
-        **more,
-    )
+CROSS_ENTROPY = of(rules.CROSS_ENTROPY, lambda h: lambda params, labels: h(*params[::-1], labels))
 
 
 # --- quantization-aware training ------------------------------------------------------------------
@@ -137,23 +114,10 @@ class Shape(NamedTuple):
     dtype: Any = None  # of activations, if not that of the parameters
 
 
-def _optax_loss(w: Any, x: Any, labels: Any) -> Any:
-    import optax
-
-    logits = (x @ w).astype(jnp.promote_types(x.dtype, jnp.float32))
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-
-FUSED = Rule(
-    rules.CROSS_ENTROPY.forward, rules.CROSS_ENTROPY.backward, rules.logits_loss, captured=1,
-    written={OPTAX: _optax_loss},
-)  # fmt: skip
-
-
 def gpt(way: Way, shape: Shape) -> Function:
     """RMSNorm, activation, attention and loss are rules; embedding and head share weights."""
     norm, gelu = way.inner(rules.RMSNORM), way.inner(rules.GELU)
-    attention, fused_loss = way.inner(rules.ATTENTION), way(FUSED)
+    attention, fused_loss = way.inner(rules.ATTENTION), way(rules.CROSS_ENTROPY)
 
     def block(x: Any, p: Any) -> Any:
         p = jax.tree.map(lambda w: w.astype(x.dtype), p)
@@ -210,83 +174,79 @@ def adam_step(loss: Function) -> Function:
 
 TOY = Shape(2, 2, 8, 16, 2, 32)
 WHOLE = Shape(12, 8, 1024, dtype=jnp.bfloat16)
+LARGE = (8192, 4096, 128256, jnp.bfloat16)
 GPT = Workload(
-    "GPT-2 training step", gpt, gpt_arguments, (0,),
-    (TOY, Shape(2, 4, 512), WHOLE), (*RUN, "program jvp"),
+    "workloads", "GPT-2 training step", gpt, gpt_arguments,
+    (TOY, Shape(2, 2, 512), WHOLE), (*RUN, "program jvp"),
     (PLAIN, CHECKPOINT, OPTAX, HAND, BOTH, OURS),
     step=adam_step, note="2 of its 12 layers on a CPU; ours closes over scales and embedding",
 )  # fmt: skip
-
-
 WORKLOADS = (
     Workload(
-        "log1pexp", _of(LOG1PEXP, lambda h: lambda x: h(x).sum()), _normals(1), (0,),
-        ((256,), (1 << 25,), (1 << 28,)),
-        traffic=lambda x: 2 * x.nbytes,  # read x, write its gradient
+        "workloads", "RMSNorm",
+        of(rules.RMSNORM, lambda h: lambda params, t: (h(*params[::-1]) * t).sum()),
+        _norm, ((8, 32), (1 << 14, 1024), (1 << 16, 4096)),
     ),
     Workload(
-        "RMSNorm", _of(rules.RMSNORM, lambda h: lambda x, scale, t: (h(scale, x) * t).sum()),
-        _norm, (0, 1), ((8, 32), (1 << 14, 1024), (1 << 16, 4096)),
-        traffic=lambda x, scale, t: 3 * x.nbytes,  # read x and t, write the gradient of x
+        "workloads", "attention, recomputed",
+        of(rules.ATTENTION, lambda h: lambda qkv: (h(*qkv) ** 2).mean()),
+        _qkv, ((2, 256, 4), (4, 2048, 64), (32, 8192, 128)),
     ),
     Workload(
-        "attention, recomputed",
-        _of(rules.ATTENTION, lambda h: lambda *qkv: (h(*qkv) ** 2).mean()),
-        _normals(3), (0, 1, 2), ((2, 16, 4), (4, 2048, 64), (32, 8192, 128)),
-        work=lambda q, k, v: 7 * 2 * q.size * k.shape[1],
-    ),
-    _cross_entropy("cross-entropy", (16, 8, 32), (2048, 256, 16384), (8192, 1024, 50257)),
-    _cross_entropy(
-        "cross-entropy of a large model", (16, 8, 32), (8192, 4096, 128256, jnp.bfloat16),
-        (8192, 4096, 128256, jnp.bfloat16), measures=RUN, big=True,
+        "workloads", "cross-entropy", CROSS_ENTROPY,
+        _tokens, ((512, 8, 32), (2048, 256, 16384), (8192, 1024, 50257)),
+        note="ours closes over the weights (declared)",
     ),
     Workload(
-        "implicit layer", _of(rules.IMPLICIT, lambda h: lambda w, x: (h(w, x) ** 2).mean()),
-        _implicit, (0, 1), ((4, 8), (1024, 256), (8192, 2048)),
+        "workloads", "cross-entropy of a large model", CROSS_ENTROPY,
+        _tokens, ((512, 8, 32), LARGE, LARGE), RUN, big=True,
+        note="ours closes over the weights (declared)",
+    ),
+    Workload(
+        "workloads", "implicit layer",
+        of(rules.IMPLICIT, lambda h: lambda params: (h(*params) ** 2).mean()),
+        _implicit, ((4, 8), (1024, 256), (8192, 2048)),
         note=f"{rules.ITERATIONS} iterations in either direction; ours closes over w (declared)",
     ),
     Workload(
-        "LSQ training", _lsq, _lsq_arguments, (0,),
-        ((8, 16), (4096, 512), (32768, 4096)), RUN,
+        "workloads", "LSQ training", _lsq,
+        _lsq_arguments, ((8, 16), (4096, 512), (32768, 4096)), RUN,
         note="gradients for weights and step sizes; ours closes over the steps (declared)",
     ),
     Workload(
-        "spiking network, 1,000 steps", _spiking, _spiking_arguments, (0,),
-        ((10, 2, 8), (1000, 32, 128), (1000, 256, 1024)),
-    ),
-    Workload(
-        "Pallas kernel pair", _of(rules.PALLAS, lambda h: lambda a, b: (h(a, b) ** 2).mean()),
-        _normals(2), (0, 1), ((8, 16), (512, 256), (1 << 15, 1024)),
-        note="interpreted on a CPU: its time there says nothing",
+        "workloads", "spiking network, 1,000 steps", _spiking,
+        _spiking_arguments, ((10, 2, 8), (1000, 32, 128), (1000, 256, 1024)),
     ),
     GPT,
 )  # fmt: skip
 
 
-def largest_batch(settings: Settings) -> list[Group]:
+def largest_batch(size: str) -> list[Group]:
     """Ask the compiler how many sequences a step of the whole model can take."""
     shape, budget = TOY, 1e6
-    if settings.size != "toy":
+    if size != "toy":
         device = jax.devices()[0].memory_stats() or {}
         budget = device.get("bytes_limit", 16e9)
-        shape = WHOLE if settings.size == "gpu" else WHOLE._replace(dtype=None)
+        shape = WHOLE if size == "gpu" else WHOLE._replace(dtype=None)
+
+    @functools.cache
+    def needed(way: str, batch: int) -> float:
+        m = GPT.compiled("grad", way, shape._replace(batch=batch)).memory_analysis()
+        operands = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+        return m.temp_size_in_bytes + operands
+
     batches = {}
-    for way in (PLAIN, OURS) if settings.toy else GPT.ways:
-
-        @functools.cache
-        def needed(batch: int, way: str = way) -> float:
-            sized = shape._replace(batch=batch)
-            args = jax.eval_shape(lambda: gpt_arguments(sized, jnp.float32))
-            return memory(GPT.jitted("grad", way, sized, fast=True).lower(*args).compile())[1]
-
+    for way in (PLAIN, OURS) if size == "toy" else GPT.ways:
         low, high = 2, 4
         for _ in range(2):  # the memory is about linear in the batch
-            slope = (needed(high) - needed(low)) / (high - low)
-            guess = max(1, int(low + (budget - needed(low)) / slope))
+            slope = (needed(way, high) - needed(way, low)) / (high - low)
+            guess = max(1, int(low + (budget - needed(way, low)) / slope))
             if guess != high:
                 low, high = high, guess
-        while high and needed(high) > budget:
+        while high and needed(way, high) > budget:
             high -= 1
+        while needed(way, high + 1) <= budget:
+            high += 1
         batches[way] = float(high)
     note = f"of {shape.length} tokens, {shape.layers} layers, in {budget / 1e9:.3g} GB, not run"
-    return [Group(SECTION, GPT.name, "largest batch", "sequences", batches, note=note)]
+    return [Group("workloads", GPT.name, "largest batch", "sequences", batches, note=note)]

@@ -1,6 +1,7 @@
 """Write the tables and the figures of all results: `python -m benchmarks.report`.
 
-They go to `results/README.md` and beside it. The targets stand here too.
+`main` draws the figures (`figures.py`) and writes `results/README.md`: first what is aimed at
+(`lines`, `targets`), then a table for each section (`tables`), for each JSON file.
 """
 
 import sys
@@ -8,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import workload as w
+from benchmarks import ways as w
 from benchmarks.results import OURS, Group, Results, amount
 from benchmarks.timing import CONTROL
+from benchmarks.workload import COUNTS
 
 PEERS = (*w.PEERS[:-1], w.JVP, w.TRANSPOSED, CONTROL)
 RESULTS = Path(__file__).parent / "results"
+SLOPE = 1.25
 # (what, case, measure, against, at most)
 TARGETS = (
     ("eager forward", "inputs only", "eager forward", w.PLAIN, 1.10),
@@ -32,7 +35,6 @@ TARGETS = (
     ("trace of hessian", "inputs only", "trace hessian", w.JVP, 1.00),
     ("eager jvp", "inputs only", "eager jvp", w.JVP, 3.00),
 )
-SLOPE = 1.25
 # What explains a missed target that has these words.
 _TRACED = (
     "which of them `y` depends on, and in which order, only a trace of `f` tells; measured beside "
@@ -69,13 +71,13 @@ class Line(NamedTuple):
     note: str = ""
 
     @property
-    def met(self) -> bool:
+    def missed(self) -> bool:
         # Two digits are what the machine repeats.
-        return self.measured is not None and round(self.measured, 2) <= self.at_most
+        return self.measured is not None and round(self.measured, 2) > self.at_most
 
     def __str__(self) -> str:
         measured = "not measured" if self.measured is None else f"{self.measured:.2f}x"
-        return measured if self.met or self.measured is None else f"**{measured}**"
+        return f"**{measured}**" if self.missed else measured
 
 
 def lines(results: Results) -> Iterator[Line]:
@@ -83,12 +85,12 @@ def lines(results: Results) -> Iterator[Line]:
         ratio = results.ratio("overhead", case, measure, against)
         yield Line(f"{what}, {case}", against, at_most, ratio)
     for mode in ("grad", "second order", "jvp"):
-        for measure in w.COUNTS:
-            ratios = {case: r for case, m, r in _programs(results, mode) if m == measure}
-            worst = max(ratios, key=ratios.__getitem__, default="")
-            note = f"worst of {len(ratios)}: {worst}"
+        for measure in COUNTS:
+            found = programs(results, mode, measure)
+            worst = max(found, key=found.__getitem__, default="")
+            note = f"worst of {len(found)}: {worst}"
             what = f"compiled {mode}: {measure}"
-            yield Line(what, w.REFERENCE[mode], 1.0, ratios.get(worst), note)
+            yield Line(what, w.REFERENCE[mode], 1.0, found.get(worst), note)
     for case in dict.fromkeys(["leaves", *results.cases("growth")]):
         for kind in ("trace grad", "eager grad"):
             ratio = results.ratio("growth", case, f"{kind}, slope", w.EVERY)
@@ -97,19 +99,20 @@ def lines(results: Results) -> Iterator[Line]:
             yield Line(f"growth with {case}, {kind}", w.EVERY, SLOPE, ratio)
 
 
-def _programs(results: Results, mode: str) -> Iterator[tuple[str, str, float]]:
-    for measure in w.COUNTS:
-        for group in results.find("workloads", measure=f"{measure}, {mode}"):
-            if w.REFERENCE[mode] in group.ratios:
-                yield group.case, measure, group.ratios[w.REFERENCE[mode]]
+def programs(results: Results, mode: str, measure: str) -> dict[str, float]:
+    """Return for each workload what the compiler counts for ours / for the rule written by hand."""
+    groups = results.find("workloads", measure=f"{measure}, {mode}")
+    against = w.REFERENCE[mode]
+    return {g.case: g.ratios[against] for g in groups if against in g.ratios}
 
 
 def same_programs(results: Results) -> tuple[int, int]:
     """Return how many programs cost no more than by hand, of how many."""
     most: dict[tuple[str, str], float] = {}
     for mode in ("grad", "second order", "jvp"):
-        for case, _, ratio in _programs(results, mode):
-            most[mode, case] = max(ratio, most.get((mode, case), 0.0))
+        for measure in COUNTS:
+            for case, ratio in programs(results, mode, measure).items():
+                most[mode, case] = max(ratio, most.get((mode, case), 0.0))
     return sum(round(ratio, 2) <= 1 for ratio in most.values()), len(most)
 
 
@@ -123,22 +126,20 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 def targets(found: list[Results], unmeasured: bool = True) -> Iterator[str]:
     named = [{(x.what, x.against): x for x in lines(results)} for results in found]
-    keys = dict.fromkeys(key for of in named for key in of)
     rows, why = [], []
-    for key in keys:
-        line = next(of[key] for of in named if key in of)
-        cells = [str(of[key]) if key in of else "not measured" for of in named]
-        if not unmeasured and set(cells) == {"not measured"}:
+    for key in dict.fromkeys(key for of in named for key in of):
+        known = [of[key] for of in named if key in of]
+        if not unmeasured and all(line.measured is None for line in known):
             continue
-        rows.append([*key, f"{line.at_most:.2f}x", *cells])
-        if any("**" in cell for cell in cells):
-            notes = {of[key].note for of in named if key in of and not of[key].met} - {""}
+        cells = [str(of[key]) if key in of else "not measured" for of in named]
+        rows.append([*key, f"{known[0].at_most:.2f}x", *cells])
+        if any(line.missed for line in known):
+            notes = {line.note for line in known if line.missed} - {""}
             reasons = [text for words, text in EXPERIMENTS.items() if words in key[0]]
             told = [*sorted(notes), *(reasons or ["no experiment yet"])[:1]]
             why.append(f"- *{key[0]}*: {'; '.join(told)}.")
-    head = ["what", "against", "at most", *(r.label for r in found)]
     if rows:
-        yield _table(head, rows)
+        yield _table(["what", "against", "at most", *(r.label for r in found)], rows)
     if why:
         yield "\n".join(["Missed:", "", *why])
 
@@ -178,15 +179,12 @@ def main() -> int:
         print(f"no results in {RESULTS}: run `python -m benchmarks` first", file=sys.stderr)
         return 2
     found.sort(key=lambda r: [int(n) for n in r.meta["versions"]["jax"].split(".")[:3]])
-    for results in found:
-        for path in draw(results, RESULTS):
-            if path.stem.endswith("glance"):
-                (RESULTS / "glance.svg").write_bytes(path.read_bytes())  # of the newest JAX
+    draw(found, RESULTS)
     parts = [
         "# Results",
         "Written by `python -m benchmarks.report`. Bold: a target that is missed.",
+        *targets(found),
     ]
-    parts += targets(found)
     for results in found:
         parts.append(f"## {results.label}\n\nProcessor: {results.meta['processor']}.")
         figures = sorted(RESULTS.glob(f"{results.name}-*.svg"))

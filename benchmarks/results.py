@@ -1,7 +1,8 @@
-"""What was measured: one `Group` per comparison, kept as JSON, printed as a table.
+"""What was measured: one `Group` per comparison, kept as JSON.
 
 The file of a device and a version of JAX is `{"meta": ..., "groups": [...]}`, where a group has
-the fields of `Group` and leaves out those that are empty. Times are in seconds.
+the fields of `Group` and leaves out those that are empty. Times are in seconds. A run adds its
+groups to a `Results` and saves it after every part; `report` and `compare` load it.
 """
 
 import dataclasses
@@ -14,11 +15,14 @@ from typing import Any
 import jax
 
 import tfgrad_jax
-from benchmarks.timing import Comparison, Stats
 
 OURS = "tfgrad_jax"
-Numbers = dict[str, float]
-Pairs = dict[str, tuple[float, float]]
+PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "flax", "optax", "tensorflow", "torch")
+SCALES = {
+    "s": ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
+    "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")),
+    "flops": ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")),
+}
 
 
 @dataclasses.dataclass
@@ -29,11 +33,11 @@ class Group:
     case: str
     measure: str
     unit: str  # "s", "bytes", "flops", "GB/s", ...
-    values: Numbers = dataclasses.field(default_factory=dict)
-    quartiles: Pairs = dataclasses.field(default_factory=dict)
+    values: dict[str, float] = dataclasses.field(default_factory=dict)
+    quartiles: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     samples: int = 0  # 0: the numbers are exact
-    ratios: Numbers = dataclasses.field(default_factory=dict)
-    ratio_quartiles: Pairs = dataclasses.field(default_factory=dict)
+    ratios: dict[str, float] = dataclasses.field(default_factory=dict)
+    ratio_quartiles: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""
 
@@ -42,29 +46,8 @@ class Group:
         return self.section, self.case, self.measure
 
     @classmethod
-    def timed(
-        cls, section: str, case: str, measure: str, measured: Comparison, note: str = ""
-    ) -> "Group":
-        def quartiles(stats: dict[str, Stats]) -> Pairs:
-            return {name: (s.q1, s.q3) for name, s in stats.items()}
-
-        return cls(
-            section,
-            case,
-            measure,
-            "s",
-            {name: s.median for name, s in measured.times.items()},
-            quartiles(measured.times),
-            max((s.samples for s in measured.times.values()), default=0),
-            {name: s.median for name, s in measured.ratios.items()},
-            quartiles(measured.ratios),
-            measured.failures,
-            note,
-        )
-
-    @classmethod
     def counted(
-        cls, section: str, case: str, measure: str, unit: str, values: Numbers, **more: Any
+        cls, section: str, case: str, measure: str, unit: str, values: dict[str, float], **more: Any
     ) -> "Group":
         """Make a group of numbers that are exact, such as bytes."""
         ours, ratios = values.get(OURS), {}
@@ -78,14 +61,13 @@ class Results:
     """All groups of one device and version of JAX; a partial run replaces what it measured."""
 
     def __init__(self, meta: dict[str, Any], groups: list[Group]) -> None:
-        self.meta = meta
-        self.groups = groups
+        self.meta, self.groups = meta, groups
 
     @classmethod
     def here(cls, quick: bool) -> "Results":
         device = jax.devices()[0]
         versions = {"python": platform.python_version(), "tfgrad_jax": tfgrad_jax.__version__}
-        for name in ("jax", "jaxlib", "numpy", "equinox", "flax", "optax", "tensorflow", "torch"):
+        for name in PACKAGES:
             try:
                 versions[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
@@ -128,10 +110,9 @@ class Results:
     def find(
         self, section: str, case: str | None = None, measure: str | None = None
     ) -> list[Group]:
+        wanted = {"section": section, "case": case, "measure": measure}
         return [
-            g
-            for g in self.groups
-            if g.section == section and case in (None, g.case) and measure in (None, g.measure)
+            g for g in self.groups if all(v in (None, getattr(g, k)) for k, v in wanted.items())
         ]
 
     def cases(self, section: str) -> list[str]:
@@ -159,10 +140,6 @@ def _processor() -> str:
 
 def amount(value: float, unit: str) -> str:
     """Write a number with its unit, three digits long."""
-    scales = {
-        "s": ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
-        "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")),
-        "flops": ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")),
-    }.get(unit, ((1, unit),))
+    scales = SCALES.get(unit, ((1, unit),))
     scale, name = next((s for s in scales if abs(value) >= s[0]), scales[-1])
     return f"{value / scale:.3g} {name}".rstrip()

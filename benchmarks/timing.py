@@ -1,11 +1,11 @@
-"""How everything here is timed: interleaved, blocked until ready, the median of many.
+"""How everything here is timed: `race`, which every measurement of time calls.
 
-The contestants of a comparison run in turn, one sample each a round, and the first of a round
-changes, so that a machine that slows down slows all of them. A ratio is the median over the
-rounds of the ratio within a round. Ours takes part twice: its ratio to itself, the control, would
-be 1 on a perfect machine. Calls shorter than `SHORTEST` are repeated within a sample, and what the
-contestant before left in the caches of the processor is not timed. The garbage collector does not
-run while a sample is taken.
+The contestants run in turn, one sample each a round, and the first of a round changes, so that a
+machine that slows down slows all of them. A ratio is the median over the rounds of the ratio
+within a round. Ours takes part twice: its ratio to itself, the control, would be 1 on a perfect
+machine. Calls shorter than `SHORTEST` are repeated within a sample, and what the contestant before
+left in the caches of the processor is not timed. The garbage collector does not run while a sample
+is taken.
 
 Each round runs at another depth of the Python stack: CPython keeps frames in blocks of 16 KiB, and
 a call that crosses into a new block again and again can take several times as long.
@@ -16,93 +16,52 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 CONTROL = "control: ours again"
 DEPTHS = [i * 7 % 16 * 10 for i in range(16)]  # in Python frames, not in order
-SIZES = ("toy", "cpu", "gpu")
+SIZES = ("toy", "cpu", "gpu")  # a workload has arguments for each
 SHORTEST = 2e-4  # seconds a sample takes at least, where a call can be repeated
 SHORT = 5e-3  # seconds; before a sample of shorter calls goes an untimed one, to warm the caches
 
-Call = Callable[[], Any]
 
-
-class Settings(NamedTuple):
-    """What the command line asks for."""
-
-    size: str = "cpu"  # one of `SIZES`
-
-    @property
-    def toy(self) -> bool:
-        return self.size == "toy"
-
-    @property
-    def scale(self) -> float:
-        """How much of the usual time to spend on a comparison."""
-        return 0.01 if self.toy else 1.0
-
-    def rounds(self, least: int = 9, most: int = 300) -> tuple[int, int]:
-        return (2, 2) if self.toy else (least, most)
-
-
-class Stats(NamedTuple):
-    """Quartiles of the samples, in seconds or as a ratio."""
-
-    median: float
-    q1: float
-    q3: float
-    samples: int
-
-    @classmethod
-    def of(cls, samples: list[float]) -> "Stats":
-        q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
-        return cls(median, q1, q3, len(samples))
-
-
-class Comparison(NamedTuple):
-    times: dict[str, Stats]
-    ratios: dict[str, Stats]  # of ours to each of the others
-    failures: dict[str, str]  # of those that cannot run this case
-
-
-def compare(
-    contestants: Mapping[str, Call],
+def race(
+    contestants: Mapping[str, Callable[[], Any]],
     ours: str | None = None,
+    size: str = "cpu",
     seconds: float = 1.0,
-    rounds: tuple[int, int] = (7, 200),
+    rounds: tuple[int, int] = (9, 300),
     settle: float = 0.0,
-) -> Comparison:
-    """Time the contestants against each other for about so many seconds.
+) -> dict[str, Any]:
+    """Time the contestants against each other for about so many seconds, or a moment at toy size.
 
+    Return the fields of a `Group`: times, ratios of ours to each of the others, and who cannot run.
     `settle` is for contestants that have threads of their own: so many seconds of rest and then
     an untimed call go before each sample.
     """
     entered = dict(contestants)
     if ours is not None:
         entered[CONTROL] = entered[ours]
-    calls: dict[str, int] = {}
-    short = set()
-    failures = {}
-    a_round = 0.0
+    calls, failures, short, a_round = {}, {}, set(), 0.0
     for name, call in entered.items():
         try:
-            _sample(call, 1)  # compiles, and shows whether it can run at all
+            _sample(call)  # compiles, and shows whether it can run at all
         except Exception as error:
             if name == ours:
                 raise
             failures[name] = reason(error)
             continue
-        once = _sample(call, 1)
+        once = _sample(call)
         calls[name] = max(1, min(1000, int(SHORTEST / once)))
         if once < SHORT:
             short.add(name)
         a_round += once * calls[name]
 
-    count = int(min(rounds[1], max(rounds[0], seconds / a_round))) if calls else 0
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
+    least, most = (2, 2) if size == "toy" else rounds
+    count = int(min(most, max(least, seconds / a_round))) if calls else 0
+    names, samples = list(calls), {name: [] for name in calls}
     enabled = gc.isenabled()
     try:
         for i in range(count):
@@ -114,20 +73,30 @@ def compare(
                 if settle:
                     time.sleep(settle)
                 if settle or name in short:
-                    _sample(entered[name], 1)
+                    _sample(entered[name])
                 samples[name].append(_sample(entered[name], calls[name], DEPTHS[i % len(DEPTHS)]))
     finally:
         if enabled:
             gc.enable()
-    ratios = {}
-    for name in samples if ours else ():
-        if name != ours:
-            pairs = zip(samples[ours], samples[name], strict=True)
-            ratios[name] = Stats.of([a / b for a, b in pairs])
-    return Comparison({n: Stats.of(s) for n, s in samples.items()}, ratios, failures)
+    ratios = {
+        name: [a / b for a, b in zip(samples[ours], samples[name], strict=True)]
+        for name in names
+        if ours not in (None, name)
+    }
+    return {
+        **dict(zip(("values", "quartiles"), _summary(samples), strict=True)),
+        **dict(zip(("ratios", "ratio_quartiles"), _summary(ratios), strict=True)),
+        "samples": count,
+        "failures": failures,
+    }
 
 
-def _sample(call: Call, calls: int, depth: int = 0) -> float:
+def _summary(samples: Mapping[str, list[float]]) -> tuple[dict[str, float], dict[str, Any]]:
+    cuts = {n: statistics.quantiles(s, n=4, method="inclusive") for n, s in samples.items()}
+    return {n: c[1] for n, c in cuts.items()}, {n: (c[0], c[2]) for n, c in cuts.items()}
+
+
+def _sample(call: Callable[[], Any], calls: int = 1, depth: int = 0) -> float:
     """Return the seconds that a call takes, so many frames further down."""
     if depth:
         return _sample(call, calls, depth - 1)

@@ -13,18 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import child, compare, frameworks, real, report, rules, small
+from benchmarks import child, compare, frameworks, real, report, rules, tiny
 from benchmarks import workload as w
 from benchmarks.__main__ import main
 from benchmarks.results import OURS, Group, Results
-from benchmarks.timing import CONTROL, Settings, Stats
-from benchmarks.timing import compare as race
+from benchmarks.timing import CONTROL, race
+from benchmarks.ways import EVERY, HAND, JVP, PLAIN, TRANSPOSED, Way
 
 pytestmark = pytest.mark.deep
 
-TOY = Settings("toy")
 WORKLOADS = {each.name: each for each in real.WORKLOADS}
-SMALL = {f"{each.name}, {len(each.measures)}": each for each in (*small.OVERHEAD, *small.GROWTH)}
+TINY = {f"{each.section}, {each.name}": each for each in (*tiny.OVERHEAD, *tiny.GROWTH)}
 
 
 @pytest.fixture(autouse=True)
@@ -40,30 +39,30 @@ def counts(name, way, mode="grad"):
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_compiled_gradient_costs_what_the_hand_written_one_does(name):
-    expected = counts(name, w.HAND)
+    expected = counts(name, HAND)
     assert expected["flops"] > 0 and expected["bytes accessed"] > 0
     assert counts(name, OURS) == expected
 
 
 @pytest.mark.parametrize("name", ["RMSNorm", "cross-entropy", "implicit layer"])
 def test_forward_mode_costs_what_the_hand_written_one_does(name):
-    assert counts(name, OURS, "jvp") == counts(name, w.JVP, "jvp")
+    assert counts(name, OURS, "jvp") == counts(name, JVP, "jvp")
 
 
 @pytest.mark.parametrize("name", ["RMSNorm", "cross-entropy"])
 def test_second_order_costs_no_more_than_by_hand(name):
-    got, by_hand = (counts(name, way, "second order") for way in (OURS, w.EVERY))
+    got, by_hand = (counts(name, way, "second order") for way in (OURS, EVERY))
     assert all(got[what] <= by_hand[what] for what in w.COUNTS)
 
 
 def test_counts_tell_programs_apart():
-    plain, hand = (counts("implicit layer", way) for way in (w.PLAIN, w.HAND))
+    plain, hand = (counts("implicit layer", way) for way in (PLAIN, HAND))
     assert plain["temp memory"] > 10 * hand["temp memory"]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", TINY)
 def test_contestants_agree(name):
-    errors, failures = w.check(SMALL[name])
+    errors, failures = w.check(TINY[name])
     assert errors[OURS] < 1e-12
     assert OURS not in {way for _, way in failures}
     assert jax.config.jax_enable_x64 is False
@@ -73,7 +72,7 @@ def test_contestants_agree(name):
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_contestants_agree_on_workloads(name):
     errors, _ = w.check(WORKLOADS[name])
-    assert errors[OURS] < w.TOLERANCE and errors[w.HAND] < w.TOLERANCE
+    assert errors[OURS] < w.TOLERANCE and errors[HAND] < w.TOLERANCE
 
 
 def test_check_refuses_wrong_rule():
@@ -81,10 +80,10 @@ def test_check_refuses_wrong_rule():
         return tuple(2 * g for g in rules.RMSNORM.backward(residuals, dy))
 
     right = WORKLOADS["RMSNorm"]
-    wrong = w.Way(OURS)(dataclasses.replace(rules.RMSNORM, backward=twice_too_large))
+    wrong = Way(OURS)(dataclasses.replace(rules.RMSNORM, backward=twice_too_large))
     rule = dataclasses.replace(rules.RMSNORM, written={OURS: wrong})
     workload = dataclasses.replace(
-        right, loss=lambda way, size: lambda x, s, t: (way(rule)(s, x) * t).sum()
+        right, loss=lambda way, size: lambda params, t: (way(rule)(*params[::-1]) * t).sum()
     )
     with pytest.raises(AssertionError, match=r"RMSNorm, grad, tfgrad_jax: error 1\.0e\+00"):
         w.check(workload)
@@ -92,19 +91,19 @@ def test_check_refuses_wrong_rule():
 
 
 def test_derivatives_are_those_of_a_cubic():
-    f, args = (lambda x: (x**3).sum()), (jnp.array([2.0, 3.0]),)
-    value, (slope,) = w.derivative("grad", f, (0,))(*args)
+    f, x = (lambda x: (x**3).sum()), jnp.array([2.0, 3.0])
+    value, slope = w.derivative("grad", f)(x)
     assert value == 35 and slope.tolist() == [12, 27]
-    assert w.derivative("second order", f, (0,))(*args)[0].tolist() == [12, 18]
-    assert w.derivative("jvp", f, (0,))(*args) == (35, 12 * 2 + 27 * 3)
-    assert w.derivative("hessian", f, (0,))(*args)[0][0].tolist() == [[12, 0], [0, 18]]
+    assert w.derivative("second order", f)(x).tolist() == [12, 18]
+    assert w.derivative("jvp", f)(x) == (35, 12 * 2 + 27 * 3)
+    assert w.derivative("hessian", f)(x).tolist() == [[12, 0], [0, 18]]
 
 
 def test_transposed_rule_is_the_tangent():
     x, t = jnp.float32(0.3), jnp.float32(2)
     expected = jax.jvp(jnp.logaddexp, (x, jnp.float32(0)), (t, jnp.float32(0)))
-    for way in (w.JVP, w.TRANSPOSED, OURS):
-        got = jax.jvp(w.Way(way)(small.LOG1PEXP), (x,), (t,))
+    for way in (JVP, TRANSPOSED, OURS):
+        got = jax.jvp(Way(way)(tiny.LOG1PEXP), (x,), (t,))
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
@@ -115,8 +114,8 @@ def test_gpt_has_the_parameters_of_gpt_2_small():
 
 @pytest.mark.slow
 def test_largest_batch_is_larger_with_custom_gradients():
-    (group,) = real.largest_batch(TOY)
-    assert group.values[OURS] > group.values[w.PLAIN] > 0
+    (group,) = real.largest_batch("toy")
+    assert group.values[OURS] > group.values[PLAIN] > 0
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -136,7 +135,7 @@ def test_quick_run_writes_json_and_report_draws_it(tmp_path, capsys, monkeypatch
     first = Results.load(path).groups[1]
     low, high = first.quartiles[OURS]
     assert 0 < low <= first.values[OURS] <= high
-    assert first.ratios.keys() == {w.EVERY, CONTROL}
+    assert first.ratios.keys() == {EVERY, CONTROL}
     printed = capsys.readouterr().out
     assert "| chained calls | trace grad at 4 |" in printed
     assert "growth with chained calls, trace grad" in printed  # the table of targets
@@ -150,11 +149,11 @@ def test_quick_run_writes_json_and_report_draws_it(tmp_path, capsys, monkeypatch
 
 def test_only_keeps_what_was_measured_before(tmp_path):
     results = Results.here(quick=True)
-    results.add([Group.counted("growth", "leaves", "x", "s", {OURS: 1.0, w.HAND: 2.0})])
+    results.add([Group.counted("growth", "leaves", "x", "s", {OURS: 1.0, HAND: 2.0})])
     results.save(tmp_path / f"{results.name}.json")
     assert main(["--quick", "--only", "machine/before", "--out", str(tmp_path)]) == 0
     kept = Results.load(tmp_path / f"{results.name}.json")
-    assert kept.ratio("growth", "leaves", "x", w.HAND) == 0.5
+    assert kept.ratio("growth", "leaves", "x", HAND) == 0.5
     assert kept.find("machine", "before", "bandwidth")
 
 
@@ -183,12 +182,12 @@ def test_list_names_all_sections(capsys):
 
 def a_run(ratio, temp=100.0, spread=0.01):
     results = Results.here(quick=True)
-    values = {OURS: ratio, w.JVP: 1.0}
-    ratios = {w.JVP: ratio, CONTROL: 1.0}
+    values = {OURS: ratio, JVP: 1.0}
+    ratios = {JVP: ratio, CONTROL: 1.0}
     quartiles = {name: (r - spread, r + spread) for name, r in ratios.items()}
     fields = {"ratios": ratios, "ratio_quartiles": quartiles, "samples": 100}
     results.add([Group("overhead", "inputs only", "eager jvp", "s", values, **fields)])
-    programs = {OURS: temp, w.HAND: 100.0}
+    programs = {OURS: temp, HAND: 100.0}
     results.add([Group.counted("workloads", "RMSNorm", "temp memory, grad", "bytes", programs)])
     return results
 
@@ -214,8 +213,31 @@ def test_compare_says_what_moved(tmp_path, capsys):
     capsys.readouterr()
     assert compare.main([names[0], names[2]]) == 1
     worse, better = capsys.readouterr().out.split("better: 1")
-    assert "worse: 1" in worse and "+20.0 %" in worse and f"eager jvp / {w.JVP}" in worse
+    assert "worse: 1" in worse and "+20.0 %" in worse and f"eager jvp / {JVP}" in worse
     assert "-10.0 %" in better and "temp memory" in better
+
+
+def test_glance_draws_what_is_measured_and_its_texts_fit():
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from benchmarks import figures
+
+    results = Results.here(quick=True)
+    assert figures.glance(results) is None
+    results = a_run(2.5)
+    assert len(figures.glance(results).axes) == 1
+    programs = {OURS: 90e6, PLAIN: 100e6, HAND: 90e6}
+    results.add([Group.counted("workloads", "RMSNorm", "temp memory, grad", "bytes", programs)])
+    batches = {PLAIN: 7.0, OURS: 11.0}
+    results.add([Group("workloads", "GPT-2", "largest batch", "sequences", batches)])
+    with figures.mpl.rc_context(figures.STYLE):
+        figure = figures.glance(results)
+    FigureCanvasAgg(figure).draw()
+    assert len(figure.axes) == 3
+    for axes in figure.axes:
+        edge = axes.get_window_extent().x1
+        assert all(text.get_window_extent().x1 <= edge for text in axes.texts)
 
 
 # --- timing ---------------------------------------------------------------------------------------
@@ -226,19 +248,16 @@ def test_race_reports_who_cannot_run():
         raise TypeError("no such thing\nand more")
 
     calls = []
-    contestants = {OURS: lambda: jnp.zeros(()), w.HAND: lambda: calls.append(1), w.PLAIN: fails}
+    contestants = {OURS: lambda: jnp.zeros(()), HAND: lambda: calls.append(1), PLAIN: fails}
     measured = race(contestants, OURS, seconds=0, rounds=(3, 3))
-    assert measured.failures == {w.PLAIN: "TypeError: no such thing"}
-    assert measured.times.keys() == {OURS, w.HAND, CONTROL}
-    assert measured.ratios.keys() == {w.HAND, CONTROL}
-    assert measured.times[OURS].samples == 3
+    assert measured["failures"] == {PLAIN: "TypeError: no such thing"}
+    assert measured["values"].keys() == measured["quartiles"].keys() == {OURS, HAND, CONTROL}
+    assert measured["ratios"].keys() == {HAND, CONTROL}
+    low, high = measured["quartiles"][OURS]
+    assert measured["samples"] == 3 and low <= measured["values"][OURS] <= high
     assert len(calls) >= 2 + 3  # a warm-up, one to size the samples, and the three
     with pytest.raises(TypeError, match="no such thing"):
         race({OURS: fails}, OURS)
-
-
-def test_stats_are_quartiles():
-    assert Stats.of([4.0, 1.0, 2.0, 3.0, 5.0]) == Stats(3.0, 2.0, 4.0, 5)
 
 
 # --- other processes, other frameworks ------------------------------------------------------------
@@ -256,21 +275,21 @@ def test_collectives_are_counted_in_bytes():
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_step_on_two_devices_moves_what_the_hand_written_one_does(processes):
-    found = {g.measure: g.values for g in child.distributed(2, processes, TOY)}
+    found = {g.measure: g.values for g in child.distributed(2, processes, "toy")}
     for measure in ("collectives", "moved", "temp memory"):
-        assert found[measure][OURS] == found[measure][w.HAND] > 0
+        assert found[measure][OURS] == found[measure][HAND] > 0
 
 
 @pytest.mark.slow
 def test_checks_report_time_and_memory():
-    time, memory = child.checks(TOY)
+    time, memory = child.checks("toy")
     assert {child.GRADIENT, child.AUTODIFF, child.CHECK} <= time.values.keys()
     assert memory.values[child.CHECK] > 0
 
 
 @pytest.mark.parametrize("case", frameworks.CASES)
 def test_other_frameworks_are_optional(case):
-    (group,) = frameworks.measure(case, TOY)
+    (group,) = frameworks.measure(case, "toy")
     assert frameworks.OURS_JIT in group.values
     for framework, module in {"tensorflow": "tensorflow", "torch": "torch"}.items():
         if importlib.util.find_spec(module) is None:

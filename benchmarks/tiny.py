@@ -1,0 +1,225 @@
+"""Functions that do almost nothing: what the decorator itself costs, and how that grows.
+
+`OVERHEAD` and `GROWTH` are workloads, which `workload.measure` measures. Where ours closes over
+values, the others, which cannot, are given them as arguments.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.results import OURS
+from benchmarks.ways import EVERY, HAND, JAX, JVP, PEERS, PLAIN, Function, Rule, Way
+from benchmarks.workload import Workload, normal, of
+from tfgrad_jax import custom_gradient
+
+MEASURES = ("eager forward", "eager grad", "run grad", "trace grad")
+HIGHER = ("trace second order", "trace jvp", "trace hessian", "eager jvp")
+ONE = (None, None, None)  # the same size everywhere
+
+
+# --- log1pexp: inputs only ------------------------------------------------------------------------
+
+
+def _log1pexp(x: Any) -> Any:
+    e = jnp.exp(x)
+    return jnp.log(1 + e), e
+
+
+def _log1pexp_push(primals: Any, tangents: Any) -> Any:
+    y, e = _log1pexp(*primals)
+    return y, tangents[0] * (1 - 1 / (1 + e))
+
+
+def _log1pexp_pair(x: Any) -> Any:
+    e = jnp.exp(x)
+    return jnp.log(1 + e), lambda dy: dy * (1 - 1 / (1 + e))
+
+
+LOG1PEXP = Rule(
+    _log1pexp,
+    lambda e, dy: (dy * (1 - 1 / (1 + e)),),
+    residuals=lambda y, x: jnp.exp(x),
+    push=_log1pexp_push,
+    written={OURS: custom_gradient(_log1pexp_pair), JAX: jax.custom_gradient(_log1pexp_pair)},
+)
+
+
+def _closing_over_much(way: Way, entries: int) -> Function:
+    """Return the same function, which reads a large table."""
+    table = dict.fromkeys(range(entries), 1.0)
+
+    def forward(x: Any) -> Any:
+        e = jnp.exp(x)
+        return jnp.log(table[0] + e), e
+
+    def pair(x: Any) -> Any:
+        e = jnp.exp(x)
+        return jnp.log(table[0] + e), lambda dy: dy * (1 - 1 / (1 + e))
+
+    written = {OURS: custom_gradient(pair), JAX: jax.custom_gradient(pair)}
+    return way(dataclasses.replace(LOG1PEXP, forward=forward, written=written))
+
+
+def _scalar(size: Any, dtype: Any) -> Any:
+    return (jnp.asarray(1.5, dtype),)
+
+
+# --- a linear layer under logsumexp: weights ------------------------------------------------------
+
+
+def _head(w: Any, x: Any) -> Any:
+    logits = x @ w
+    y = jax.nn.logsumexp(logits)
+    return y, (w, x, logits, y)
+
+
+def _head_backward(residuals: Any, dy: Any) -> Any:
+    w, x, logits, y = residuals
+    p = dy * jnp.exp(logits - y)
+    return x[:, None] * p, w @ p
+
+
+HEAD = Rule(_head, _head_backward, residuals=lambda y, w, x: (w, x, x @ w, y), captured=1)
+
+
+def _spread(h: Function) -> Function:
+    return lambda params: h(*params)
+
+
+def _weights(size: Any, dtype: Any) -> Any:
+    return ((normal(0, (8, 8), dtype), normal(1, (8,), dtype)),)
+
+
+def _layer(name: str, how: str) -> Workload:
+    loss, note = of(HEAD, _spread, how=how), "the others are given the weights as arguments"
+    return Workload("overhead", name, loss, _weights, ONE, MEASURES, PEERS, note=note)
+
+
+OVERHEAD = (
+    Workload(
+        "overhead", "inputs only", of(LOG1PEXP), _scalar, ONE,
+        MEASURES + HIGHER, (*PEERS[:3], JVP, *PEERS[3:]),
+    ),
+    Workload(
+        "overhead", "large closure", _closing_over_much, _scalar, (1000, 100_000, 100_000),
+        ("eager forward", "eager grad", "trace grad"), (PLAIN, HAND, EVERY, JAX, OURS),
+        note="a dictionary of 100,000 numbers",
+    ),
+    _layer("declared variables", "declared"),
+    _layer("undeclared variables", "undeclared"),
+    _layer("method, declared variables", "method"),
+)  # fmt: skip
+
+
+# --- growth: a loss is a function of a number, or of so many numbers and one ----------------------
+
+
+def _product(weights: Any, x: Any) -> Any:
+    y = x
+    for w in weights:
+        y = y * w
+    return y, (weights, x)
+
+
+def _product_backward(residuals: Any, dy: Any) -> Any:  # declared: not the true derivative
+    weights, x = residuals
+    return [dy * x * w for w in weights], dy * x
+
+
+def _bump(x: Any) -> Any:
+    y = jnp.exp(-x * x)
+    return y, (x, y)
+
+
+def _tanh(w: Any, x: Any) -> Any:
+    y = jnp.tanh(x * w)
+    return y, (w, x, y)
+
+
+def _tanh_backward(residuals: Any, dy: Any) -> Any:
+    w, x, y = residuals
+    d = dy * (1 - y * y)
+    return d * x, d * w
+
+
+LEAVES = Rule(
+    lambda tree: ([a * a for a in tree], tree),
+    lambda tree, dys: ([2 * a * dy for a, dy in zip(tree, dys, strict=True)],),
+    residuals=lambda y, tree: tree,
+    many=True,
+)
+BUMP = Rule(_bump, lambda xy, dy: (-2 * dy * xy[0] * xy[1],), residuals=lambda y, x: (x, y))
+PRODUCT = Rule(_product, _product_backward, residuals=lambda y, *given: given, captured=1)
+TANH = Rule(_tanh, _tanh_backward, residuals=lambda y, *given: (*given, y), captured=1)
+
+
+def _layers(h: Function) -> Function:
+    """So many calls, each of its own function that closes over its own weight."""
+
+    def network(params: Any) -> Any:
+        weights, x = params
+        for w in weights:
+            x = h(w, x)
+        return x
+
+    return network
+
+
+def _chained(way: Way, count: int) -> Function:
+    h = way(BUMP)
+
+    def chain(x: Any) -> Any:
+        for _ in range(count):
+            x = h(x)
+        return x
+
+    return chain
+
+
+def _nested(way: Way, count: int) -> Function:
+    """Each function calls the one before it, which it closes over."""
+
+    def around(inner: Function) -> Function:
+        def forward(x: Any) -> Any:
+            y = 0.5 * inner(x)
+            return y, y
+
+        return way(Rule(forward, lambda y, dy: (dy * y,), residuals=lambda y, x: y))
+
+    h = way(BUMP)
+    for _ in range(count - 1):
+        h = around(h)
+    return h
+
+
+def _number(count: int, dtype: Any) -> Any:
+    return (jnp.asarray(0.3, dtype),)
+
+
+def _numbers(count: int, dtype: Any) -> Any:
+    return ([jnp.asarray(1 + i % 7 / 100, dtype) for i in range(count)],)
+
+
+def _both(count: int, dtype: Any) -> Any:
+    return ((*_numbers(count, dtype), *_number(count, dtype)),)
+
+
+def _growing(name: str, loss: Any, arguments: Function, most: int = 512) -> Workload:
+    sizes = [1, 4], [1, 8, 64, most], [1, 8, 64, most]
+    measures = "trace grad", "eager grad"
+    return Workload("growth", name, loss, arguments, sizes, measures, (EVERY, OURS))
+
+
+GROWTH = (
+    _growing("leaves", of(LEAVES, lambda h: lambda tree: h(tree)[0]), _numbers),
+    _growing("chained calls", _chained, _number),
+    # CPython 3.13 has a limit of its own for calls that lead through C, as those of JAX do.
+    _growing("nested calls", _nested, _number, 128),
+    _growing("captured values", of(PRODUCT, _spread, how="undeclared"), _both),
+    _growing("declared variables", of(PRODUCT, _spread), _both),
+    _growing("layers that capture", of(TANH, _layers, how="undeclared"), _both),
+    _growing("layers that declare", of(TANH, _layers), _both),
+)

@@ -1,0 +1,177 @@
+"""The contestants: every way to write a function with its gradient.
+
+A `Rule` is a function with its gradient, written once. A `Way` turns it into a function that JAX
+can differentiate: plainly, by hand, with ours, with the others. `Workload.loss` calls `Way(rule)`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.results import OURS
+from tfgrad_jax import custom_gradient
+
+PLAIN = "plain JAX"
+CHECKPOINT = "jax.checkpoint"
+BOTH = "tfgrad_jax + jax.checkpoint"
+HAND = "hand-written"
+EVERY = "hand-written, every order"
+JVP = "hand-written custom_jvp"
+TRANSPOSED = "custom_jvp that transposes"
+JAX = "jax.custom_gradient"
+EQUINOX = "equinox.filter_custom_vjp"
+NNX = "flax.nnx.custom_vjp"
+OPTAX = "optax's loss"
+PEERS = (PLAIN, HAND, EVERY, JAX, EQUINOX, NNX, OURS)
+REFERENCE = {"forward": HAND, "grad": HAND, "second order": EVERY, "jvp": JVP, "hessian": JVP}
+
+Function = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A function with its gradient."""
+
+    forward: Function  # (*args) -> (y, residuals)
+    backward: Function  # (residuals, dy) -> a gradient for each argument
+    plain: Function | None = None  # for plain autodiff; without it the value of `forward`
+    residuals: Function | None = None  # (y, *args) -> residuals, for who knows `y` already
+    push: Function | None = None  # (primals, tangents) -> (y, its tangent)
+    captured: int = 0  # ours closes over so many arguments, the first ones,
+    how: str = "declared"  # which are "declared", "undeclared" or those of a "method"
+    many: bool = False  # `y` is a list or a tuple
+    written: Mapping[str, Function] = dataclasses.field(default_factory=dict)  # ways written out
+
+    def value(self, *args: Any) -> Any:
+        return self.plain(*args) if self.plain else self.forward(*args)[0]
+
+    def pair(self, *args: Any) -> Any:
+        """Return the value and the gradient function, as `tf.custom_gradient` takes them."""
+        y, residuals = self.forward(*args)
+        return y, lambda *dys: self.backward(residuals, dys if self.many else dys[0])
+
+
+def by_hand(rule: Rule, every_order: bool = False) -> Function:
+    """Return a `custom_vjp`; its second derivative is JAX's derivative of its forward rule.
+
+    That is right at every order where the forward rule calls the function itself.
+    """
+    h = jax.custom_vjp(lambda *args: rule.forward(*args)[0])
+    residuals = rule.residuals or (lambda y, *args: rule.forward(*args)[1])
+
+    def forward(*args: Any) -> Any:
+        y = h(*args)
+        return y, residuals(y, *args)
+
+    h.defvjp(forward if every_order else rule.forward, rule.backward)
+    return h
+
+
+def by_jvp(rule: Rule) -> Function:
+    """Return a `custom_jvp`; where the rule has no `push`, the backward pass is transposed."""
+    h = jax.custom_jvp(lambda *args: rule.forward(*args)[0])
+
+    @h.defjvp
+    def _push(primals: Any, tangents: Any) -> Any:
+        if rule.push:
+            return rule.push(primals, tangents)
+        y, residuals = rule.forward(*primals)
+        moved = [i for i, t in enumerate(tangents) if jnp.result_type(t) != jax.dtypes.float0]
+
+        def pull(dy: Any) -> Any:
+            gradients = rule.backward(residuals, dy)
+            return [gradients[i] for i in moved]
+
+        # Linearized first, because JAX transposes a loop only without what does not depend on dy.
+        linear = jax.linearize(pull, jax.tree.map(jnp.zeros_like, y))[1]
+        return y, jax.linear_transpose(linear, y)([tangents[i] for i in moved])[0]
+
+    return h
+
+
+def by_equinox(rule: Rule) -> Function:
+    import equinox
+
+    h = equinox.filter_custom_vjp(lambda args: rule.forward(*args)[0])
+    h.def_fwd(lambda perturbed, args: rule.forward(*args))
+    h.def_bwd(lambda residuals, dy, perturbed, args: rule.backward(residuals, dy))
+    return lambda *args: h(args)
+
+
+def by_nnx(rule: Rule) -> Function:
+    from flax import nnx
+
+    h = nnx.custom_vjp(lambda *args: rule.forward(*args)[0])
+    # An upstream comes with what a graph node would be updated by.
+    h.defvjp(rule.forward, lambda residuals, given: rule.backward(residuals, given[1]))
+    return h
+
+
+def ours(rule: Rule) -> Function:
+    """Return the rule under `custom_gradient`, which closes over what the rule captures."""
+    n, forward = rule.captured, rule.forward
+
+    def gradients(residuals: Any, dys: Any) -> Any:
+        found = rule.backward(residuals, dys if rule.many else dys[0])
+        return found[n:], jax.tree.leaves(found[:n]) if rule.how == "undeclared" else found[:n]
+
+    class Layer:
+        """A layer with its weights, which are no inputs of its method."""
+
+        def __init__(self, *weights: Any) -> None:
+            self.weights = weights
+
+        @custom_gradient(variables=lambda self: self.weights)
+        def __call__(self, *inputs: Any) -> Any:
+            y, residuals = forward(*self.weights, *inputs)
+            return y, lambda *dys, variables: gradients(residuals, dys)
+
+    def closing(*args: Any) -> Any:
+        weights = args[:n]
+
+        @custom_gradient(variables=weights if rule.how == "declared" else None)
+        def h(*inputs: Any) -> Any:
+            y, residuals = forward(*weights, *inputs)
+            return y, lambda *dys, variables: gradients(residuals, dys)
+
+        return h(*args[n:])
+
+    if not n:
+        return custom_gradient(rule.pair)
+    return (lambda *args: Layer(*args[:n])(*args[n:])) if rule.how == "method" else closing
+
+
+WAYS: dict[str, Callable[[Rule], Function]] = {
+    PLAIN: lambda rule: rule.value,
+    CHECKPOINT: lambda rule: jax.checkpoint(rule.value),
+    HAND: by_hand,
+    EVERY: lambda rule: by_hand(rule, every_order=True),
+    JVP: by_jvp,
+    TRANSPOSED: lambda rule: by_jvp(dataclasses.replace(rule, push=None)),
+    JAX: lambda rule: jax.custom_gradient(rule.pair),
+    EQUINOX: by_equinox,
+    NNX: by_nnx,
+    OURS: ours,
+    BOTH: ours,
+}
+
+
+class Way(NamedTuple):
+    """Write a rule in the way of this name; what is not written out is plain JAX."""
+
+    name: str
+
+    def __call__(self, rule: Rule) -> Function:
+        return rule.written.get(self.name) or WAYS.get(self.name, WAYS[PLAIN])(rule)
+
+    @property
+    def inner(self) -> "Way":
+        """The way for rules inside of `block`."""
+        return Way({CHECKPOINT: PLAIN, BOTH: OURS}.get(self.name, self.name))
+
+    def block(self, f: Function) -> Function:
+        """Return a layer, or the body of a loop, as this way has it."""
+        return jax.checkpoint(f) if self.name in (CHECKPOINT, BOTH) else f
