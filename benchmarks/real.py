@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from benchmarks import rules
 from benchmarks.results import OURS, Group
+from benchmarks.tiny import LOG1PEXP
 from benchmarks.ways import BOTH, CHECKPOINT, HAND, OPTAX, PLAIN, Function, Way
 from benchmarks.workload import Workload, normal, of
 
@@ -183,18 +184,26 @@ GPT = Workload(
 )  # fmt: skip
 WORKLOADS = (
     Workload(
+        "workloads", "log1pexp", of(LOG1PEXP, lambda h: lambda x: h(x).sum()),
+        lambda shape, dtype: (normal(0, shape, dtype),), ((256,), (1 << 25,), (1 << 28,)),
+        traffic=lambda x: 2 * x.nbytes,  # read x, write its gradient
+    ),
+    Workload(
         "workloads", "RMSNorm",
         of(rules.RMSNORM, lambda h: lambda params, t: (h(*params[::-1]) * t).sum()),
         _norm, ((8, 32), (1 << 14, 1024), (1 << 16, 4096)),
+        traffic=lambda params, t: 3 * t.nbytes,  # read x and t, write the gradient of x
     ),
     Workload(
         "workloads", "attention, recomputed",
         of(rules.ATTENTION, lambda h: lambda qkv: (h(*qkv) ** 2).mean()),
         _qkv, ((2, 256, 4), (4, 2048, 64), (32, 8192, 128)),
+        work=lambda qkv: 7 * 2 * qkv[0].size * qkv[0].shape[1],
     ),
     Workload(
         "workloads", "cross-entropy", CROSS_ENTROPY,
         _tokens, ((512, 8, 32), (2048, 256, 16384), (8192, 1024, 50257)),
+        work=lambda params, labels: 3 * 2 * params[0].size * params[1].shape[1],
         note="ours closes over the weights (declared)",
     ),
     Workload(
@@ -216,6 +225,13 @@ WORKLOADS = (
     Workload(
         "workloads", "spiking network, 1,000 steps", _spiking,
         _spiking_arguments, ((10, 2, 8), (1000, 32, 128), (1000, 256, 1024)),
+    ),
+    Workload(
+        "workloads", "Pallas kernel pair",
+        of(rules.PALLAS, lambda h: lambda params: (h(*params) ** 2).mean()),
+        lambda shape, dtype: (tuple(normal(seed, shape, dtype) for seed in range(2)),),
+        ((8, 16), (512, 256), (1 << 15, 1024)), RUN,
+        note="interpreted on a CPU: its time there says nothing",
     ),
     GPT,
 )  # fmt: skip

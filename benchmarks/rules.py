@@ -192,3 +192,45 @@ def _solve_backward(residuals: Any, dy: Any) -> Any:
 
 
 IMPLICIT = Rule(_solve, _solve_backward, captured=1)
+
+
+# --- a pair of Pallas kernels: a gated activation -------------------------------------------------
+
+
+def _gated(a: Any, b: Any) -> Any:
+    return a * jax.nn.sigmoid(a) * b
+
+
+def _gated_kernel(a: Any, b: Any, y: Any) -> None:
+    y[...] = _gated(a[...], b[...])
+
+
+def _gated_gradient_kernel(a: Any, b: Any, dy: Any, da: Any, db: Any) -> None:
+    s = jax.nn.sigmoid(a[...])
+    silu = a[...] * s
+    da[...] = dy[...] * b[...] * (s + silu * (1 - s))
+    db[...] = dy[...] * silu
+
+
+def _kernel(kernel: Function, results: int, *operands: Any) -> Any:
+    """Run a kernel on blocks of rows; interpreted where there is no compiler for it."""
+    from jax.experimental import pallas as pl
+
+    rows, width = operands[0].shape
+    block = pl.BlockSpec((min(rows, 8), width), lambda i: (i, jnp.int32(0)))
+    shape = jax.ShapeDtypeStruct((rows, width), operands[0].dtype)
+    return pl.pallas_call(
+        kernel,
+        grid=(rows // min(rows, 8),),
+        in_specs=[block] * len(operands),
+        out_specs=[block] * results,
+        out_shape=[shape] * results,
+        interpret=jax.default_backend() == "cpu",
+    )(*operands)
+
+
+PALLAS = Rule(
+    lambda a, b: (_kernel(_gated_kernel, 1, a, b)[0], (a, b)),
+    lambda residuals, dy: tuple(_kernel(_gated_gradient_kernel, 2, *residuals, dy)),
+    plain=_gated,
+)

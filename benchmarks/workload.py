@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import machine
 from benchmarks.results import OURS, Group
 from benchmarks.timing import SIZES, race, reason
 from benchmarks.ways import CHECKPOINT, HAND, JVP, PLAIN, REFERENCE, TRANSPOSED, Function, Rule, Way
@@ -41,6 +42,8 @@ class Workload:
     ways: tuple[str, ...] = (PLAIN, CHECKPOINT, HAND, OURS)  # of what is no other derivative
     step: Callable[[Function], Function] | None = None  # loss -> what is timed, if not its gradient
     big: bool = False  # on a CPU compiled, but not run
+    traffic: Function | None = None  # arguments -> bytes that a gradient must read and write
+    work: Function | None = None  # arguments -> operations of its matrix products
     note: str = ""
 
     def contestants(self, mode: str) -> tuple[str, ...]:
@@ -148,6 +151,22 @@ def measure(workload: Workload, size: str) -> list[Group]:
             groups += _programs(workload, mode, chosen, failed)
         elif not (workload.big and size == "cpu"):
             groups.append(_race(workload, what, size, chosen, failed))
+            groups += _shares(workload, groups[-1], size, chosen) if what == "run grad" else []
+    return groups
+
+
+def _shares(workload: Workload, run: Group, size: str, chosen: Any) -> list[Group]:
+    """Return how near the contestants come to what the machine can do."""
+    args, groups = workload.arguments(chosen, jnp.float32), []
+    for measure, least, best in (
+        ("share of copy bandwidth", workload.traffic, machine.bandwidth),
+        ("share of matmul rate", workload.work, machine.product_rate),
+    ):
+        if least is not None:
+            amount, rate = least(*args), best(size, jax.tree.leaves(args)[0].dtype)
+            shares = {way: 100 * amount / t / rate for way, t in run.values.items()}
+            note = f"{amount / 1e9:.3g} G at least, of {rate / 1e9:.3g} G a second"
+            groups.append(Group(run.section, run.case, measure, "%", shares, note=note))
     return groups
 
 
