@@ -19,11 +19,12 @@ from benchmarks.results import OURS, Group, Results, amount
 
 # The color-blind safe palette of Okabe and Ito; ours is the one that stands out.
 COLORS = {
-    OURS: "#d55e00", w.PLAIN: "#999999", w.CHECKPOINT: "#444444", w.HAND: "#0072b2",
-    w.EVERY: "#56b4e9", w.JVP: "#3a3a8c", w.TRANSPOSED: "#8888cc", w.JAX: "#009e73",
+    OURS: "#d55e00", w.PLAIN: "#999999", w.CHECKPOINT: "#8c6d4f", w.HAND: "#0072b2",
+    w.EVERY: "#56b4e9", w.JVP: "#6a5acd", w.TRANSPOSED: "#a99ce0", w.JAX: "#009e73",
     w.EQUINOX: "#cc79a7", w.NNX: "#e69f00", w.BOTH: "#f0a070", w.OPTAX: "#c9b458",
 }  # fmt: skip
 FASTER = "#009e73"
+INK = "#808080"  # can be read on a light and on a dark page; figures have no background
 MARKS = dict(zip(COLORS, "*Xxosp<D^vd+", strict=True))
 KINDS = ("eager forward", "eager grad", "run grad", "trace grad")
 # (what, case, measure, against) of the glance
@@ -44,6 +45,9 @@ Bar = tuple[float, float, str, str]  # place, value, text behind its end, color
 
 
 STYLE = {
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
+    ),
     "svg.hashsalt": "benchmarks", "svg.fonttype": "none",  # the same numbers give the same file
     "font.size": 9, "axes.titlesize": 9, "xtick.labelsize": 8, "ytick.labelsize": 8,
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
@@ -52,15 +56,20 @@ STYLE = {
 
 
 def draw(found: Sequence[Results], folder: Path) -> None:
-    """Draw `<name>-<figure>.svg` for each of the results, and `glance.svg` for the last."""
+    """Draw `<name>-<figure>.svg` for each of the results, and `glance.svg` for one.
+
+    That is the last, of those with workloads if there are any.
+    """
+    whole = [results for results in found if results.find("workloads")]
     with mpl.rc_context(STYLE):
-        figures = {"glance": glance(found[-1])}
+        figures = {"glance": glance((whole or found)[-1])}
         for results in found:
             for make in (costs, growth, memory, frameworks):
                 figures[f"{results.name}-{make.__name__}"] = make(results)
         for name, figure in figures.items():
             if figure is not None:
-                figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+                path = folder / f"{name}.svg"
+                figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
 def _panels(
@@ -125,7 +134,7 @@ def _paid(axes: Axes, ratios: dict[str, float]) -> None:
     colors = [FASTER if log < 0 else COLORS[OURS] for log in logs]
     bars = axes.barh(range(len(logs)), logs, 0.7, color=colors)
     axes.bar_label(bars, [f"{ratio:.2f}x" for ratio in ratios.values()], padding=3, fontsize=8)
-    axes.axvline(0, color="0.3", lw=1)
+    axes.axvline(0, color=INK, lw=1)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.set(xlim=(min(0, *logs) - 1.4, max(0, *logs) + 1.4), xticks=[])
     axes.set_title("What it costs: time / that of the other\n(green: ours is faster)")
@@ -162,7 +171,7 @@ def costs(results: Results) -> Figure | None:
     shown: dict[str, Any] = {}
     for axes, kind in zip(panels[0], KINDS, strict=True):
         axes.axvspan(0.01, 1, color=FASTER, alpha=0.07, lw=0)
-        axes.axvline(1, color="0.3", lw=1)
+        axes.axvline(1, color=INK, lw=1)
         for group in results.find("overhead", measure=kind):
             peers = [p for p in group.ratios if p in COLORS]
             for i, peer in enumerate(peers):
@@ -173,7 +182,7 @@ def costs(results: Results) -> Figure | None:
         axes.set(xscale="log", xlim=(0.04, 8), title=kind)
         axes.set_xticks([0.1, 0.25, 0.5, 1, 2, 4], ["0.1", "¼", "½", "1", "2", "4"])
         axes.minorticks_off()
-        axes.grid(axis="x", color="0.9")
+        axes.grid(axis="x", color=INK, alpha=0.25)
     _rows(axes, cases)
     _legend(figure, shown, shown.values())
     return figure

@@ -2,7 +2,7 @@
 
 Three things are made while it is built: the pictures, from `examples/gallery.py` and `_ext/`, the
 mistakes on the page of errors, from `tests/errors/misuses.py`, and copies of what stands outside of
-this folder (notebooks, examples).
+this folder (notebooks, examples, figures of the benchmarks).
 """
 
 import pathlib
@@ -33,7 +33,7 @@ extensions = [
     "pictures",
     "tables",
 ]
-exclude_patterns = ["_build", "_ext", "jupyter_execute", "examples/**/*.md"]
+exclude_patterns = ["_build", "_ext", "jupyter_execute", "examples/**/*.md", "benchmarks/**/*.md"]
 suppress_warnings = ["mystnb.unknown_mime_type", "toc.empty_glob"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
@@ -58,7 +58,7 @@ pygments_dark_style = "monokai"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
-for _folder in ("notebooks", "examples"):
+for _folder in ("notebooks", "examples", "benchmarks/results"):
     shutil.copytree(
         _here.parent / _folder,
         _here / _folder,

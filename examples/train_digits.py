@@ -247,10 +247,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line, or end with a message that says what is wrong with it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--steps", type=whole_number(1), default=1000, help="of training (%(default)s)"
+        "--steps", type=whole_number(1), default=1000, help="number of training steps (%(default)s)"
     )
     parser.add_argument(
-        "--batch", type=whole_number(1), default=128, help="images a step (%(default)s)"
+        "--batch", type=whole_number(1), default=128, help="images per step (%(default)s)"
     )
     parser.add_argument(
         "--seed",

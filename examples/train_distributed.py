@@ -295,8 +295,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     positive = whole_number(1)
     parser.add_argument("--processes", type=positive, default=1, help="to start here (%(default)s)")
     parser.add_argument("--shard", action="store_true", help="split the weights over the devices")
-    parser.add_argument("--steps", type=positive, default=1000, help="of training (%(default)s)")
-    parser.add_argument("--batch", type=positive, default=128, help="images a step (%(default)s)")
+    parser.add_argument(
+        "--steps", type=positive, default=1000, help="number of training steps (%(default)s)"
+    )
+    parser.add_argument("--batch", type=positive, default=128, help="images per step (%(default)s)")
     parser.add_argument(
         "--seed",
         type=whole_number(0, 2**31 - 1),
@@ -340,7 +342,7 @@ def _directory(text: str) -> Path:
     """Read the path of a directory that may not exist yet."""
     path = Path(text)
     if path.exists() and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no directory")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a directory")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no directory {str(path.parent)!r}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -83,7 +83,7 @@ def callback(dy: Any) -> Any:
 limit(
     "rules that JAX cannot transpose",
     "Forward mode also needs a rule that JAX can transpose: one that calls back to Python, or "
-    "loops until its upstream has become small, has reverse mode alone.",
+    "loops until its upstream has become small, has only reverse mode.",
     "JAX has no transpose of `pure_callback` and of `while_loop`.",
     lambda: jax.jvp(declared_by(callback), (X,), (X,)),
     TypeError,
@@ -165,7 +165,7 @@ def of_both(w: Any, x: Any) -> Any:
 limit(
     "branches beside a weight in an object",
     "A function is traced even eagerly if it holds a differentiated weight in an object that is "
-    "no pytree, such as `self`. To branch on values there, pass the weight as an argument.",
+    "not a pytree, such as `self`. To branch on values there, pass the weight as an argument.",
     "Such an object cannot be made anew around the weight's value.",
     lambda: jax.grad(lambda w, x: Layer(w).method(x), (0, 1))(X, X),
     jax.errors.TracerBoolConversionError,
@@ -260,7 +260,7 @@ def refuses_dead_tracers() -> bool:
 
 limit(
     "recursion through an object",
-    "A rule that recurs through an object with a traced weight has one order from JAX 0.12 on.",
+    "A rule that recurses through an object with a traced weight has only one order from JAX 0.12.",
     "Such a rule is traced when it is differentiated, when the tracer in the object is dead: hold "
     "it in a closure or a `functools.partial`, which are made anew.",
     lambda: jax.grad(jax.grad(calls_itself(Holder)))(X),
@@ -287,7 +287,7 @@ def of_a_ref(captured: bool) -> Callable[[Any], Any]:
 
 limit(
     "captured Refs",
-    "A Ref that is made inside what is differentiated and read by `f` must be an argument of it.",
+    "A Ref created inside the differentiated function and read by `f` must be an argument of `f`.",
     "JAX takes every such Ref for differentiated, whatever it holds.",
     lambda: jax.grad(of_a_ref(captured=True))(X),
     TypeError,
@@ -307,8 +307,7 @@ def branching_closure(w: Any, x: Any) -> Any:
 
 CLOSURES_ARE_TRACED = limit(
     "JAX's new custom_vjp",
-    "With JAX's experimental flag `jax_custom_vjp3`, a function that closes over a differentiated "
-    "weight is traced even eagerly.",
+    "Under `jax_custom_vjp3`, a function that closes over a differentiated weight is traced.",
     "The new `custom_vjp` stages the functions that it is given.",
     lambda: jax.grad(branching_closure, (0, 1))(X, X),
     jax.errors.TracerBoolConversionError,

@@ -241,7 +241,7 @@ class TestFailure:
     [
         (["--processes", "0"], "--processes: expected a whole number of at least 1, got '0'"),
         (["--save-every", "x"], "--save-every: expected a whole number of at least 1, got 'x'"),
-        (["--out", "file"], "--out: 'file' is no directory"),
+        (["--out", "file"], "--out: 'file' is not a directory"),
         (["--out", "nowhere/run"], "--out: there is no directory 'nowhere'"),
         (["--batch", "1348"], "--batch: expected a multiple of"),
         (["--batch", "7"], "--batch: expected a multiple of"),

@@ -271,11 +271,11 @@ def custom_gradient(
     order, in both modes: forward mode transposes `grad_fn`, which must be linear in its upstreams
     for that. Without `jit`, both see concrete values.
 
-    Inputs are the positional parameters, however they are passed, as pytrees; a default that
-    is left out, `self`, keyword-only arguments and `**kwargs` are none. A rule gives a gradient for
-    each array among their leaves (of JAX and NumPy, any number that is being differentiated). What
-    JAX is not tracing at the call reaches `f` as it is: concrete arrays, Python numbers, `str`,
-    `None`, callables, other objects.
+    Inputs are the positional parameters, passed by position or by name, as pytrees. A default that
+    is left out, `self`, keyword-only arguments and `**kwargs` are not inputs. A rule returns one
+    gradient for each array among their leaves (JAX or NumPy arrays, and numbers that are being
+    differentiated). Whatever JAX is not tracing at the call reaches `f` unchanged: concrete arrays,
+    Python numbers, `str`, `None`, callables, other objects.
 
     Args:
         f: the function. Its `y` is any pytree of arrays and numbers. `grad_fn(*dys)` gets one
@@ -283,14 +283,14 @@ def custom_gradient(
             depend on it), and returns the gradients in the structure of the inputs, or as a flat
             list for all or for the differentiable leaves; `None` is no gradient. Each has the
             shape of its input; another floating precision is cast.
-        variables: what to do about values that `f` closes over and that are differentiated.
+        variables: the gradients of the values that `f` closes over, if they are differentiated.
             None: if `grad_fn` takes `variables`, it gets the list of those that JAX traces and
             `y` depends on, and returns `(grad_xs, grad_vars)`; if not, they raise. A pytree of
             arrays, or a function of the instance that returns one: `grad_fn` always gets it,
             and returns their gradients in its structure. "autodiff": the ordinary gradient of
             `f`.
-        primal: what runs instead of `f` where nothing is differentiated: a function of the same
-            arguments that returns `y` alone, such as a kernel that need not write its residuals.
+        primal: a function to run instead of `f` where nothing is differentiated. It takes the same
+            arguments and returns only `y`: a kernel, say, that does not write residuals.
         convention: "tf", as above, with complex gradients as in TensorFlow, `dL/dRe + i dL/dIm`.
             "jax": one upstream in the structure of `y`, complex gradients as in JAX, as
             `jax.custom_gradient` has it.
@@ -300,7 +300,7 @@ def custom_gradient(
 
     Raises:
         TypeError: at the call, if the arguments do not fit, `f` does not return such a pair, or
-            an output is no array; when differentiated, if a gradient is of another kind or
+            an output is not an array; when differentiated, if a gradient is of another kind or
             structure, or a value that `f` closes over has none.
         ValueError: when differentiated, if a gradient has another shape or their number is
             wrong.

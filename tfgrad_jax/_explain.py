@@ -1,7 +1,6 @@
 """Show what a custom gradient is at some arguments: what it keeps, for whom, and what it costs.
 
-`explain` runs when it is called, and never else; what it says is found out in `_study.py`, and
-`Explanation.__str__` makes the table.
+`_study.py` collects what `explain` reports, and `Explanation.__str__` makes the table.
 """
 
 import math
@@ -65,7 +64,7 @@ class Explanation(NamedTuple):
 
 
 def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Show what a custom gradient is: its inputs, what it closes over, keeps and costs.
+    """Report what a custom gradient does: its inputs, what it closes over and keeps, and its cost.
 
     Every array among the arguments counts as traced, as under `jax.jit`, and so does every array
     that the function closes over. `h` is run, traced and compiled, and not executed unless it
@@ -74,16 +73,16 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     Args:
         h: a function that `custom_gradient`, `grad_pass_through` or `recompute_grad` returned.
         *args: its arguments, or `jax.ShapeDtypeStruct` in the place of arrays.
-        **kwargs: those by name.
+        **kwargs: its keyword arguments.
 
     Returns:
-        What prints as a table, with the fields `inputs`, `captured` (and the gradient that each
-        gets), `residuals`, `autodiff` (what JAX would keep for the undecorated function; by
-        version), `forward_mode` and the `obstacle` to it, `costs` by the compiler, and `notes` on
-        what is not known. `kept_bytes`, `new_bytes` and `autodiff_bytes` are the sums.
+        An `Explanation`, which prints as a table, with the fields `inputs`, `captured` (and the
+        gradient that each gets), `residuals`, `autodiff` (what JAX would keep for the undecorated
+        function; by version), `forward_mode` and the `obstacle` to it, `costs` by the compiler, and
+        `notes` on what is not known. `kept_bytes`, `new_bytes` and `autodiff_bytes` are the sums.
 
     Raises:
-        TypeError: if `h` is no such function, or needs values and got none.
+        TypeError: if `h` is not such a function, or needs values and got none.
 
     Example:
         >>> import jax, jax.numpy as jnp

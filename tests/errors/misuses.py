@@ -1240,7 +1240,7 @@ EXAMPLES = [
     command("--epochs 3", "unrecognized arguments: --epochs 3"),
     command("--processes 0", f"--processes: {WHOLE} '0'", **DISTRIBUTED),
     command("--save-every x", f"--save-every: {WHOLE} 'x'", **DISTRIBUTED),
-    command("--out file", "--out: 'file' is no directory", **DISTRIBUTED),
+    command("--out file", "--out: 'file' is not a directory", **DISTRIBUTED),
     command("--out nowhere/run", "--out: there is no directory 'nowhere'", **DISTRIBUTED),
 ]
 
