@@ -224,7 +224,11 @@ def growth(results: Results) -> Figure | None:
 def memory(results: Results) -> Figure | None:
     """Temporaries and time of the workloads, against plain autodiff."""
     rows: dict[tuple[str, str], float] = {}
-    groups = results.find("workloads", measure="temp memory, grad")
+    groups = [  # an interpreted kernel says nothing
+        g
+        for g in results.find("workloads", measure="temp memory, grad")
+        if not (results.name.startswith("cpu") and g.case.startswith("Pallas"))
+    ]
     for i, group in enumerate(groups):
         rows |= {(group.case, way): i + len(rows) + j for j, way in enumerate(group.values)}
     if not rows:

@@ -44,6 +44,7 @@ _BOTH_MODES = (
     "both modes take a `custom_jvp`, which JAX linearizes at each call, where it only records a "
     f"`custom_vjp`; of the function of inputs only, a {w.JVP}, with both modes, takes longer"
 )
+_CONTROL = "the control of this row, ours against ours, is off by most of it"
 EXPERIMENTS = {
     "method": "the weights are in an object that cannot be made anew around other values, so `f` "
     "is traced; measured beside it, a closure that declares the same weights is not",
@@ -58,6 +59,11 @@ EXPERIMENTS = {
     "undeclared variables": _TRACED,
     "captured values": _TRACED,
     "layers that capture": _TRACED,
+    "eager forward, inputs only": _CONTROL,
+    "trace of jvp, inputs only": _CONTROL,
+    "chained calls": _BOTH_MODES,
+    "declared variables, trace grad": _BOTH_MODES,
+    "layers that declare": _BOTH_MODES,
 }
 
 

@@ -32,6 +32,10 @@ _INERT = {
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
     types.MemberDescriptorType, np.ufunc, type(jax.tree_util.default_registry),
 }  # fmt: skip
+# Objects of these very types are looked into: the most frequent ones, known at once.
+_HOLDERS = {
+    types.FunctionType, types.CellType, types.MethodType, functools.partial, dict, tuple, list,
+}  # fmt: skip
 JITTED = type(jax.jit(len))
 _CACHED = {JITTED, type(functools.cache(len))}
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -94,7 +98,7 @@ def _walk(values: Sequence[Any]) -> Iterator[Any]:
     while pending:
         value = pending.pop()
         cls = type(value)
-        if _is_inert(cls) or id(value) in seen:
+        if cls in _INERT or id(value) in seen or (cls not in _HOLDERS and _is_inert(cls)):
             continue
         steps += 1
         if isinstance(value, Tracer):
