@@ -75,10 +75,15 @@ def draw(found: Sequence[Results], folder: Path) -> None:
 def _panels(
     title: str, results: Results, size: tuple[float, float], rows: int, columns: int, **share: Any
 ) -> tuple[Figure, Any]:
+    figure = _figure(title, results, size)
+    return figure, figure.subplots(rows, columns, squeeze=False, **share)
+
+
+def _figure(title: str, results: Results, size: tuple[float, float]) -> Figure:
     figure = Figure(figsize=size)
     where = f"{results.meta['processor']}, JAX {results.meta['versions']['jax']}"
     figure.suptitle(f"{title}  ({where})", fontsize=11, x=0.01, ha="left")
-    return figure, figure.subplots(rows, columns, squeeze=False, **share)
+    return figure
 
 
 def _rows(axes: Axes, names: Iterable[str], places: Sequence[float] = ()) -> None:
@@ -115,10 +120,11 @@ def glance(results: Results) -> Figure | None:
     shown = [(f, x) for f, x in ((_paid, paid), (_saved, saved), (_batch, batches)) if x]
     if not shown:
         return None
-    size = 4.3 * len(shown) + 0.5, 4.8
-    figure, panels = _panels("tfgrad_jax at a glance", results, size, 1, len(shown))
-    for axes, (show, found) in zip(panels[0], shown, strict=True):
-        show(axes, found)
+    figure = _figure("tfgrad_jax at a glance", results, (8.5, 6))
+    rest = range(1, len(shown))  # beside the first, one above the other
+    panels = figure.subplot_mosaic([[0, i] for i in rest] or [[0]])
+    for i, (show, found) in enumerate(shown):
+        show(panels[i], found)
     same, of = report.same_programs(results)
     if of:
         text = (
