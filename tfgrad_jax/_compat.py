@@ -65,6 +65,20 @@ def _linearizing() -> tuple[type, type]:
     return (found[0], found[1]) if len(found) == 2 else (types.NoneType, types.NoneType)
 
 
+@functools.cache
+def _pushing() -> type:
+    """Return the type of the tracers of `jvp`, as a function sees them."""
+    found: list[type] = []
+    x = jax.ShapeDtypeStruct((), np.float32)
+    jax.eval_shape(lambda x: jax.jvp(lambda x: found.append(type(x)) or x, (x,), (x,)), x)
+    return found[0]
+
+
+def primal_of(tracer: Any) -> Any:
+    """Return the primal of a tracer of `jvp`, which `lax.stop_gradient` reads; None of others."""
+    return getattr(tracer, "primal", None) if isinstance(tracer, _pushing()) else None
+
+
 def tangent_type(value: Any) -> Any:
     """Return the type of the tangents of a value."""
     return jax.typeof(value).to_tangent_aval()

@@ -21,6 +21,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import tree_flatten
 
+from tfgrad_jax._compat import primal_of
+
 _LIMIT = 5_000  # objects to look at; beyond these it is cheaper to trace the function
 
 _FUNCTION = types.FunctionType
@@ -73,10 +75,10 @@ def behind(tracers: Sequence[Any]) -> dict[int, Any]:
     """
     found: dict[int, Any] = {}
     for tracer in tracers:
-        primal = getattr(tracer, "primal", None)
+        primal = primal_of(tracer)
         while isinstance(primal, Tracer):
             found[id(primal)] = tracer
-            primal = getattr(primal, "primal", None)
+            primal = primal_of(primal)
     return {key: t for key, t in found.items() if all(id(other) != key for other in tracers)}
 
 
@@ -84,7 +86,7 @@ def is_behind(value: Any, tracer: Any) -> bool:
     """Return whether a constant is behind tracers of `jvp`; JAX copies numbers."""
     primal = tracer
     while isinstance(primal, Tracer):
-        primal = getattr(primal, "primal", None)
+        primal = primal_of(primal)
     if primal is None or primal is value:
         return primal is not None
     return np.ndim(primal) == np.ndim(value) == 0 and np.asarray(primal) == np.asarray(value)

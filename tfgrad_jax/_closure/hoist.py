@@ -15,6 +15,7 @@ from typing import Any
 from jax.tree_util import tree_flatten
 
 from tfgrad_jax import _errors
+from tfgrad_jax._compat import primal_of
 from tfgrad_jax._frontend.grad_fn import (
     Call,
     NeedsValuesError,
@@ -76,7 +77,7 @@ class Hoisted(Body):
         # What `lax.stop_gradient` got may be what is behind a tracer.
         stopped = [v for v in traced.stopped() if all(v is not t for t in reachable)]
         unseen = [t for t in reachable if id(t) not in used and spec(t).differentiable]
-        self.stops_unknown = bool(stopped)
+        self.stops_unknown = bool(stopped) and any(primal_of(t) is not None for t in reachable)
         self.hides_variable = self._asks and any(is_behind(v, t) for t in unseen for v in stopped)
         tracers = traced.captured()
         if self._asks:
