@@ -41,12 +41,17 @@ def _first(*args: Any, count: int, **_: Any) -> list[Any]:
     return list(args[:count])
 
 
-def _front(values: Sequence[Any], dims: Sequence[Any], size: int) -> list[Any]:
-    """Return the values with the mapped axis in front, broadcast where there is none."""
-    return [
-        jnp.broadcast_to(v, (size, *v.shape)) if d is None else jnp.moveaxis(v, d, 0)
+def _mapped(values: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[list[Any], list[int]]:
+    """Return the values with a mapped axis, in front where there was none, and where it is.
+
+    It stays where it is: under `vmap` JAX takes the type of a value that it has staged for that of
+    the value that it differentiates, whatever axis is mapped there.
+    """
+    found = [
+        jnp.broadcast_to(v, (size, *v.shape)) if d is None else v
         for v, d in zip(values, dims, strict=True)
     ]
+    return found, [0 if d is None else d for d in dims]
 
 
 def _moved(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
@@ -108,12 +113,14 @@ class Pull:
 
         return Pull(run, self.source)
 
-    def batched(self, axis: Any, dims: Sequence[Any], mapped: Sequence[bool]) -> "Pull":
-        """Return the rule over an axis, of residuals with these `dims` and all cotangents."""
+    def batched(
+        self, axis: Any, dims: Sequence[Any], ys: Sequence[int], mapped: Sequence[bool]
+    ) -> "Pull":
+        """Return the rule over an axis: of residuals, where it is in `dims`, and of cotangents."""
 
         def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
             found = jax.vmap(
-                self.run, (list(dims), 0), 0, axis_size=axis.size, axis_name=axis.name,
+                self.run, (list(dims), list(ys)), 0, axis_size=axis.size, axis_name=axis.name,
                 spmd_axis_name=axis.spmd_name,
             )(list(residuals), list(cotangents))  # fmt: skip
             return [g if g is None or m else g.sum(0) for g, m in zip(found, mapped, strict=True)]
@@ -145,8 +152,8 @@ def depend(ys: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 
 def _depend_batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, count: int) -> Any:
-    ys = _front(args[:count], dims[:count], axis.size)
-    return depend_p.bind(*ys, *_moved(args[count:], dims[count:]), count=count), [0] * count
+    ys, at = _mapped(args[:count], dims[:count], axis.size)
+    return depend_p.bind(*ys, *_moved(args[count:], dims[count:]), count=count), at
 
 
 def _depend_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, count: int) -> Any:
@@ -176,10 +183,9 @@ def _attach_batch(
     axis: Any, args: Any, dims: Any, *, count: int, xs: int, pull: Pull, life: Any
 ) -> Any:
     end = count + xs
-    new = pull.batched(axis, dims[end:], [d is not None for d in dims[count:end]])
-    ys = _front(args[:count], dims[:count], axis.size)
-    out = attach(new, args[end:], _moved(args[count:end], dims[count:end]), ys)
-    return out, [0] * count
+    ys, at = _mapped(args[:count], dims[:count], axis.size)
+    new = pull.batched(axis, dims[end:], at, [d is not None for d in dims[count:end]])
+    return attach(new, args[end:], _moved(args[count:end], dims[count:end]), ys), at
 
 
 # --- push ---------------------------------------------------------------------------------------
@@ -246,7 +252,8 @@ def _push_transpose(
 def _push_batch(
     axis: Any, args: Any, dims: Any, *, pull: Pull, types: Any, count: int, life: Any
 ) -> Any:
-    new = pull.batched(axis, dims[:count], [d is not None for d in dims[count:]])
+    mapped = [d is not None for d in dims[count:]]
+    new = pull.batched(axis, dims[:count], [0] * len(types), mapped)
     types = tuple(batched_type(t, axis) for t in types)
     tangents = _moved(args[count:], dims[count:])
     out = _push(args[:count], tangents, new, types)
