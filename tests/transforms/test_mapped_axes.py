@@ -63,7 +63,9 @@ ORDERS = {
 
 @pytest.mark.parametrize("outer", [SCALES, THREE], ids=["equal", "unequal"])
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("staged", STAGED)
+@pytest.mark.parametrize(
+    "staged", [pytest.param(s, marks=() if s == "map" else pytest.mark.slow) for s in STAGED]
+)
 @pytest.mark.parametrize("h", OURS)
 def test_the_axis_of_a_vmap_around_a_vmap(h, staged, order, outer):
     expected = ORDERS[order](loss(by_hand, outer))(X)
