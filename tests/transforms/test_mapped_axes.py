@@ -91,3 +91,14 @@ def test_an_axis_that_is_not_the_first(h, order, axis):
         return first if order == "grad" else jax.grad(lambda xs: jnp.sum(jnp.cos(first(xs))))
 
     assert_same(derivative(total(OURS[h]))(xs), derivative(total(by_hand))(xs), rtol=1e-5)
+
+
+def test_a_primal_that_lays_out_its_axes_otherwise():
+    """The mapped axis of its value is the second one, where that of the function is the first."""
+    h = custom_gradient(declared, primal=lambda v: jnp.stack([2 * v[0], 2 * v[1]]))
+    xs = jnp.float32([[0.1, 0.2], [0.3, 0.4]])
+
+    def total(h):
+        return lambda xs: jnp.sum(jnp.sin(jnp.sum(jax.vmap(jax.jit(h))(xs), 1)))
+
+    assert_same(jax.grad(total(h))(xs), jax.grad(total(by_hand))(xs), rtol=1e-5)

@@ -80,7 +80,7 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
             operands = tuple(o.value for o in operands)
         arrays = _arrays(operands)
         leaves, rule = program.forward(arrays, perturbed)
-        return _attached(leaves, arrays, rule), rule
+        return program.laid_out(_attached(leaves, arrays, rule)), rule
 
     def backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         return None, *rule([instantiate(cotangents[i]) for i in rule.static.outputs])
@@ -94,7 +94,7 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
         with below(operands):
             operands = _arrays(operands)
             leaves, rule = program.forward(operands, perturbed)
-            leaves = _attached(leaves, operands, rule)
+            leaves = program.laid_out(_attached(leaves, operands, rule))
         return leaves, _tangents(leaves, rule, dots)
 
     pair = jax.custom_vjp(_named(primal, name))

@@ -42,7 +42,7 @@ class Program:
         leaves = run(self, *operands)
         return tree_unflatten(self._treedef, leaves)
 
-    def primal(self, operands: Sequence[Any]) -> list[Any]:
+    def primal(self, operands: Sequence[Any]) -> Sequence[Any]:
         """Return the leaves of `y`, where nothing is differentiated."""
         if not is_traced(operands) or any(map(is_ref, operands)) or not is_staging():
             return self._value(*operands)
@@ -57,6 +57,12 @@ class Program:
             ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
             if ignored:
                 (leaves[i],) = depend([leaves[i]], ignored)
+        return self.laid_out(leaves)
+
+    def laid_out(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the leaves with what `vmap` maps in one place, whether of `primal` or of `f`."""
+        if self._body.has_primal and is_traced(leaves):
+            return depend(leaves, [], front=True)
         return leaves
 
     def _value(self, *operands: Any) -> list[Any]:

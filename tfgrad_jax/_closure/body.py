@@ -49,6 +49,7 @@ class Body:
         self.contract = call.contract
         self.count = len(captured)
         self._positions = positions  # of the declared variables among the captured values
+        self.has_primal = call.primal is not None
         self._declared, self._autodiff = call.declared, call.autodiff
         # Whether there are captured values that may have no gradient.
         self.may_refuse = not is_written_in_rule(call.f) and any(
