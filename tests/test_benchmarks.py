@@ -218,7 +218,7 @@ def test_compare_says_what_moved(tmp_path, capsys):
 
 
 def test_glance_draws_what_is_measured_and_its_texts_fit():
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib")  # the ends of the JAX range are tested without it
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     from benchmarks import figures

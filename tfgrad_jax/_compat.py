@@ -79,6 +79,30 @@ def primal_of(tracer: Any) -> Any:
     return getattr(tracer, "primal", None) if isinstance(tracer, _pushing()) else None
 
 
+def behind(tracers: Sequence[Any]) -> dict[int, Any]:
+    """Return, by the ids of the tracers behind them, the tracers that stand for these.
+
+    `lax.stop_gradient` looks behind the tracers of `jvp`, at their primals.
+    """
+    found: dict[int, Any] = {}
+    for tracer in tracers:
+        primal = primal_of(tracer)
+        while isinstance(primal, Tracer):
+            found[id(primal)] = tracer
+            primal = primal_of(primal)
+    return {key: t for key, t in found.items() if all(id(other) != key for other in tracers)}
+
+
+def is_behind(value: Any, tracer: Any) -> bool:
+    """Return whether a constant is behind tracers of `jvp`; JAX copies numbers."""
+    primal = tracer
+    while isinstance(primal, Tracer):
+        primal = primal_of(primal)
+    if primal is None or primal is value:
+        return primal is not None
+    return np.ndim(primal) == np.ndim(value) == 0 and np.asarray(primal) == np.asarray(value)
+
+
 def tangent_type(value: Any) -> Any:
     """Return the type of the tangents of a value."""
     return jax.typeof(value).to_tangent_aval()

@@ -203,3 +203,15 @@ def test_around_a_kernel(name):
     got = jax.jit(jax.value_and_grad(lambda x, y: jnp.sum(outer(x, y)), (0, 1)))(X, Y)
     assert_same(got[1], (11 * by_x, 11 * by_y))
     np.testing.assert_allclose(got[0], jnp.sum(expected), rtol=1e-4)
+
+
+def test_a_primal_in_a_kernel():
+    """Its value is laid out as that of the function, by what a kernel knows."""
+    h = custom_gradient(lambda x: (x * 1.0, lambda dy: 7 * dy * x), primal=lambda x: x * 3.0)
+
+    def kernel(i, o):
+        o[...] = h(i[...])
+
+    shape = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
+    jax.jit(pl.pallas_call(kernel, shape)).trace(X).lower(lowering_platforms=("tpu",))
+    assert_same(pl.pallas_call(kernel, shape, interpret=True)(X), X * 3)

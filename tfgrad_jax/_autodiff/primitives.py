@@ -146,22 +146,18 @@ def _life() -> ClosedJaxpr:
 # --- depend -------------------------------------------------------------------------------------
 
 
-def depend(ys: Sequence[Any], others: Sequence[Any], front: bool = False) -> list[Any]:
-    """Return `ys`, which depend on the others for `vmap`, `front` with the mapped axis there."""
-    return depend_p.bind(*ys, *others, count=len(ys), front=front)
+def depend(ys: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Return `ys`, which depend on the others for `vmap`."""
+    return depend_p.bind(*ys, *others, count=len(ys))
 
 
-def _depend_batch(
-    axis: Any, args: Sequence[Any], dims: Sequence[Any], *, count: int, front: bool
-) -> Any:
+def _depend_batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, count: int) -> Any:
     ys, at = _mapped(args[:count], dims[:count], axis.size)
-    if front:
-        ys, at = _moved(ys, at), [0] * count
-    return depend(ys, _moved(args[count:], dims[count:]), front), at
+    return depend(ys, _moved(args[count:], dims[count:])), at
 
 
-def _depend_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, count: int, front: bool) -> Any:
-    return depend(primals[:count], primals[count:], front), list(tangents[:count])
+def _depend_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, count: int) -> Any:
+    return depend_p.bind(*primals, count=count), list(tangents[:count])
 
 
 # --- attach -------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Program:
     def primal(self, operands: Sequence[Any]) -> Sequence[Any]:
         """Return the leaves of `y`, where nothing is differentiated."""
         if not is_traced(operands) or any(map(is_ref, operands)) or not is_staging():
-            return self._value(*operands)
+            return self.laid_out(self._value(*operands))
         # What is staged may be mapped and then differentiated. Then each output must be mapped
         # that has a mapped operand, even if it ignores it: the rule may use it.
         value = jax.jit(self._body.contract.source.named(self._value), inline=True)
@@ -60,10 +60,13 @@ class Program:
         return self.laid_out(leaves)
 
     def laid_out(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Return the leaves with what `vmap` maps in one place, whether of `primal` or of `f`."""
-        if self._body.has_primal and is_traced(leaves):
-            return depend(leaves, [], front=True)
-        return leaves
+        """Return the leaves with what `vmap` maps in one place, whether of `primal` or of `f`.
+
+        To broadcast puts a mapped axis in front. Kernels know it, where they do not know `depend`.
+        """
+        if not (self._body.has_primal and is_traced(leaves)):
+            return leaves
+        return [jax.lax.squeeze(jax.lax.expand_dims(leaf, [0]), [0]) for leaf in leaves]
 
     def _value(self, *operands: Any) -> list[Any]:
         n = self._body.count

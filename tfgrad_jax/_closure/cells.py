@@ -21,8 +21,6 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import tree_flatten
 
-from tfgrad_jax._compat import primal_of
-
 _LIMIT = 5_000  # objects to look at; beyond these it is cheaper to trace the function
 
 _FUNCTION = types.FunctionType
@@ -66,30 +64,6 @@ def reach(values: Sequence[Any]) -> bool | None:
 def tracers_in(values: Sequence[Any]) -> list[Any]:
     """Return the tracers that can be reached from the values, each once."""
     return list({id(t): t for t in _walk(values) if t is not None}.values())
-
-
-def behind(tracers: Sequence[Any]) -> dict[int, Any]:
-    """Return, by the ids of the tracers behind them, the tracers that stand for these.
-
-    `lax.stop_gradient` looks behind the tracers of `jvp`, at their primals.
-    """
-    found: dict[int, Any] = {}
-    for tracer in tracers:
-        primal = primal_of(tracer)
-        while isinstance(primal, Tracer):
-            found[id(primal)] = tracer
-            primal = primal_of(primal)
-    return {key: t for key, t in found.items() if all(id(other) != key for other in tracers)}
-
-
-def is_behind(value: Any, tracer: Any) -> bool:
-    """Return whether a constant is behind tracers of `jvp`; JAX copies numbers."""
-    primal = tracer
-    while isinstance(primal, Tracer):
-        primal = primal_of(primal)
-    if primal is None or primal is value:
-        return primal is not None
-    return np.ndim(primal) == np.ndim(value) == 0 and np.asarray(primal) == np.asarray(value)
 
 
 def _walk(values: Sequence[Any]) -> Iterator[Any]:

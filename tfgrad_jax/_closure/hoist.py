@@ -15,7 +15,7 @@ from typing import Any
 from jax.tree_util import tree_flatten
 
 from tfgrad_jax import _errors
-from tfgrad_jax._compat import primal_of
+from tfgrad_jax._compat import behind, is_behind, primal_of
 from tfgrad_jax._frontend.grad_fn import (
     Call,
     NeedsValuesError,
@@ -27,7 +27,7 @@ from tfgrad_jax._frontend.structure import Outputs, spec
 from tfgrad_jax._source import code_of
 
 from .body import Body, Rebuilt, Result
-from .cells import Skeleton, behind, dissect, is_behind, reach, snapshot, tracers_in
+from .cells import Skeleton, dissect, reach, snapshot, tracers_in
 from .residuals import Given, Run, rule_of
 from .traced import Traced
 
