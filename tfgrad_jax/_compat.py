@@ -6,8 +6,9 @@ when a program is differentiated; `tangent_dtype` and `varying` for every operan
 
 import contextlib
 import functools
+import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -30,9 +31,34 @@ _unmapped_type = _name("unmapped_aval")
 _IDLE = _trace_state()
 
 
+class _Local(threading.local):
+    plain: Any = None  # a trace of what is never differentiated
+
+
+_local = _Local()
+
+
 def is_idle() -> bool:
-    """Return whether no transformation is running, so that no derivative can flow."""
-    return _trace_state() == _IDLE
+    """Return whether no derivative can flow: no transformation is running, or one of `plainly`."""
+    if _trace_state() == _IDLE:
+        return True
+    return _local.plain is not None and _current_trace(()) is _local.plain
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Run what is never differentiated, the value of a function that has a rule of its own.
+
+    What runs at the level of the trace of now is part of it, and takes no rule. That is a property
+    of the trace, not of the moment: a `jit`, a `scan` or a `vmap` inside has a trace of its own,
+    and what JAX remembers of it is as it is elsewhere. It is speed alone: nested calls would be
+    staged with their rules at every level.
+    """
+    before, _local.plain = _local.plain, _current_trace and _current_trace(())
+    try:
+        yield
+    finally:
+        _local.plain = before
 
 
 @functools.cache

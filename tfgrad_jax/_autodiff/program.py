@@ -14,7 +14,7 @@ from tfgrad_jax import _errors
 from tfgrad_jax._closure.body import Body
 from tfgrad_jax._closure.residuals import Rule, Static, is_traced
 from tfgrad_jax._closure.traced import Dependence
-from tfgrad_jax._compat import is_ref, is_staging
+from tfgrad_jax._compat import is_ref, is_staging, plainly
 from tfgrad_jax._frontend.structure import spec
 from tfgrad_jax._jaxpr import without_consts
 
@@ -70,7 +70,8 @@ class Program:
 
     def _value(self, *operands: Any) -> list[Any]:
         n = self._body.count
-        leaves, treedef = self._body.value(operands[:n], operands[n:])
+        with plainly():
+            leaves, treedef = self._body.value(operands[:n], operands[n:])
         self._set_type(treedef, leaves)
         return leaves
 
