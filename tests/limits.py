@@ -212,14 +212,53 @@ def _of_both(w: Any, x: Any) -> Any:
 
 limit(
     "weights in globals",
-    "A traced weight that a function finds in a global variable has a gradient where JAX "
-    "evaluates eagerly; inside `jit` or `scan` it is JAX's own error. Close over it.",
-    "There JAX takes it for a side effect: a tracer that left its trace.",
+    "A traced weight in a global variable has a gradient only where JAX runs eagerly: close over "
+    "it.",
+    "Inside `jit` or `scan` JAX takes it for a side effect: a tracer that left its trace.",
     lambda: jax.grad(scanned(through_a_global), (0, 1))(X, X),
     Exception,
     r"[Uu]nexpected tracer|closed-over value",
     lambda: jax.grad(scanned(in_a_closure), (0, 1))(X, X),
     (jnp.float32(5), jnp.float32(7)),
+)
+
+
+def inner(x: Any) -> Any:
+    return jnp.exp(x), lambda dy: 7 * dy * x
+
+
+def outer(x: Any) -> Any:
+    y = custom_gradient(inner)(x)
+    return y, lambda dy: 3 * dy * y
+
+
+def in_scan(x: Any) -> Any:
+    return lax.scan(lambda s, x: (s + custom_gradient(outer)(x), None), 0 * x, x[None])[0]
+
+
+def drops_in_scan() -> bool:
+    """Return whether JAX takes the value of a custom_jvp for its own derivative in a `scan`."""
+    inner, outer = (jax.custom_jvp(lambda x: x * 1.0) for _ in range(2))
+    inner.defjvp(lambda primals, tangents: (inner(*primals), 7 * tangents[0]))
+    outer.defjvp(lambda primals, tangents: (outer(*primals), inner(*primals) * tangents[0]))
+
+    def loop(x: Any) -> Any:
+        return lax.scan(lambda s, x: (s + outer(x), None), 0 * x, x[None])[0]
+
+    return float(jax.grad(jax.grad(loop))(2.0)) != 7
+
+
+DROPPED_IN_SCAN = limit(
+    "orders of a scan",
+    "Before JAX 0.12, `jvp` of `grad` of a `scan` needs functions that call no decorated ones.",
+    "JAX drops the custom_jvp of such calls there, with those written by hand; reverse mode keeps "
+    "the rule, by the custom_vjp below it.",
+    lambda: jax.jvp(jax.grad(in_scan), (X,), (X,)),
+    TypeError,
+    "custom_vjp function",
+    lambda: jax.grad(jax.grad(in_scan))(X),
+    jnp.float32(3 * 7 * 2),
+    applies=drops_in_scan,
 )
 
 
