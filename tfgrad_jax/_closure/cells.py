@@ -12,7 +12,6 @@ import functools
 import gc
 import sys
 import types
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -178,10 +177,6 @@ _Plan = tuple[int, Any, Any]
 _SAME, _TRACER, _MADE, _PARTS = range(4)
 
 
-# Functions with cells of their own, which nothing else assigns to.
-_snapshots: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
-
-
 class Skeleton:
     """Values, and the functions among them, without the tracers that they hold."""
 
@@ -215,8 +210,6 @@ class Skeleton:
             f = _FUNCTION(code, scope, name, None, tuple(cells[i] for i in places))
             f.__qualname__ = qualname
             made.append(f)
-        if not self._search:
-            _snapshots.update(made)
 
         def fill(plan: _Plan) -> Any:
             kind, content, parts = plan
@@ -246,9 +239,7 @@ class Skeleton:
             return self._function(value)
         if isinstance(value, Wrapper):
             make, parts = value.unwrapped()
-            plans = [self._plan(part) for part in parts]
-            same = all(kind == _SAME for kind, *_ in plans)
-            return (_SAME, value, None) if same else (_PARTS, make, plans)
+            return _PARTS, make, [self._plan(part) for part in parts]
         if not self._search:
             return _SAME, value, None
         if isinstance(value, Tracer):
@@ -277,8 +268,6 @@ class Skeleton:
             return _MADE, self._known[id(f)], None
         attributes = vars(f)
         if not (f.__closure__ or f.__defaults__ or f.__kwdefaults__ or attributes):
-            return _SAME, f, None
-        if not self._search and f in _snapshots:
             return _SAME, f, None
         self._known[id(f)] = index = len(self._functions)
         places: list[int] = []
