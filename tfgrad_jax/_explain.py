@@ -1,66 +1,19 @@
 """Show what a custom gradient is at some arguments: what it keeps, for whom, and what it costs.
 
-`_study.py` collects what `explain` reports, and `Explanation.__str__` makes the table.
+`explain` finds out whose call it is (`_owner`). `_study.py` collects what it reports, and
+`_report.py` makes the table.
 """
 
-import math
+import functools
+import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from ._study import Captured, Cost, Input, Residual, Study, type_name
-
-
-class Explanation(NamedTuple):
-    """What a custom gradient is. Prints as a table."""
-
-    name: str
-    inputs: tuple[Input, ...]
-    captured: tuple[Captured, ...]
-    residuals: tuple[Residual, ...]
-    autodiff: tuple[Residual, ...] | None  # what plain autodiff keeps; None if it does not work
-    forward_mode: bool | None  # None: unknown
-    obstacle: str  # why forward mode does not work, or why that is unknown
-    costs: tuple[Cost, ...]
-    notes: tuple[str, ...]  # what is not known, and why
-
-    @property
-    def kept_bytes(self) -> int:
-        """The bytes of all residuals."""
-        return sum(r.bytes for r in self.residuals)
-
-    @property
-    def new_bytes(self) -> int:
-        """The bytes of those that are no input, output or captured value."""
-        return sum(r.bytes for r in self.residuals if r.origin == "new")
-
-    @property
-    def autodiff_bytes(self) -> int | None:
-        """The bytes of what plain autodiff keeps."""
-        return None if self.autodiff is None else sum(r.bytes for r in self.autodiff)
-
-    def __str__(self) -> str:
-        lines = [f"Custom gradient of `{self.name}`"]
-        forward = {True: "works", False: "no: ", None: "unknown: "}[self.forward_mode]
-        kept = [(r.name, type_name(r), _size(r.bytes), r.origin) for r in self.residuals]
-        new, by_autodiff = f"of it {_size(self.new_bytes)} new", _size(self.autodiff_bytes)
-        kept += [("in all", "", _size(self.kept_bytes), new), ("by autodiff", "", by_autodiff, "")]
-        costs = [(c.of, _count(c.flops), *map(_size, c[2:])) for c in self.costs]
-        for head, rows in (
-            (("inputs",), self.inputs),
-            (("closed over", "", "held by", "its gradient"), self.captured),
-            (("kept by the rule",), kept),
-            (("compiled", "flops", "bytes accessed", "temporary"), costs),
-        ):
-            if rows:
-                table = [head + ("",) * (len(rows[0]) - len(head)), *rows]
-                widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-                for i, row in enumerate(table):
-                    cells = [c.ljust(w) for c, w in zip(row, widths, strict=True)]
-                    lines.append(("    " if i else "  ") + "  ".join(cells).rstrip())
-        lines.append(f"  forward mode: {forward}{self.obstacle}")
-        return "\n".join([*lines, *(f"  note: {n}" for n in self.notes)])
-
-    __repr__ = __str__
+from . import _errors
+from ._custom_gradient import CustomGradient
+from ._family import is_recomputed
+from ._report import Explanation
+from ._study import Study
 
 
 def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
@@ -97,7 +50,8 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         >>> found.new_bytes
         0
     """
-    study = Study(h, args, kwargs)
+    owner, bound_to, args, recomputed = _owner(h, args)
+    study = Study(owner, bound_to, args, kwargs, recomputed)
     study.run()
     return Explanation(
         study.name, study.inputs(), study.captured_values(), study.residuals, study.autodiff,
@@ -105,13 +59,24 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     )  # fmt: skip
 
 
-def _size(count: float | None) -> str:
-    """Write a number of bytes."""
-    if count is None or count < 1024:
-        return "unknown" if count is None else f"{count:.0f} B"
-    power = min(int(math.log(count, 1024)), 3)
-    return f"{count / 1024**power:.1f} {'KMG'[power - 1]}iB"
+def _owner(h: Any, args: tuple[Any, ...]) -> tuple[CustomGradient, tuple[Any, ...], Any, bool]:
+    """Return whose call it is, what that is bound to, its arguments and whether it recomputes."""
+    f, bound_to = h, ()
+    if isinstance(h, types.MethodType):
+        f, bound_to = h.__func__, (h.__self__,)
+    if is_recomputed(f):
 
+        @functools.wraps(f)
+        def both(*args: Any, **kwargs: Any) -> Any:
+            return f.__wrapped__(*args, **kwargs), lambda: f(*args, **kwargs)
 
-def _count(count: float | None) -> str:
-    return "unknown" if count is None else f"{count:.4g}"
+        return CustomGradient(both, "autodiff", None, "tf"), bound_to, args, True
+    owner = getattr(f, "_custom_gradient", f)
+    if not isinstance(owner, CustomGradient) or (owner is not f and owner._method is not f):
+        inner = getattr(h, "__wrapped__", None)
+        raise _errors.not_explainable(h, isinstance(inner, CustomGradient) or is_recomputed(inner))
+    if owner is f:
+        args = (*bound_to, *args)
+        bound = owner._in_class and args and owner._binds(args[0])
+        bound_to, args = (args[:1], args[1:]) if bound else ((), args)
+    return owner, bound_to, args, False

@@ -3,6 +3,7 @@
 `Arrays` is a `Skeleton` that takes out arrays, JAX tracing them or not, from methods, partial
 functions and ordinary objects too. `add` runs for each value that is looked into; `names` then has
 the way to each array, as the user would write it. What cannot be made anew stays as it is.
+`Named` is the engine's body, with the names of what its rule keeps.
 """
 
 import contextlib
@@ -15,7 +16,9 @@ import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from tfgrad_jax._compat import is_ref
+from tfgrad_jax._frontend.grad_fn import Call, checked_pair
 
+from .body import Rebuilt, Result
 from .cells import (
     _PARTS,
     _SAME,
@@ -167,6 +170,42 @@ def arrays_in(value: Any) -> list[tuple[Any, str]]:
     with contextlib.suppress(_OpaqueError, RecursionError):  # what was found until then
         arrays.add(value)
     return [(a, name.path) for a, name in zip(arrays.tracers, arrays.names, strict=True)]
+
+
+class Named(Rebuilt):
+    """The engine's body, with the names of what the rule keeps."""
+
+    def __init__(self, call: Call, skeleton: Any, captured: Sequence[Any], eager: bool) -> None:
+        super().__init__(call, skeleton, captured)
+        self.names: list[str] = []  # of the residuals of the rule
+        self.rules: list[Any] = []  # of each run of the function
+        self._eager = eager
+
+    def _on(self, captured: Sequence[Any]) -> Call:
+        call = super()._on(captured)
+
+        @functools.wraps(call.f)
+        def f(*args: Any, **kwargs: Any) -> Any:
+            pair = checked_pair(call.f, call.f(*args, **kwargs))
+            self.rules.append(pair[1])
+            return pair
+
+        return call.replaced(f=f)
+
+    def forward(self, captured: Sequence[Any], inputs: Sequence[Any], traced: bool) -> Result:
+        first = len(self.rules)
+        result = super().forward(captured, inputs, True)
+        found, residuals = arrays_in(self.rules[first]), list(result.residuals)
+        count = len(residuals)
+        if self._eager:  # it is kept even if JAX is not tracing it
+            residuals += [v for v, _ in found if all(v is not r for r in residuals)]
+        names = {id(v): name for v, name in found}
+        self.names = [names.get(id(r), "") for r in residuals]
+
+        def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            return result.run(residuals[:count], cotangents)
+
+        return result._replace(run=run, residuals=residuals)
 
 
 def elsewhere(held: Sequence[Any], known: Sequence[Any]) -> list[tuple[Any, str]]:
