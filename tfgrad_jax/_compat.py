@@ -158,6 +158,18 @@ def below(primals: Sequence[Any]) -> Any:
     return contextlib.nullcontext()
 
 
+def is_reverse(values: Sequence[Any]) -> bool:
+    """Return whether values are differentiated now, and in reverse mode alone.
+
+    JAX knows it from 0.10 on. Where names are missing, it is not known.
+    """
+    trace = _current_trace and _current_trace(())
+    pair = getattr(trace, "to_primal_tangent_pair", None)
+    if pair is None or not getattr(trace, "is_vjp", False):
+        return False
+    return any(pair(v)[0] is not v for v in values)
+
+
 def is_staging() -> bool:
     """Return whether operations are being recorded, as under `jit` and `scan`, and not run."""
     return isinstance(jax.lax.iota(np.int32, 1), Tracer)

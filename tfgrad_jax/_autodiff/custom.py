@@ -29,6 +29,7 @@ from tfgrad_jax._compat import (
     below,
     instantiate,
     is_ref,
+    is_reverse,
 )
 from tfgrad_jax._tracebacks import hidden
 
@@ -105,7 +106,9 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
         return pair
     both = jax.custom_jvp(functools.wraps(primal)(reverse))
     both.defjvp(_named(jvp, name), symbolic_zeros=may_refuse)
-    return both
+    if may_refuse:
+        return both
+    return lambda program, *operands: (pair if is_reverse(operands) else both)(program, *operands)
 
 
 def _attached(leaves: Sequence[Any], operands: Sequence[Any], rule: Rule) -> Sequence[Any]:
