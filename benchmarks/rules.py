@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from benchmarks.tiny import LOG1PEXP
 from benchmarks.ways import OPTAX, Function, Rule
-from benchmarks.workload import Workload, normal, of
+from benchmarks.workload import COPY, PRODUCT, Workload, normal, of
 
 RUN = ("run grad", "program grad")
 ITERATIONS = 40  # of the implicit layer
@@ -224,22 +224,22 @@ WORKLOADS = (
     Workload(
         "log1pexp", of(LOG1PEXP, lambda h: lambda x: h(x).sum()),
         lambda shape, dtype: (normal(0, shape, dtype),), ((256,), (1 << 25,), (1 << 28,)),
-        traffic=lambda x: 2 * x.nbytes,  # read x, write its gradient
+        limit=(COPY, lambda x: 2 * x.nbytes),  # read x, write its gradient
     ),
     Workload(
         "RMSNorm", of(RMSNORM, lambda h: lambda params, t: (h(*params) * t).sum()),
         _norm_arguments, ((8, 32), (1 << 14, 1024), (1 << 16, 4096)),
-        traffic=lambda params, t: 3 * t.nbytes,  # read x and t, write the gradient of x
+        limit=(COPY, lambda params, t: 3 * t.nbytes),  # read x and t, write the gradient of x
     ),
     Workload(
         "attention, recomputed", of(ATTENTION, _mean_square),
         _normals(3), ((2, 256, 4), (4, 2048, 64), (32, 8192, 128)),
-        work=lambda qkv: 7 * 2 * qkv[0].size * qkv[0].shape[1],
+        limit=(PRODUCT, lambda qkv: 7 * 2 * qkv[0].size * qkv[0].shape[1]),
     ),
     Workload(
         "cross-entropy", _CROSS_ENTROPY,
         _tokens, ((512, 8, 32), (2048, 256, 16384), (8192, 1024, 50257)),
-        work=lambda params, labels: 3 * 2 * params[0].size * len(labels),
+        limit=(PRODUCT, lambda params, labels: 3 * 2 * params[0].size * len(labels)),
     ),
     Workload(
         "cross-entropy of a large model", _CROSS_ENTROPY,

@@ -28,6 +28,7 @@ COUNTS = {"flops": "flops", "bytes accessed": "bytes", "temp memory": "bytes"}
 # Compiles in half the time on a CPU, to machine code that is slow: the program and its counts are
 # the same.
 UNOPTIMIZED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+COPY, PRODUCT = "share of copy bandwidth", "share of matmul rate"
 TOLERANCE = 1e-9  # in float64, relative to the largest entry
 
 
@@ -41,8 +42,7 @@ class Workload:
     ways: tuple[str, ...] = (PLAIN, CHECKPOINT, HAND, OURS)  # of what is no other derivative
     step: Callable[[Function], Function] | None = None  # loss -> what is timed, if not its gradient
     section: str = "workloads"
-    traffic: Function | None = None  # arguments -> bytes that a gradient must read and write
-    work: Function | None = None  # arguments -> operations of its matrix products
+    limit: tuple[str, Function] | None = None  # the share of what, and arguments -> how much of it
 
     def contestants(self, mode: str) -> tuple[str, ...]:
         if mode in ("forward", "grad"):
@@ -135,7 +135,8 @@ def measure(workload: Workload, size: str) -> list[Group]:
             groups += _programs(workload, what.removeprefix("program "), chosen)
         else:
             groups.append(_race(workload, what, size, chosen))
-            groups += _shares(workload, groups[-1], size, chosen) if what == "run grad" else []
+            if what == "run grad" and workload.limit:
+                groups.append(_share(workload, groups[-1], size, chosen))
     return groups
 
 
@@ -162,37 +163,24 @@ def _slope(points: list[Group], what: str, sizes: list[int]) -> Group:
     return Group(*points[-1].key[:2], f"{what}, slope", "s", slopes)
 
 
-def _shares(workload: Workload, run: Group, size: str, chosen: Any) -> list[Group]:
+def _share(workload: Workload, run: Group, size: str, chosen: Any) -> Group:
     """Return how near the contestants come to what the machine can do."""
-    args, groups = workload.arguments(chosen, jnp.float32), []
-    for measure, least, best in (
-        ("share of copy bandwidth", workload.traffic, bandwidth),
-        ("share of matmul rate", workload.work, product_rate),
-    ):
-        if least is not None:
-            amount, rate = least(*args), best(size)
-            shares = {way: 100 * amount / t / rate for way, t in run.values.items()}
-            groups.append(Group(run.section, run.case, measure, "%", shares))
-    return groups
+    what, least = workload.limit
+    seconds = least(*workload.arguments(chosen, jnp.float32)) / rate(what, size)
+    return Group(*run.key[:2], what, "%", {way: 100 * seconds / t for way, t in run.values.items()})
 
 
 @functools.cache
-def bandwidth(size: str) -> float:
-    """Return the bytes this machine reads and writes a second, copying with the sign changed."""
-    numbers = jnp.ones(1 << {"toy": 18, "cpu": 26, "gpu": 28}[size])
-    return 2 * numbers.nbytes / _seconds(jnp.negative, numbers, size=size)
-
-
-@functools.cache
-def product_rate(size: str) -> float:
-    """Return the floating-point operations a second of a large matrix product."""
-    n = {"toy": 256, "cpu": 2048, "gpu": 8192}[size]
-    return 2 * n**3 / _seconds(jnp.matmul, jnp.ones((n, n)), jnp.ones((n, n)), size=size)
-
-
-def _seconds(f: Function, *args: Any, size: str) -> float:
+def rate(what: str, size: str) -> float:
+    """Return the bytes a second that this machine copies, or the operations of a large product."""
+    if what == COPY:
+        numbers = jnp.ones(1 << {"toy": 18, "cpu": 26, "gpu": 28}[size])
+        f, args, amount = jnp.negative, (numbers,), 2 * numbers.nbytes
+    else:
+        n = {"toy": 256, "cpu": 2048, "gpu": 8192}[size]
+        f, args, amount = jnp.matmul, (jnp.ones((n, n)),) * 2, 2 * n**3
     run = jax.jit(f)
-    return race({OURS: lambda: run(*args)}, OURS, size)["values"][OURS]
+    return amount / race({OURS: lambda: run(*args)}, OURS, size)["values"][OURS]
 
 
 def _programs(workload: Workload, mode: str, chosen: Any) -> list[Group]:
