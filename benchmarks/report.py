@@ -140,29 +140,23 @@ def targets(found: list[Results], unmeasured: bool = True) -> Iterator[str]:
 
 
 def tables(results: Results) -> Iterator[str]:
-    """Yield the ratios of the overhead, and the numbers of everything else."""
+    """Yield a table for each section: ratios for the overhead, numbers for everything else."""
     for section in dict.fromkeys(g.section for g in results.groups):
         groups = [g for g in results.find(section) if g.measure != "error in float64"]
-        title, cell, names = section.capitalize(), _cell, [n for g in groups for n in g.values]
-        if section == "overhead":
-            title = "Overhead, on functions that do almost nothing: ours / the other"
-            cell, names = _ratio, [OURS, *(n for g in groups for n in g.ratios)]
-        names = list(dict.fromkeys([*names, *(n for g in groups for n in g.failures)]))
-        rows = [[g.case, g.measure, *(cell(g, name) for name in names)] for g in groups]
-        yield f"### {title}"
+        names = list(dict.fromkeys(n for g in groups for n in (*g.values, *g.failures)))
+        names.sort(key=lambda name: name != OURS)  # ours is the first
+        rows = [[g.case, g.measure, *(_cell(g, name) for name in names)] for g in groups]
+        overhead = ", on functions that do almost nothing: ours / the other"
+        yield f"### {section.capitalize()}{overhead if section == 'overhead' else ''}"
         yield _table(["case", "measure", *names], rows)
 
 
 def _cell(group: Group, name: str) -> str:
-    if name in group.values:
-        return amount(group.values[name], group.unit)
-    return "cannot" if name in group.failures else ""
-
-
-def _ratio(group: Group, name: str) -> str:
-    if name in group.ratios:
+    if name in group.failures:
+        return "cannot"
+    if group.section == "overhead" and name in group.ratios:
         return f"{group.ratios[name]:.2f}x"
-    return _cell(group, name) if name == OURS or name in group.failures else ""
+    return amount(group.values[name], group.unit) if name in group.values else ""
 
 
 def main() -> int:
