@@ -38,7 +38,6 @@ COSTS = (
     ("trace of a Hessian", "inputs only", "trace hessian", w.JVP),
     ("eager jvp", "inputs only", "eager jvp", w.JVP),
 )
-LETTER = 0.075  # inches that a letter of a label takes, more than in any font
 STYLE = {
     **dict.fromkeys(
         ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
@@ -81,15 +80,11 @@ def _rows(axes: Axes, names: Iterable[str], places: Sequence[float] | None = Non
     axes.invert_yaxis()
 
 
-def _bars(axes: Axes, bars: Iterable[tuple[float, float, str, str]], width: float) -> None:
-    """Draw bars: their place, value, text behind the end, and color.
-
-    There is room for the texts in axes of so many inches at least.
-    """
+def _bars(axes: Axes, bars: Iterable[tuple[float, float, str, str]], room: float) -> None:
+    """Draw bars: place, value, text and color; the room behind them is relative to the longest."""
     places, values, texts, colors = zip(*bars, strict=True)
     axes.bar_label(axes.barh(places, values, 0.8, color=colors), texts, padding=4, fontsize=8)
-    room = [max(0.2, 1 - LETTER * (len(text) + 1) / width) for text in texts]
-    axes.set_xlim(0, max(1e-12, *(value / r for value, r in zip(values, room, strict=True))))
+    axes.margins(x=room)
 
 
 def _legend(figure: Figure, names: Iterable[str]) -> None:
@@ -141,7 +136,7 @@ def _saved(axes: Axes, groups: list[Group]) -> None:
         share = group.ratios[w.PLAIN]
         text = f"{amount(group.values[OURS], group.unit)}, {1 / share:.2g}x less"
         bars.append((i, 100 * share, text, COLORS[OURS]))
-    _bars(axes, bars, 2.2)
+    _bars(axes, bars, 1.2)
     axes.set_title("What it saves: temporary memory,\n% of that of plain JAX")
     axes.set_xticks([0, 25, 50, 75, 100])
     _rows(axes, [g.case for g in groups])
@@ -149,7 +144,7 @@ def _saved(axes: Axes, groups: list[Group]) -> None:
 
 def _batch(axes: Axes, groups: list[Group]) -> None:
     values = groups[0].values
-    _bars(axes, [(i, v, f"{v:.0f}", COLORS[k]) for i, (k, v) in enumerate(values.items())], 2.2)
+    _bars(axes, [(i, v, f"{v:.0f}", COLORS[k]) for i, (k, v) in enumerate(values.items())], 0.2)
     axes.set_title("What that buys: largest batch\nof a GPT-2 training step")
     axes.set_xlabel(groups[0].note, fontsize=8, loc="right")
     _rows(axes, values)
@@ -235,7 +230,7 @@ def memory(results: Results) -> Figure | None:
                 value = group.values[way]
                 text = amount(value, group.unit)
                 bars.append((places[group.case, way], value / plain, text, COLORS[way]))
-        _bars(axes, bars, 4.5)
+        _bars(axes, bars, 0.2)
         axes.set_title(title)
     middles = [statistics.mean(places[case, way] for way in ways) for case, ways in cases.items()]
     _rows(panels[0], cases, middles)
