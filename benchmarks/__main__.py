@@ -10,24 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
 MESHES = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (4, 4))  # devices, processes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="toy sizes: to see that it runs")
-    parser.add_argument(
-        "--only",
-        metavar="NAME,...",
-        default="",
-        help="parts whose name contains one of these, such as 'overhead' or 'growth/leaves'",
-    )
+    parser.add_argument("--only", default="", help="parts named like overhead,growth/leaves,...")
     parser.add_argument("--list", action="store_true", help="list the parts and end")
     parser.add_argument("--device", help="'cpu' or 'gpu' (default: what JAX finds first)")
-    parser.add_argument(
-        "--out", type=Path, help="directory for the JSON (benchmarks/results; with --quick, none)"
-    )
+    parser.add_argument("--out", type=Path, help="folder of the JSON (with --quick: none)")
     options = parser.parse_args(argv)
     import jax  # nothing that imports JAX is imported before its platform is chosen
 
@@ -49,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks.results import Results
 
     results, shown = Results.here(options.quick), Results.here(options.quick)
-    out = options.out or (None if options.quick else RESULTS)
+    out = options.out or (None if options.quick else report.RESULTS)
     path = out and out / f"{results.name}.json"
     if path and path.exists() and options.only:
         results.groups = Results.load(path).groups  # until they are measured again
