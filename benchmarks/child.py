@@ -47,7 +47,8 @@ def ask(task: str, devices: int = 1, **question: Any) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),  # as here
     }
     command = [sys.executable, "-P", "-m", "benchmarks.child", task, json.dumps(question)]
-    done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
+    pipe = {"stdout": subprocess.PIPE, "text": True, "timeout": 600}
+    done = subprocess.run(command, env=env, check=True, **pipe)
     return json.loads(done.stdout.splitlines()[-1])
 
 
