@@ -48,12 +48,14 @@ class Group:
 
     def __post_init__(self) -> None:
         """Add the ratios of numbers that are exact, such as bytes."""
-        if OURS in self.values and not self.ratios:
-            ours = self.values[OURS]
-            for name, other in self.values.items():
-                if name != OURS:
-                    same = 1.0 if ours == other else math.inf
-                    self.ratios[name] = ours / other if other else same
+        ours = self.values.get(OURS)
+        if ours is not None and not self.ratios:
+            others = {name: value for name, value in self.values.items() if name != OURS}
+            self.ratios = {n: _ratio(ours, value) for n, value in others.items()}
+
+
+def _ratio(a: float, b: float) -> float:
+    return 1.0 if a == b else a / b if b else math.inf
 
 
 @dataclasses.dataclass
@@ -91,10 +93,8 @@ class Results:
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        groups = [
-            {k: v for k, v in dataclasses.asdict(g).items() if k == "unit" or v}
-            for g in self.groups
-        ]
+        fields = [dataclasses.asdict(g).items() for g in self.groups]
+        groups = [{k: v for k, v in items if k == "unit" or v} for items in fields]
         # Four digits of each number, which are more than any measurement repeats.
         groups = json.loads(json.dumps(groups), parse_float=lambda x: float(f"{float(x):.4g}"))
         path.write_text(json.dumps({"meta": self.meta, "groups": groups}, indent=1) + "\n")
@@ -105,9 +105,8 @@ class Results:
 
     def find(self, *key: str | None) -> list[Group]:
         """Return the groups of a section, a case and a measure, where `None` stands for any."""
-        return [
-            g for g in self.groups if all(a in (None, b) for a, b in zip(key, g.key, strict=False))
-        ]
+        wanted = [(i, part) for i, part in enumerate(key) if part is not None]
+        return [g for g in self.groups if all(g.key[i] == part for i, part in wanted)]
 
     def ratio(self, section: str, case: str, measure: str, against: str) -> float | None:
         return next((g.ratios.get(against) for g in self.find(section, case, measure)), None)

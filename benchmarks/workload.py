@@ -68,14 +68,11 @@ def derivative(mode: str, f: Function) -> Function:
     def total(*args: Any) -> Any:
         return sum(jnp.sum(g) for g in jax.tree.leaves(gradient(*args)[1]))
 
-    def pushed(params: Any, *data: Any) -> Any:
-        return jax.jvp(lambda params: f(params, *data), (params,), (params,))
-
     return {
         "forward": f,
         "grad": gradient,
         "second order": jax.grad(total),
-        "jvp": pushed,
+        "jvp": lambda params, *data: jax.jvp(lambda p: f(p, *data), (params,), (params,)),
         "hessian": jax.hessian(f),
     }[mode]
 
