@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(*report.targets([shown], unmeasured=False), *report.tables(shown), sep="\n\n")
     if path:
         print("\nwrote", path, "; now `python -m benchmarks.report`")
-    print(*failed, sep="\n", file=sys.stderr)
+    for text in failed:
+        print(text, file=sys.stderr)
     return 1 if failed else 0
 
 

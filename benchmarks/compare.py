@@ -25,7 +25,7 @@ def moves(old: Results, new: Results) -> Iterator[Move]:
     before = {g.key: g for g in old.groups}
     for now in new.groups:
         then, what = before.get(now.key), " | ".join(now.key)
-        if then is None or now.section in ("machine", "frameworks"):
+        if then is None or now.section == "frameworks":
             continue
         if now.samples and then.samples:
             for peer in (now.ratios.keys() & then.ratios.keys()) - {CONTROL}:
@@ -57,11 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     found = sorted(moves(old, new), reverse=True)
     worse = [text for change, text in found if change > 0]
     better = [text for change, text in found if change < 0]
-    missing = {g.key for g in old.groups} - {g.key for g in new.groups}
-    print(f"worse: {len(worse)}", *worse, sep="\n  ")
-    print(f"better: {len(better)}", *better, sep="\n  ")
-    if missing:
-        print("only in the old file:", *sorted(" | ".join(key) for key in missing), sep="\n  ")
+    missing = {" | ".join(g.key) for g in old.groups} - {" | ".join(g.key) for g in new.groups}
+    for title, texts in (("worse", worse), ("better", better), ("only in OLD", sorted(missing))):
+        print(f"{title}: {len(texts)}", *texts, sep="\n  ")
     return 1 if worse else 0
 
 
