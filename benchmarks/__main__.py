@@ -4,65 +4,54 @@
 """
 
 import argparse
-import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
 MESHES = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (4, 4))  # devices, processes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="toy sizes: to see that it runs")
-    parser.add_argument(
-        "--only",
-        metavar="NAME,...",
-        help="parts whose name contains one of these, such as 'overhead' or 'growth/leaves'",
-    )
+    parser.add_argument("--only", default="", help="parts named like overhead,growth/leaves,...")
     parser.add_argument("--list", action="store_true", help="list the parts and end")
     parser.add_argument("--device", help="'cpu' or 'gpu' (default: what JAX finds first)")
-    parser.add_argument(
-        "--out", type=Path, help="directory for the JSON (benchmarks/results; with --quick, none)"
-    )
+    parser.add_argument("--out", type=Path, help="folder of the JSON (with --quick: none)")
     options = parser.parse_args(argv)
     import jax  # nothing that imports JAX is imported before its platform is chosen
 
     if options.device:
         jax.config.update("jax_platforms", {"gpu": "cuda"}.get(options.device, options.device))
-    try:
-        platform = jax.devices()[0].platform
-    except (RuntimeError, AssertionError) as error:  # JAX has no single way to say so
-        print(f"no device {options.device!r} here: {error}".rstrip(": "), file=sys.stderr)
-        return 2
+    size = "gpu" if jax.default_backend() != "cpu" else "cpu"
+    wanted = options.only.split(",")
+    known = parts("toy" if options.quick else size)
+    chosen = {name: run for name, run in known.items() if any(w in name for w in wanted)}
+    if not chosen:
+        parser.error(f"no part is named like {options.only!r}; see --list")
+    if options.list:
+        print(*chosen, sep="\n")
+        return 0
+
+    from tqdm import tqdm
 
     from benchmarks import report
     from benchmarks.results import Results
 
-    size = "toy" if options.quick else "cpu" if platform == "cpu" else "gpu"
-    wanted = options.only.split(",") if options.only else [""]
-    chosen = {name: run for name, run in parts(size).items() if any(w in name for w in wanted)}
-    if options.list:
-        print(*chosen, sep="\n")
-        return 0
-    if not chosen:
-        print(f"no part is named like {options.only!r}; see --list", file=sys.stderr)
-        return 2
-
     results, shown = Results.here(options.quick), Results.here(options.quick)
-    out = options.out or (None if options.quick else RESULTS)
+    out = options.out or (None if options.quick else report.RESULTS)
     path = out and out / f"{results.name}.json"
     if path and path.exists() and options.only:
         results.groups = Results.load(path).groups  # until they are measured again
     sys.setrecursionlimit(1 << 17)  # nested calls take several Python frames each
-    failed = {}
-    for name in progress(chosen):
+    failed = []
+    for name in tqdm(chosen, unit="part", dynamic_ncols=True):
         try:
             groups = chosen[name]()
         except Exception as error:  # the rest of a long run is worth having
-            failed[name] = error
+            failed.append(f"{name} failed: {type(error).__name__}: {error}")
             continue
         results.add(groups)
         shown.add(groups)
@@ -71,35 +60,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(*report.targets([shown], unmeasured=False), *report.tables(shown), sep="\n\n")
     if path:
         print("\nwrote", path, "; now `python -m benchmarks.report`")
-    for name, error in failed.items():
-        print(f"{name} failed: {type(error).__name__}: {error}", file=sys.stderr)
+    for text in failed:
+        print(text, file=sys.stderr)
     return 1 if failed else 0
 
 
 def parts(size: str) -> dict[str, Callable[[], list[Any]]]:
     """Return what can be measured, in order."""
-    from benchmarks import child, frameworks, machine, real, tiny, workload
+    from benchmarks import child, frameworks, networks, tiny, workload
 
-    bind = functools.partial
-    found = {"machine/before": bind(machine.measure, "before", size)}
-    for each in (*tiny.OVERHEAD, *tiny.GROWTH, *real.WORKLOADS):
-        found[f"{each.section}/{each.name}"] = bind(workload.measure, each, size)
-    found["workloads/largest batch"] = bind(real.largest_batch, size)
-    found["checks/RMSNorm"] = bind(child.checks, size)
+    found = {
+        f"{each.section}/{each.name}": partial(workload.measure, each, size)
+        for each in (*tiny.OVERHEAD, *tiny.GROWTH, *networks.WORKLOADS)
+    }
+    found["workloads/largest batch"] = partial(networks.largest_batch, size)
+    found["checks/RMSNorm"] = partial(child.checks, size)
     for devices, processes in MESHES if size != "toy" else MESHES[1:2]:
         name = f"distributed/{devices} devices, {processes} processes"
-        found[name] = bind(child.distributed, devices, processes, size)
-    for case in frameworks.CASES:
-        found[f"frameworks/{case}"] = bind(frameworks.measure, case, size)
-    return {**found, "machine/after": bind(machine.measure, "after", size)}
-
-
-def progress(names: Iterable[str]) -> Iterable[str]:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return names
-    return tqdm(list(names), unit="part", dynamic_ncols=True)
+        found[name] = partial(child.distributed, devices, processes, size)
+    found["frameworks/log1pexp"] = partial(frameworks.measure, size)
+    return found
 
 
 if __name__ == "__main__":

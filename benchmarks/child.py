@@ -6,12 +6,14 @@
 
 import functools
 import json
+import math
 import os
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tfgrad_jax
-from benchmarks.real import GPT, TOY, Shape
+from benchmarks.networks import GPT, TOY, Shape
 from benchmarks.results import OURS, Group
 from benchmarks.rules import RMSNORM
 from benchmarks.timing import race
@@ -36,23 +38,18 @@ COLLECTIVE = re.compile(
 ARRAY = re.compile(r"(?:pred|[a-z]+(\d+))\[([\d,]*)\]")
 
 
-def start(task: str, devices: int = 1, **given: Any) -> subprocess.Popen[str]:
+def ask(task: str, devices: int = 1, **question: Any) -> dict[str, Any]:
+    """Do the task in a new process, with so many devices, and return its answer."""
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),  # as here
     }
-    command = [sys.executable, "-P", "-m", "benchmarks.child", task, json.dumps(given)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=env, text=True, **pipes)
-
-
-def answer(child: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = child.communicate()
-    if child.returncode:
-        raise RuntimeError(err[-2000:])
-    return json.loads(out.splitlines()[-1])
+    command = [sys.executable, "-P", "-m", "benchmarks.child", task, json.dumps(question)]
+    pipe = {"stdout": subprocess.PIPE, "text": True, "timeout": 600}
+    done = subprocess.run(command, env=env, check=True, **pipe)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 # --- time and memory of check_gradient and explain ------------------------------------------------
@@ -77,52 +74,43 @@ def checks(size: str) -> list[Group]:
     """Compare `check_gradient` and `explain` with a gradient, and with JAX's own check."""
     n = 16 if size == "toy" else 512
     calls = _checks(n)
-    times = race(calls, CHECK, size, 3, (5, 20))
-    peaks = {name: float(answer(start("checks", name=name, n=n))["bytes"]) for name in calls}
-    note = f"{n} x {n}; memory: how much the peak of the process rose"
+    peaks = {name: ask("checks", name=name, n=n)["bytes"] for name in calls}
+    times = race(calls, CHECK, size, seconds=3)
     return [
-        Group("checks", "RMSNorm", "time", "s", note=note, **times),
-        Group("checks", "RMSNorm", "memory", "bytes", peaks, note=note),
+        Group("checks", "RMSNorm", "time", "s", **times),
+        Group("checks", "RMSNorm", "memory", "bytes", peaks),
     ]
 
 
-def _peak(name: str, n: int) -> dict[str, Any]:
+def _peak(name: str, n: int) -> dict[str, float]:
+    """Return by how much one call raises the peak of this process."""
     call = _checks(n)[name]
     before = _high_water()
     jax.block_until_ready(call())
     return {"bytes": _high_water() - before}
 
 
-def _high_water() -> int:
+def _high_water() -> float:
     """Return the peak of this process; `getrusage` would begin with that of its parent."""
     text = Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(r"VmHWM:\s*(\d+)", text)[1])
+    return 1024.0 * int(re.search(r"VmHWM:\s*(\d+)", text)[1])
 
 
 # --- a training step on several devices -----------------------------------------------------------
 
 
 def distributed(devices: int, processes: int, size: str) -> list[Group]:
-    """Train data-parallel on so many devices of this machine, its CPU, in so many processes."""
+    """Train GPT-2 data-parallel on so many devices, the cores of this CPU, in so many processes."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     given = {"address": address, "processes": processes, "size": size}
-    children = [
-        start("distributed", devices // processes, process=i, **given) for i in range(processes)
-    ]
-    try:
-        found, *_ = [answer(child) for child in children]
-    finally:  # where one has failed, the others wait for it
-        for child in children:
-            child.kill()
-    case = f"{devices} devices, {processes} processes"
-    note = "GPT-2 training step, data-parallel; devices share the cores of one CPU"
-    groups = [
-        Group.counted("distributed", case, measure, unit, found[measure], note=note)
-        for measure, unit in MOVED.items()
-    ]
-    return [*groups, Group("distributed", case, "time", "s", note=note, **found["time"])]
+    with ThreadPoolExecutor(processes) as pool:  # each waits for a process
+        train = functools.partial(ask, "distributed", devices // processes, **given)
+        found, *_ = pool.map(lambda process: train(process=process), range(processes))
+    key = "distributed", f"{devices} devices, {processes} processes"
+    counted = [Group(*key, what, unit, found[what]) for what, unit in MOVED.items()]
+    return [*counted, Group(*key, "time", "s", **found["time"])]
 
 
 def _train(address: str, processes: int, process: int, size: str) -> dict[str, Any]:
@@ -138,22 +126,24 @@ def _train(address: str, processes: int, process: int, size: str) -> dict[str, A
     for way in (PLAIN, HAND, OURS):
         step = jax.jit(GPT.function("grad", way, shape), in_shardings=shardings)
         program = step.lower(*args).compile(UNOPTIMIZED if size == "toy" else None)
-        moved = collectives(program.as_text())
-        numbers = len(moved), sum(moved), program.memory_analysis().temp_size_in_bytes
-        for measure, number in zip(MOVED, numbers, strict=True):
-            found[measure][way] = float(number)
         steps[way] = functools.partial(program, *args)
+        moved = collectives(program.as_text())
+        found["collectives"][way] = len(moved)
+        found["moved"][way] = sum(moved)
+        found["temp memory"][way] = program.memory_analysis().temp_size_in_bytes
     # A step takes longer than `SHORTEST`, so that all processes make the same calls.
-    return {**found, "time": race(steps, OURS, size, 0, (9, 9))}
+    return {**found, "time": race(steps, OURS, size, rounds=9)}
 
 
 def collectives(text: str) -> list[int]:
     """Return the bytes of the result of each collective operation of a compiled program."""
-    sizes = []
-    for shapes in COLLECTIVE.findall(text):
-        arrays = [(int(bits or 8) // 8, dims.split(",")) for bits, dims in ARRAY.findall(shapes)]
-        sizes.append(sum(size * int(np.prod([int(n) for n in d if n])) for size, d in arrays))
-    return sizes
+    return [
+        sum(
+            int(bits or 8) // 8 * math.prod(int(n) for n in dims.split(",") if n)
+            for bits, dims in ARRAY.findall(arrays)
+        )
+        for arrays in COLLECTIVE.findall(text)
+    ]
 
 
 if __name__ == "__main__":

@@ -9,46 +9,37 @@ The exit status is 1 if anything is worse.
 
 import argparse
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks.results import OURS, Group, Results
 from benchmarks.timing import CONTROL
 
 LEAST = 0.03
 
-
-class Move(NamedTuple):
-    change: float  # of the logarithm
-    noise: float
-    what: str
-
-    def __str__(self) -> str:
-        change, noise = (100 * math.expm1(x) for x in (self.change, self.noise))
-        return f"{change:+7.1f} %  (noise {noise:.1f} %)  {self.what}"
-
-    @classmethod
-    def between(cls, old: float, new: float, noise: float, what: str) -> "Move":
-        change = math.log(max(new, 1e-12) / max(old, 1e-12))  # 0 bytes is a number too
-        return cls(change, noise, f"{old:.3g} -> {new:.3g}  {what}")
+Move = tuple[float, str]  # by how much, as a logarithm, and what is said about it
 
 
-def moves(old: Results, new: Results) -> list[Move]:
-    """Return what moved, the worst first; where ours is not compared, there is nothing to move."""
+def moves(old: Results, new: Results) -> Iterator[Move]:
+    """Yield what moved; where ours is not compared, there is nothing to move."""
     before = {g.key: g for g in old.groups}
-    found = []
     for now in new.groups:
         then, what = before.get(now.key), " | ".join(now.key)
-        if then is None or now.section in ("machine", "frameworks"):
+        if then is None or now.section == "frameworks":
             continue
         if now.samples and then.samples:
             for peer in (now.ratios.keys() & then.ratios.keys()) - {CONTROL}:
                 noise = max(LEAST, _noise(then, peer) + _noise(now, peer))
-                ratios = then.ratios[peer], now.ratios[peer]
-                found.append(Move.between(*ratios, noise, f"{what} / {peer}"))
+                yield from _move(then.ratios[peer], now.ratios[peer], noise, f"{what} / {peer}")
         elif OURS in now.values and OURS in then.values and "slope" not in now.measure:
-            found.append(Move.between(then.values[OURS], now.values[OURS], 1e-3, what))
-    return sorted((m for m in found if abs(m.change) > m.noise), reverse=True)
+            yield from _move(then.values[OURS], now.values[OURS], 1e-3, what)
+
+
+def _move(old: float, new: float, noise: float, what: str) -> Iterator[Move]:
+    change = math.log(max(new, 1e-12) / max(old, 1e-12))  # 0 bytes is a number too
+    if abs(change) > noise:
+        percent, off = 100 * math.expm1(change), 100 * math.expm1(noise)
+        yield change, f"{percent:+7.1f} %  (noise {off:.1f} %)  {old:.3g} -> {new:.3g}  {what}"
 
 
 def _noise(group: Group, peer: str) -> float:
@@ -63,13 +54,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("new", type=Path)
     options = parser.parse_args(argv)
     old, new = Results.load(options.old), Results.load(options.new)
-    found = moves(old, new)
-    worse = [move for move in found if move.change > 0]
-    for title, part in (("worse", worse), ("better", found[len(worse) :])):
-        print(f"{title}: {len(part)}", *part, sep="\n  ")
-    missing = {g.key for g in old.groups} - {g.key for g in new.groups}
-    if missing:
-        print("only in the old file:", *sorted(" | ".join(key) for key in missing), sep="\n  ")
+    found = sorted(moves(old, new), reverse=True)
+    worse = [text for change, text in found if change > 0]
+    better = [text for change, text in found if change < 0]
+    missing = {" | ".join(g.key) for g in old.groups} - {" | ".join(g.key) for g in new.groups}
+    for title, texts in (("worse", worse), ("better", better), ("only in OLD", sorted(missing))):
+        print(f"{title}: {len(texts)}", *texts, sep="\n  ")
     return 1 if worse else 0
 
 

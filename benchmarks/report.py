@@ -4,6 +4,7 @@
 (`lines`, `targets`), then a table for each section (`tables`), for each JSON file.
 """
 
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,58 +12,59 @@ from typing import NamedTuple
 
 from benchmarks import ways as w
 from benchmarks.results import OURS, Group, Results, amount
-from benchmarks.timing import CONTROL
 from benchmarks.workload import COUNTS
 
-PEERS = (*w.PEERS[:-1], w.JVP, w.TRANSPOSED, CONTROL)
 RESULTS = Path(__file__).parent / "results"
+PROGRAMS = list(itertools.product(("grad", "second order", "jvp"), COUNTS))
 SLOPE = 1.25
-# (what, case, measure, against, at most)
-TARGETS = (
-    ("eager forward", "inputs only", "eager forward", w.PLAIN, 1.10),
-    ("eager forward", "inputs only", "eager forward", w.HAND, 0.20),
-    ("eager forward", "large closure", "eager forward", w.PLAIN, 1.10),
-    ("eager forward", "large closure", "eager forward", w.HAND, 0.20),
-    ("eager grad", "inputs only", "eager grad", w.HAND, 1.05),
-    ("eager grad", "declared variables", "eager grad", w.HAND, 1.05),
-    ("eager grad", "method, declared variables", "eager grad", w.HAND, 1.05),
-    ("eager grad", "undeclared variables", "eager grad", w.EVERY, 1.40),
-    ("trace of jit(grad)", "inputs only", "trace grad", w.EVERY, 1.08),
-    ("trace of jit(grad)", "declared variables", "trace grad", w.EVERY, 1.20),
-    ("trace of jit(grad)", "undeclared variables", "trace grad", w.EVERY, 1.40),
-    ("trace at second order", "inputs only", "trace second order", w.EVERY, 1.15),
-    ("trace of jvp", "inputs only", "trace jvp", w.JVP, 1.05),
-    ("trace of hessian", "inputs only", "trace hessian", w.JVP, 1.00),
-    ("eager jvp", "inputs only", "eager jvp", w.JVP, 3.00),
-)
-# What explains a missed target that has these words.
-_TRACED = (
-    "which of them `y` depends on, and in which order, only a trace of `f` tells; measured beside "
-    "it, the same function with declared variables needs none"
-)
+# What explains a missed target.
 _BOTH_MODES = (
     "both modes take a `custom_jvp`, which JAX linearizes at each call, where it only records a "
     f"`custom_vjp`; of the function of inputs only, a {w.JVP}, with both modes, takes longer"
 )
 _CONTROL = "the control of this row, ours against ours, is off by most of it"
-EXPERIMENTS = {
-    "method": "the weights are in an object that cannot be made anew around other values, so `f` "
-    "is traced; measured beside it, a closure that declares the same weights is not",
-    "eager grad, inputs only": _BOTH_MODES,
-    "eager grad, declared variables": _BOTH_MODES,
-    "trace of jit(grad), inputs only": _BOTH_MODES,
-    "trace of jit(grad), declared variables": _BOTH_MODES,
-    "nested calls": "each function looks at all that the functions below it hold, since any of "
-    "them may hold what is being traced; and each level is staged in both modes",
-    "eager jvp": "the rule is traced, checked for linearity and transposed at every call; "
-    f"measured beside it, a hand-written `{w.TRANSPOSED}` its own backward pass",
-    "undeclared variables": _TRACED,
-    "captured values": _TRACED,
-    "layers that capture": _TRACED,
-    "eager forward, inputs only": _CONTROL,
-    "trace of jvp, inputs only": _CONTROL,
+_METHOD = (
+    "the weights are in an object that cannot be made anew around other values, so `f` is traced; "
+    "measured beside it, a closure that declares the same weights is not"
+)
+_NESTED = (
+    "each function looks at all that the functions below it hold, since any of them may hold what "
+    "is being traced; and each level is staged in both modes"
+)
+_NONE = "no experiment yet"
+_TRACED = (
+    "which of them `y` depends on, and in which order, only a trace of `f` tells; measured beside "
+    "it, the same function with declared variables needs none"
+)
+_TRANSPOSED = (
+    "the rule is traced, checked for linearity and transposed at every call; measured beside it, a "
+    f"hand-written `{w.TRANSPOSED}` its own backward pass"
+)
+# (measure, case, against, at most, what explains a miss)
+TARGETS = (
+    ("eager forward", "inputs only", w.PLAIN, 1.10, _CONTROL),
+    ("eager forward", "inputs only", w.HAND, 0.20, _CONTROL),
+    ("eager forward", "large closure", w.PLAIN, 1.10, _NONE),
+    ("eager forward", "large closure", w.HAND, 0.20, _NONE),
+    ("eager grad", "inputs only", w.HAND, 1.05, _BOTH_MODES),
+    ("eager grad", "declared variables", w.HAND, 1.05, _BOTH_MODES),
+    ("eager grad", "method, declared variables", w.HAND, 1.05, _METHOD),
+    ("eager grad", "undeclared variables", w.EVERY, 1.40, _TRACED),
+    ("trace grad", "inputs only", w.EVERY, 1.08, _BOTH_MODES),
+    ("trace grad", "declared variables", w.EVERY, 1.20, _BOTH_MODES),
+    ("trace grad", "undeclared variables", w.EVERY, 1.40, _TRACED),
+    ("trace second order", "inputs only", w.EVERY, 1.15, _NONE),
+    ("trace jvp", "inputs only", w.JVP, 1.05, _CONTROL),
+    ("trace hessian", "inputs only", w.JVP, 1.00, _NONE),
+    ("eager jvp", "inputs only", w.JVP, 3.00, _TRANSPOSED),
+)
+GROWTH = {
+    "leaves": _NONE,
     "chained calls": _BOTH_MODES,
-    "declared variables, trace grad": _BOTH_MODES,
+    "nested calls": _NESTED,
+    "captured values": _TRACED,
+    "declared variables": _BOTH_MODES,
+    "layers that capture": _TRACED,
     "layers that declare": _BOTH_MODES,
 }
 
@@ -74,7 +76,7 @@ class Line(NamedTuple):
     against: str
     at_most: float
     measured: float | None
-    note: str = ""
+    why: str
 
     @property
     def missed(self) -> bool:
@@ -87,39 +89,32 @@ class Line(NamedTuple):
 
 
 def lines(results: Results) -> Iterator[Line]:
-    for what, case, measure, against, at_most in TARGETS:
+    for measure, case, against, at_most, why in TARGETS:
         ratio = results.ratio("overhead", case, measure, against)
-        yield Line(f"{what}, {case}", against, at_most, ratio)
-    for mode in ("grad", "second order", "jvp"):
-        for measure in COUNTS:
-            found = programs(results, mode, measure)
-            worst = max(found, key=found.__getitem__, default="")
-            note = f"worst of {len(found)}: {worst}"
-            what = f"compiled {mode}: {measure}"
-            yield Line(what, w.REFERENCE[mode], 1.0, found.get(worst), note)
-    for case in dict.fromkeys(["leaves", *results.cases("growth")]):
-        for kind in ("trace grad", "eager grad"):
-            ratio = results.ratio("growth", case, f"{kind}, slope", w.EVERY)
-            # Where the two sizes take the same time, there is no slope to compare.
-            ratio = ratio if ratio and ratio > 0 else None
-            yield Line(f"growth with {case}, {kind}", w.EVERY, SLOPE, ratio)
+        yield Line(f"{measure}, {case}", against, at_most, ratio, why)
+    for mode, measure in PROGRAMS:
+        found = programs(results, mode, measure)
+        worst = max(found, key=found.__getitem__, default="")
+        why = f"worst of {len(found)}: {worst}; {_NONE}"
+        yield Line(f"compiled {mode}: {measure}", w.REFERENCE[mode], 1.0, found.get(worst), why)
+    for (case, why), kind in itertools.product(GROWTH.items(), ("trace grad", "eager grad")):
+        ratio = results.ratio("growth", case, f"{kind}, slope", w.EVERY)
+        # Where the two sizes take the same time, there is no slope to compare.
+        ratio = ratio if ratio and ratio > 0 else None
+        yield Line(f"growth with {case}, {kind}", w.EVERY, SLOPE, ratio, why)
 
 
 def programs(results: Results, mode: str, measure: str) -> dict[str, float]:
     """Return for each workload what the compiler counts for ours / for the rule written by hand."""
-    groups = results.find("workloads", measure=f"{measure}, {mode}")
-    against = w.REFERENCE[mode]
-    return {g.case: g.ratios[against] for g in groups if against in g.ratios}
+    groups = results.find("workloads", None, f"{measure}, {mode}")
+    return {g.case: g.ratios[w.REFERENCE[mode]] for g in groups}
 
 
 def same_programs(results: Results) -> tuple[int, int]:
-    """Return how many programs cost no more than by hand, of how many."""
-    most: dict[tuple[str, str], float] = {}
-    for mode in ("grad", "second order", "jvp"):
-        for measure in COUNTS:
-            for case, ratio in programs(results, mode, measure).items():
-                most[mode, case] = max(ratio, most.get((mode, case), 0.0))
-    return sum(round(ratio, 2) <= 1 for ratio in most.values()), len(most)
+    """Return how many of the counts are no more than by hand, of how many."""
+    ratios = itertools.chain(*(programs(results, *of).values() for of in PROGRAMS))
+    same = [round(ratio, 2) <= 1 for ratio in ratios]
+    return sum(same), len(same)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -131,50 +126,37 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def targets(found: list[Results], unmeasured: bool = True) -> Iterator[str]:
-    named = [{(x.what, x.against): x for x in lines(results)} for results in found]
     rows, why = [], []
-    for key in dict.fromkeys(key for of in named for key in of):
-        known = [of[key] for of in named if key in of]
-        if not unmeasured and all(line.measured is None for line in known):
-            continue
-        cells = [str(of[key]) if key in of else "not measured" for of in named]
-        rows.append([*key, f"{known[0].at_most:.2f}x", *cells])
-        if any(line.missed for line in known):
-            notes = {line.note for line in known if line.missed} - {""}
-            reasons = [text for words, text in EXPERIMENTS.items() if words in key[0]]
-            told = [*sorted(notes), *(reasons or ["no experiment yet"])[:1]]
-            why.append(f"- *{key[0]}*: {'; '.join(told)}.")
+    for of in zip(*map(lines, found), strict=True):  # what is aimed at is the same for all
+        line = of[0]
+        if unmeasured or any(x.measured is not None for x in of):
+            rows.append([line.what, line.against, f"{line.at_most:.2f}x", *map(str, of)])
+        if missed := [x for x in of if x.missed]:
+            why.append(f"- *{line.what}*: {missed[0].why}.")
     if rows:
         yield _table(["what", "against", "at most", *(r.label for r in found)], rows)
     if why:
         yield "\n".join(["Missed:", "", *why])
 
 
-def _cell(group: Group, name: str) -> str:
-    if name in group.values:
-        return amount(group.values[name], group.unit)
-    return "cannot" if name in group.failures else ""
-
-
 def tables(results: Results) -> Iterator[str]:
-    rows = []
-    for group in (g for g in results.find("overhead") if g.unit == "s"):
-        ratios = [f"{group.ratios[p]:.2f}x" if p in group.ratios else "" for p in PEERS]
-        rows.append([group.case, group.measure, _cell(group, OURS), *ratios])
-    if rows:
-        yield "### Overhead, on functions that do almost nothing: ours / the other"
-        yield _table(["case", "measure", "ours", *PEERS], rows)
-    for section in ("growth", "workloads", "checks", "distributed", "frameworks", "machine"):
+    """Yield a table for each section: ratios for the overhead, numbers for everything else."""
+    for section in dict.fromkeys(g.section for g in results.groups):
         groups = [g for g in results.find(section) if g.measure != "error in float64"]
         names = list(dict.fromkeys(n for g in groups for n in (*g.values, *g.failures)))
-        head = ["case", "measure", *names]
+        names.sort(key=lambda name: name != OURS)  # ours is the first
         rows = [[g.case, g.measure, *(_cell(g, name) for name in names)] for g in groups]
-        if section == "frameworks":  # many contestants, few rows: turned
-            head = ["", *(g.case for g in groups)]
-            rows = [[name, *(_cell(g, name) for g in groups)] for name in names]
-        if groups:
-            yield f"### {section.capitalize()}"
-            yield _table(head, rows)
+        overhead = ", on functions that do almost nothing: ours / the other"
+        yield f"### {section.capitalize()}{overhead if section == 'overhead' else ''}"
+        yield _table(["case", "measure", *names], rows)
+
+
+def _cell(group: Group, name: str) -> str:
+    if name in group.failures:
+        return "cannot"
+    if group.section == "overhead" and name in group.ratios:
+        return f"{group.ratios[name]:.2f}x"
+    return amount(group.values[name], group.unit) if name in group.values else ""
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ groups to a `Results` and saves it after every part; `report` and `compare` load
 
 import dataclasses
 import json
+import math
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ import jax
 import tfgrad_jax
 
 OURS = "tfgrad_jax"
-PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "flax", "optax", "tensorflow", "torch")
+PACKAGES = ("jax", "jaxlib", "numpy", "optax", "tensorflow", "torch")
 SCALES = {
     "s": ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
     "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")),
@@ -45,23 +46,24 @@ class Group:
     def key(self) -> tuple[str, str, str]:
         return self.section, self.case, self.measure
 
-    @classmethod
-    def counted(
-        cls, section: str, case: str, measure: str, unit: str, values: dict[str, float], **more: Any
-    ) -> "Group":
-        """Make a group of numbers that are exact, such as bytes."""
-        ours, ratios = values.get(OURS), {}
-        for name, value in values.items() if ours is not None else ():
-            if name != OURS:
-                ratios[name] = 1.0 if value == ours else ours / value if value else float("inf")
-        return cls(section, case, measure, unit, values, ratios=ratios, **more)
+    def __post_init__(self) -> None:
+        """Add the ratios of numbers that are exact, such as bytes."""
+        ours = self.values.get(OURS)
+        if ours is not None and not self.ratios:
+            others = {name: value for name, value in self.values.items() if name != OURS}
+            self.ratios = {n: _ratio(ours, value) for n, value in others.items()}
 
 
+def _ratio(a: float, b: float) -> float:
+    return 1.0 if a == b else a / b if b else math.inf
+
+
+@dataclasses.dataclass
 class Results:
     """All groups of one device and version of JAX; a partial run replaces what it measured."""
 
-    def __init__(self, meta: dict[str, Any], groups: list[Group]) -> None:
-        self.meta, self.groups = meta, groups
+    meta: dict[str, Any]
+    groups: list[Group]
 
     @classmethod
     def here(cls, quick: bool) -> "Results":
@@ -72,14 +74,8 @@ class Results:
                 versions[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
                 continue
-        meta = {
-            "device": device.device_kind,
-            "platform": device.platform,
-            "processor": _processor(),
-            "versions": versions,
-            "quick": quick,
-        }
-        return cls(meta, [])
+        meta = {"device": device.device_kind, "platform": device.platform}
+        return cls({**meta, "processor": _processor(), "versions": versions, "quick": quick}, [])
 
     @property
     def name(self) -> str:
@@ -97,37 +93,23 @@ class Results:
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        groups = [
-            {k: _short(v) for k, v in dataclasses.asdict(g).items() if k == "unit" or v}
-            for g in self.groups
-        ]
+        fields = [dataclasses.asdict(g).items() for g in self.groups]
+        groups = [{k: v for k, v in items if k == "unit" or v} for items in fields]
+        # Four digits of each number, which are more than any measurement repeats.
+        groups = json.loads(json.dumps(groups), parse_float=lambda x: float(f"{float(x):.4g}"))
         path.write_text(json.dumps({"meta": self.meta, "groups": groups}, indent=1) + "\n")
 
     def add(self, groups: list[Group]) -> None:
         new = {g.key for g in groups}
         self.groups = [g for g in self.groups if g.key not in new] + groups
 
-    def find(
-        self, section: str, case: str | None = None, measure: str | None = None
-    ) -> list[Group]:
-        wanted = {"section": section, "case": case, "measure": measure}
-        return [
-            g for g in self.groups if all(v in (None, getattr(g, k)) for k, v in wanted.items())
-        ]
-
-    def cases(self, section: str) -> list[str]:
-        return list(dict.fromkeys(g.case for g in self.find(section)))
+    def find(self, *key: str | None) -> list[Group]:
+        """Return the groups of a section, a case and a measure, where `None` stands for any."""
+        wanted = [(i, part) for i, part in enumerate(key) if part is not None]
+        return [g for g in self.groups if all(g.key[i] == part for i, part in wanted)]
 
     def ratio(self, section: str, case: str, measure: str, against: str) -> float | None:
         return next((g.ratios.get(against) for g in self.find(section, case, measure)), None)
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {k: _short(v) for k, v in value.items()}
-    return [_short(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _processor() -> str:
@@ -135,7 +117,7 @@ def _processor() -> str:
     for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return platform.processor()
 
 
 def amount(value: float, unit: str) -> str:

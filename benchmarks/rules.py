@@ -1,39 +1,32 @@
-"""The rules of the real workloads: what people write custom gradients for.
+"""What people write custom gradients for: each a `Rule`, and a `Workload` that is about it alone.
 
-Each is a `Rule`: the forward pass with its residuals, the backward pass, and the same for plain
-autodiff. `captured` counts the weights that ours closes over. `real.py` makes losses of them.
+`WORKLOADS` are measured by `workload.measure`, as the tiny ones are; `networks.py` has those that
+are made of several rules. `captured` counts the weights that ours closes over.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks.tiny import LOG1PEXP
 from benchmarks.ways import OPTAX, Function, Rule
+from benchmarks.workload import COPY, PRODUCT, Workload, normal, of
 
+RUN = ("run grad", "program grad")
 ITERATIONS = 40  # of the implicit layer
 
 
-def _with_gradient_of(smooth: Any, value: Any) -> Any:
-    return smooth + jax.lax.stop_gradient(value - smooth)
+def _normals(count: int) -> Callable[[Any, Any], Any]:
+    """Return the arguments of a loss whose parameters are so many arrays of the same shape."""
+    return lambda shape, dtype: (tuple(normal(seed, shape, dtype) for seed in range(count)),)
 
 
-# --- an activation that keeps its input only ------------------------------------------------------
+def _mean_square(h: Function) -> Function:
+    return lambda params: (h(*params) ** 2).mean()
 
-GELU = Rule(
-    lambda x: (jax.nn.gelu(x), x),
-    lambda x, dy: jax.vjp(jax.nn.gelu, x)[1](dy),
-    residuals=lambda y, x: x,
-)
-
-# --- a spike: a step, with the gradient of x / (1 + 10 |x|) ---------------------------------------
-
-SPIKE = Rule(
-    lambda x: ((x > 0).astype(x.dtype), x),
-    lambda x, dy: (dy / (1 + 10 * jnp.abs(x)) ** 2,),
-    plain=lambda x: _with_gradient_of(x / (1 + 10 * jnp.abs(x)), (x > 0).astype(x.dtype)),
-    residuals=lambda y, x: x,
-)
 
 # --- RMSNorm: y = x r s with r = (mean x^2 + eps)^(-1/2), so dr/dx = -r^3 x / n -------------------
 
@@ -50,31 +43,11 @@ def _norm_backward(residuals: Any, dy: Any) -> Any:
     return (dy * x * r).reshape(-1, x.shape[-1]).sum(0), dx
 
 
+def _norm_arguments(shape: Any, dtype: Any) -> Any:
+    return (normal(1, shape[-1:], dtype), normal(0, shape, dtype)), normal(2, shape, dtype)
+
+
 RMSNORM = Rule(_norm, _norm_backward, captured=1, how="undeclared")
-
-
-# --- learned step size quantization: four bits, the step `s` is learned ---------------------------
-
-
-def _quantize(s: Any, x: Any) -> Any:
-    return jnp.clip(jnp.round(x / s), -8, 7) * s, (s, x)
-
-
-def _quantize_backward(residuals: Any, dy: Any) -> Any:
-    s, x = residuals
-    v = x / s
-    inside = (v > -8) & (v < 7)
-    ds = jnp.where(inside, jnp.round(v) - v, jnp.clip(v, -8, 7))
-    return (dy * ds).sum() * (x.size * 7) ** -0.5, jnp.where(inside, dy, 0)
-
-
-def _quantize_plain(s: Any, x: Any) -> Any:
-    s = _with_gradient_of(s * (x.size * 7) ** -0.5, s)
-    v = jnp.clip(x / s, -8, 7)
-    return _with_gradient_of(v, jnp.round(v)) * s
-
-
-LSQ = Rule(_quantize, _quantize_backward, _quantize_plain, captured=1)
 
 
 # --- a linear layer and softmax cross-entropy in one: the logits never exist all at once ----------
@@ -99,7 +72,7 @@ def _optax_loss(w: Any, x: Any, labels: Any) -> Any:
 def _cross_entropy(w: Any, x: Any, labels: Any) -> Any:
     """Form the gradients too, chunk by chunk, while the logits of a chunk are at hand."""
     tokens, wide = len(x), jnp.promote_types(x.dtype, jnp.float32)
-    size = next(n for n in (256, 128, 64, 32, 16, 8, 4, 2, 1) if tokens % n == 0)
+    size = math.gcd(tokens, 256)
 
     def chunk(dw: Any, given: Any) -> Any:
         loss, more = jax.value_and_grad(logits_loss, (0, 1))(w, *given)
@@ -113,6 +86,13 @@ def _cross_entropy(w: Any, x: Any, labels: Any) -> Any:
 
 def _cross_entropy_backward(residuals: Any, dy: Any) -> Any:
     return *((dy * g).astype(g.dtype) for g in residuals), None
+
+
+def _tokens(shape: Any, dtype: Any) -> Any:
+    tokens, width, words, *given = shape
+    dtype = given[0] if given and dtype == jnp.float32 else dtype
+    params = normal(1, (width, words), dtype, width**-0.5), normal(0, (tokens, width), dtype)
+    return params, jnp.arange(tokens) * 7919 % words
 
 
 CROSS_ENTROPY = Rule(
@@ -161,9 +141,7 @@ def _attention_backward(residuals: Any, dy: Any) -> Any:
 
 
 ATTENTION = Rule(
-    _attention,
-    _attention_backward,
-    lambda q, k, v: _attend(k, v, q, jnp.arange(q.shape[1])),
+    _attention, _attention_backward, lambda q, k, v: _attend(k, v, q, jnp.arange(q.shape[1]))
 )
 
 
@@ -191,7 +169,10 @@ def _solve_backward(residuals: Any, dy: Any) -> Any:
     return jax.vjp(lambda w, x: _map(z, w, x), w, x)[1](u)
 
 
-IMPLICIT = Rule(_solve, _solve_backward, captured=1)
+def _implicit_arguments(shape: Any, dtype: Any) -> Any:
+    # Norm about 0.4: the iteration has converged to float64 precision after 40 steps.
+    width = shape[1]
+    return ((normal(0, (width, width), dtype, 0.2 * width**-0.5), normal(1, shape, dtype)),)
 
 
 # --- a pair of Pallas kernels: a gated activation -------------------------------------------------
@@ -212,25 +193,64 @@ def _gated_gradient_kernel(a: Any, b: Any, dy: Any, da: Any, db: Any) -> None:
     db[...] = dy[...] * silu
 
 
-def _kernel(kernel: Function, results: int, *operands: Any) -> Any:
+def _run(kernel: Function, results: int, *operands: Any) -> Any:
     """Run a kernel on blocks of rows; interpreted where there is no compiler for it."""
     from jax.experimental import pallas as pl
 
     rows, width = operands[0].shape
     block = pl.BlockSpec((min(rows, 8), width), lambda i: (i, jnp.int32(0)))
-    shape = jax.ShapeDtypeStruct((rows, width), operands[0].dtype)
     return pl.pallas_call(
         kernel,
         grid=(rows // min(rows, 8),),
         in_specs=[block] * len(operands),
         out_specs=[block] * results,
-        out_shape=[shape] * results,
+        out_shape=[jax.ShapeDtypeStruct((rows, width), operands[0].dtype)] * results,
         interpret=jax.default_backend() == "cpu",
     )(*operands)
 
 
 PALLAS = Rule(
-    lambda a, b: (_kernel(_gated_kernel, 1, a, b)[0], (a, b)),
-    lambda residuals, dy: tuple(_kernel(_gated_gradient_kernel, 2, *residuals, dy)),
+    lambda a, b: (_run(_gated_kernel, 1, a, b)[0], (a, b)),
+    lambda residuals, dy: tuple(_run(_gated_gradient_kernel, 2, *residuals, dy)),
     plain=_gated,
 )
+
+
+# --- the workloads --------------------------------------------------------------------------------
+
+_CROSS_ENTROPY = of(CROSS_ENTROPY, lambda h: lambda params, labels: h(*params, labels))
+_LARGE = (8192, 4096, 128256, jnp.bfloat16)
+WORKLOADS = (
+    Workload(
+        "log1pexp", of(LOG1PEXP, lambda h: lambda x: h(x).sum()),
+        lambda shape, dtype: (normal(0, shape, dtype),), ((256,), (1 << 25,), (1 << 28,)),
+        limit=(COPY, lambda x: 2 * x.nbytes),  # read x, write its gradient
+    ),
+    Workload(
+        "RMSNorm", of(RMSNORM, lambda h: lambda params, t: (h(*params) * t).sum()),
+        _norm_arguments, ((8, 32), (1 << 14, 1024), (1 << 16, 4096)),
+        limit=(COPY, lambda params, t: 3 * t.nbytes),  # read x and t, write the gradient of x
+    ),
+    Workload(
+        "attention, recomputed", of(ATTENTION, _mean_square),
+        _normals(3), ((2, 256, 4), (4, 2048, 64), (32, 8192, 128)),
+        limit=(PRODUCT, lambda qkv: 7 * 2 * qkv[0].size * qkv[0].shape[1]),
+    ),
+    Workload(
+        "cross-entropy", _CROSS_ENTROPY,
+        _tokens, ((512, 8, 32), (2048, 256, 16384), (8192, 1024, 50257)),
+        limit=(PRODUCT, lambda params, labels: 3 * 2 * params[0].size * len(labels)),
+    ),
+    Workload(
+        "cross-entropy of a large model", _CROSS_ENTROPY,
+        _tokens, ((512, 8, 32), _LARGE, _LARGE), ("program grad",),  # too large to run
+    ),
+    Workload(
+        "implicit layer", of(Rule(_solve, _solve_backward, captured=1), _mean_square),
+        _implicit_arguments, ((4, 8), (1024, 256), (8192, 2048)),
+    ),
+    Workload(
+        "Pallas kernel pair", of(PALLAS, _mean_square),
+        _normals(2), ((8, 16), (512, 256), (1 << 15, 1024)), RUN,
+    ),
+)  # fmt: skip

@@ -15,7 +15,6 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,69 +28,62 @@ SHORT = 5e-3  # seconds; before a sample of shorter calls goes an untimed one, t
 
 def race(
     contestants: Mapping[str, Callable[[], Any]],
-    ours: str | None = None,
-    size: str = "cpu",
+    ours: str,
+    size: str,
     seconds: float = 1.0,
-    rounds: tuple[int, int] = (9, 300),
+    rounds: int | None = None,
     settle: float = 0.0,
 ) -> dict[str, Any]:
-    """Time the contestants against each other for about so many seconds, or a moment at toy size.
+    """Time the contestants against each other for about so many seconds, or in so many rounds.
 
     Return the fields of a `Group`: times, ratios of ours to each of the others, and who cannot run.
     `settle` is for contestants that have threads of their own: so many seconds of rest and then
     an untimed call go before each sample.
     """
-    entered = dict(contestants)
-    if ours is not None:
-        entered[CONTROL] = entered[ours]
-    calls, failures, short, a_round = {}, {}, set(), 0.0
+    entered = {**contestants, CONTROL: contestants[ours]}
+    once, failures = {}, {}
     for name, call in entered.items():
         try:
             _sample(call)  # compiles, and shows whether it can run at all
         except Exception as error:
             if name == ours:
                 raise
-            failures[name] = reason(error)
-            continue
-        once = _sample(call)
-        calls[name] = max(1, min(1000, int(SHORTEST / once)))
-        if once < SHORT:
-            short.add(name)
-        a_round += once * calls[name]
+            failures[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+        else:
+            once[name] = _sample(call)
+    repeats = {name: max(1, min(1000, int(SHORTEST / t))) for name, t in once.items()}
+    if size == "toy":
+        rounds = 2
+    if rounds is None:
+        a_round = sum(t * repeats[name] for name, t in once.items())
+        rounds = int(min(300, max(5, seconds / a_round)))
 
-    least, most = (2, 2) if size == "toy" else rounds
-    count = int(min(most, max(least, seconds / a_round))) if calls else 0
-    names, samples = list(calls), {name: [] for name in calls}
-    enabled = gc.isenabled()
+    names, samples = list(once), {name: [] for name in once}
+    gc.disable()
     try:
-        for i in range(count):
-            gc.enable()
+        for i in range(rounds):
             gc.collect(0)
-            gc.disable()
             first = i % len(names)
             for name in names[first:] + names[:first]:
-                if settle:
-                    time.sleep(settle)
-                if settle or name in short:
+                time.sleep(settle)
+                if settle or once[name] < SHORT:
                     _sample(entered[name])
-                samples[name].append(_sample(entered[name], calls[name], DEPTHS[i % len(DEPTHS)]))
+                samples[name].append(_sample(entered[name], repeats[name], DEPTHS[i % 16]))
     finally:
-        if enabled:
-            gc.enable()
+        gc.enable()
     ratios = {
         name: [a / b for a, b in zip(samples[ours], samples[name], strict=True)]
         for name in names
-        if ours not in (None, name)
+        if name != ours
     }
-    return {
-        **dict(zip(("values", "quartiles"), _summary(samples), strict=True)),
-        **dict(zip(("ratios", "ratio_quartiles"), _summary(ratios), strict=True)),
-        "samples": count,
-        "failures": failures,
-    }
+    found = {"samples": rounds, "failures": failures}
+    found["values"], found["quartiles"] = _summary(samples)
+    found["ratios"], found["ratio_quartiles"] = _summary(ratios)
+    return found
 
 
 def _summary(samples: Mapping[str, list[float]]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the median and the quartiles of each."""
     cuts = {n: statistics.quantiles(s, n=4, method="inclusive") for n, s in samples.items()}
     return {n: c[1] for n, c in cuts.items()}, {n: (c[0], c[2]) for n, c in cuts.items()}
 
@@ -104,10 +96,3 @@ def _sample(call: Callable[[], Any], calls: int = 1, depth: int = 0) -> float:
     for _ in range(calls):
         jax.block_until_ready(call())
     return (time.perf_counter() - start) / calls
-
-
-def reason(error: Exception) -> str:
-    """Say in a line why a contestant cannot run."""
-    here = f"{Path(__file__).parents[1]}/"
-    text = (str(error).replace(here, "").strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {text[:120]}".rstrip(": ")

@@ -5,19 +5,18 @@ values, the others, which cannot, are given them as arguments.
 """
 
 import dataclasses
+import functools
+import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.results import OURS
-from benchmarks.ways import EVERY, HAND, JAX, JVP, PEERS, PLAIN, Function, Rule, Way
+from benchmarks.ways import EVERY, JAX, JVP, OURS, PEERS, Function, Rule, Way
 from benchmarks.workload import Workload, normal, of
 from tfgrad_jax import custom_gradient
 
-MEASURES = ("eager forward", "eager grad", "run grad", "trace grad")
 HIGHER = ("trace second order", "trace jvp", "trace hessian", "eager jvp")
-ONE = (None, None, None)  # the same size everywhere
 
 
 # --- log1pexp: inputs only ------------------------------------------------------------------------
@@ -33,23 +32,17 @@ def _log1pexp_push(primals: Any, tangents: Any) -> Any:
     return y, tangents[0] * (1 - 1 / (1 + e))
 
 
-def _log1pexp_pair(x: Any) -> Any:
-    e = jnp.exp(x)
-    return jnp.log(1 + e), lambda dy: dy * (1 - 1 / (1 + e))
-
-
 LOG1PEXP = Rule(
     _log1pexp,
     lambda e, dy: (dy * (1 - 1 / (1 + e)),),
     residuals=lambda y, x: jnp.exp(x),
     push=_log1pexp_push,
-    written={OURS: custom_gradient(_log1pexp_pair), JAX: jax.custom_gradient(_log1pexp_pair)},
 )
 
 
-def _closing_over_much(way: Way, entries: int) -> Function:
+def _closing_over_much(way: Way, size: Any) -> Function:
     """Return the same function, which reads a large table."""
-    table = dict.fromkeys(range(entries), 1.0)
+    table = dict.fromkeys(range(100_000), 1.0)
 
     def forward(x: Any) -> Any:
         e = jnp.exp(x)
@@ -59,12 +52,9 @@ def _closing_over_much(way: Way, entries: int) -> Function:
         e = jnp.exp(x)
         return jnp.log(table[0] + e), lambda dy: dy * (1 - 1 / (1 + e))
 
+    # Written out, because ours looks at all that a rule holds.
     written = {OURS: custom_gradient(pair), JAX: jax.custom_gradient(pair)}
     return way(dataclasses.replace(LOG1PEXP, forward=forward, written=written))
-
-
-def _scalar(size: Any, dtype: Any) -> Any:
-    return (jnp.asarray(1.5, dtype),)
 
 
 # --- a linear layer under logsumexp: weights ------------------------------------------------------
@@ -89,39 +79,35 @@ def _spread(h: Function) -> Function:
     return lambda params: h(*params)
 
 
+def _scalar(size: Any, dtype: Any) -> Any:
+    return (jnp.asarray(0.3, dtype),)
+
+
 def _weights(size: Any, dtype: Any) -> Any:
     return ((normal(0, (8, 8), dtype), normal(1, (8,), dtype)),)
 
 
-def _layer(name: str, how: str) -> Workload:
-    loss, note = of(HEAD, _spread, how=how), "the others are given the weights as arguments"
-    return Workload("overhead", name, loss, _weights, ONE, MEASURES, PEERS, note=note)
+def _overhead(
+    name: str, loss: Any, arguments: Function, higher: Any = (), ways: Any = PEERS
+) -> Any:
+    measures = ("eager forward", "eager grad", "run grad", "trace grad", *higher)
+    return Workload(name, loss, arguments, (None,) * 3, measures, ways, section="overhead")
 
 
 OVERHEAD = (
-    Workload(
-        "overhead", "inputs only", of(LOG1PEXP), _scalar, ONE,
-        MEASURES + HIGHER, (*PEERS[:3], JVP, *PEERS[3:]),
-    ),
-    Workload(
-        "overhead", "large closure", _closing_over_much, _scalar, (1000, 100_000, 100_000),
-        ("eager forward", "eager grad", "trace grad"), (PLAIN, HAND, EVERY, JAX, OURS),
-        note="a dictionary of 100,000 numbers",
-    ),
-    _layer("declared variables", "declared"),
-    _layer("undeclared variables", "undeclared"),
-    _layer("method, declared variables", "method"),
-)  # fmt: skip
+    _overhead("inputs only", of(LOG1PEXP), _scalar, HIGHER, (*PEERS, JVP)),
+    _overhead("large closure", _closing_over_much, _scalar),
+    _overhead("declared variables", of(HEAD, _spread), _weights),
+    _overhead("undeclared variables", of(HEAD, _spread, how="undeclared"), _weights),
+    _overhead("method, declared variables", of(HEAD, _spread, how="method"), _weights),
+)
 
 
 # --- growth: a loss is a function of a number, or of so many numbers and one ----------------------
 
 
 def _product(weights: Any, x: Any) -> Any:
-    y = x
-    for w in weights:
-        y = y * w
-    return y, (weights, x)
+    return functools.reduce(operator.mul, weights, x), (weights, x)
 
 
 def _product_backward(residuals: Any, dy: Any) -> Any:  # declared: not the true derivative
@@ -149,7 +135,6 @@ LEAVES = Rule(
     lambda tree: ([a * a for a in tree], tree),
     lambda tree, dys: ([2 * a * dy for a, dy in zip(tree, dys, strict=True)],),
     residuals=lambda y, tree: tree,
-    many=True,
 )
 BUMP = Rule(_bump, lambda xy, dy: (-2 * dy * xy[0] * xy[1],), residuals=lambda y, x: (x, y))
 PRODUCT = Rule(_product, _product_backward, residuals=lambda y, *given: given, captured=1)
@@ -158,25 +143,12 @@ TANH = Rule(_tanh, _tanh_backward, residuals=lambda y, *given: (*given, y), capt
 
 def _layers(h: Function) -> Function:
     """So many calls, each of its own function that closes over its own weight."""
-
-    def network(params: Any) -> Any:
-        weights, x = params
-        for w in weights:
-            x = h(w, x)
-        return x
-
-    return network
+    return lambda params: functools.reduce(lambda x, w: h(w, x), *params)
 
 
 def _chained(way: Way, count: int) -> Function:
     h = way(BUMP)
-
-    def chain(x: Any) -> Any:
-        for _ in range(count):
-            x = h(x)
-        return x
-
-    return chain
+    return lambda x: functools.reduce(lambda x, _: h(x), range(count), x)
 
 
 def _nested(way: Way, count: int) -> Function:
@@ -195,29 +167,25 @@ def _nested(way: Way, count: int) -> Function:
     return h
 
 
-def _number(count: int, dtype: Any) -> Any:
-    return (jnp.asarray(0.3, dtype),)
-
-
 def _numbers(count: int, dtype: Any) -> Any:
     return ([jnp.asarray(1 + i % 7 / 100, dtype) for i in range(count)],)
 
 
 def _both(count: int, dtype: Any) -> Any:
-    return ((*_numbers(count, dtype), *_number(count, dtype)),)
+    return ((*_numbers(count, dtype), *_scalar(count, dtype)),)
 
 
 def _growing(name: str, loss: Any, arguments: Function, most: int = 512) -> Workload:
     sizes = [1, 4], [1, 8, 64, most], [1, 8, 64, most]
     measures = "trace grad", "eager grad"
-    return Workload("growth", name, loss, arguments, sizes, measures, (EVERY, OURS))
+    return Workload(name, loss, arguments, sizes, measures, (EVERY, OURS), section="growth")
 
 
 GROWTH = (
     _growing("leaves", of(LEAVES, lambda h: lambda tree: h(tree)[0]), _numbers),
-    _growing("chained calls", _chained, _number),
+    _growing("chained calls", _chained, _scalar),
     # CPython 3.13 has a limit of its own for calls that lead through C, as those of JAX do.
-    _growing("nested calls", _nested, _number, 128),
+    _growing("nested calls", _nested, _scalar, 128),
     _growing("captured values", of(PRODUCT, _spread, how="undeclared"), _both),
     _growing("declared variables", of(PRODUCT, _spread), _both),
     _growing("layers that capture", of(TANH, _layers, how="undeclared"), _both),

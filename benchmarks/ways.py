@@ -22,10 +22,8 @@ EVERY = "hand-written, every order"
 JVP = "hand-written custom_jvp"
 TRANSPOSED = "custom_jvp that transposes"
 JAX = "jax.custom_gradient"
-EQUINOX = "equinox.filter_custom_vjp"
-NNX = "flax.nnx.custom_vjp"
 OPTAX = "optax's loss"
-PEERS = (PLAIN, HAND, EVERY, JAX, EQUINOX, NNX, OURS)
+PEERS = (PLAIN, HAND, EVERY, JAX, OURS)
 REFERENCE = {"forward": HAND, "grad": HAND, "second order": EVERY, "jvp": JVP, "hessian": JVP}
 
 Function = Callable[..., Any]
@@ -42,16 +40,15 @@ class Rule:
     push: Function | None = None  # (primals, tangents) -> (y, its tangent)
     captured: int = 0  # ours closes over so many arguments, the first ones,
     how: str = "declared"  # which are "declared", "undeclared" or those of a "method"
-    many: bool = False  # `y` is a list or a tuple
     written: Mapping[str, Function] = dataclasses.field(default_factory=dict)  # ways written out
 
     def value(self, *args: Any) -> Any:
-        return self.plain(*args) if self.plain else self.forward(*args)[0]
+        return self.forward(*args)[0]
 
     def pair(self, *args: Any) -> Any:
         """Return the value and the gradient function, as `tf.custom_gradient` takes them."""
         y, residuals = self.forward(*args)
-        return y, lambda *dys: self.backward(residuals, dys if self.many else dys[0])
+        return y, lambda *dys: self.backward(residuals, dys if isinstance(y, list) else dys[0])
 
 
 def by_hand(rule: Rule, every_order: bool = False) -> Function:
@@ -59,7 +56,7 @@ def by_hand(rule: Rule, every_order: bool = False) -> Function:
 
     That is right at every order where the forward rule calls the function itself.
     """
-    h = jax.custom_vjp(lambda *args: rule.forward(*args)[0])
+    h = jax.custom_vjp(rule.value)
     residuals = rule.residuals or (lambda y, *args: rule.forward(*args)[1])
 
     def forward(*args: Any) -> Any:
@@ -70,16 +67,12 @@ def by_hand(rule: Rule, every_order: bool = False) -> Function:
     return h
 
 
-def by_jvp(rule: Rule) -> Function:
-    """Return a `custom_jvp`; where the rule has no `push`, the backward pass is transposed."""
-    h = jax.custom_jvp(lambda *args: rule.forward(*args)[0])
+def by_jvp(rule: Rule, push: Function | None = None) -> Function:
+    """Return a `custom_jvp` with this tangent, or else with the transpose of the backward pass."""
 
-    @h.defjvp
-    def _push(primals: Any, tangents: Any) -> Any:
-        if rule.push:
-            return rule.push(primals, tangents)
+    def transposed(primals: Any, tangents: Any) -> Any:
         y, residuals = rule.forward(*primals)
-        moved = [i for i, t in enumerate(tangents) if jnp.result_type(t) != jax.dtypes.float0]
+        moved = [i for i, t in enumerate(tangents) if t.dtype != jax.dtypes.float0]
 
         def pull(dy: Any) -> Any:
             gradients = rule.backward(residuals, dy)
@@ -89,34 +82,23 @@ def by_jvp(rule: Rule) -> Function:
         linear = jax.linearize(pull, jax.tree.map(jnp.zeros_like, y))[1]
         return y, jax.linear_transpose(linear, y)([tangents[i] for i in moved])[0]
 
-    return h
-
-
-def by_equinox(rule: Rule) -> Function:
-    import equinox
-
-    h = equinox.filter_custom_vjp(lambda args: rule.forward(*args)[0])
-    h.def_fwd(lambda perturbed, args: rule.forward(*args))
-    h.def_bwd(lambda residuals, dy, perturbed, args: rule.backward(residuals, dy))
-    return lambda *args: h(args)
-
-
-def by_nnx(rule: Rule) -> Function:
-    from flax import nnx
-
-    h = nnx.custom_vjp(lambda *args: rule.forward(*args)[0])
-    # An upstream comes with what a graph node would be updated by.
-    h.defvjp(rule.forward, lambda residuals, given: rule.backward(residuals, given[1]))
+    h = jax.custom_jvp(rule.value)
+    h.defjvp(push or transposed)
     return h
 
 
 def ours(rule: Rule) -> Function:
     """Return the rule under `custom_gradient`, which closes over what the rule captures."""
-    n, forward = rule.captured, rule.forward
+    n = rule.captured
 
-    def gradients(residuals: Any, dys: Any) -> Any:
-        found = rule.backward(residuals, dys if rule.many else dys[0])
-        return found[n:], jax.tree.leaves(found[:n]) if rule.how == "undeclared" else found[:n]
+    def split(weights: Any, inputs: Any) -> Any:
+        y, pull = rule.pair(*weights, *inputs)
+
+        def gradients(*dys: Any, variables: Any) -> Any:
+            found = pull(*dys)
+            return found[n:], jax.tree.leaves(found[:n]) if rule.how == "undeclared" else found[:n]
+
+        return y, gradients
 
     class Layer:
         """A layer with its weights, which are no inputs of its method."""
@@ -126,18 +108,12 @@ def ours(rule: Rule) -> Function:
 
         @custom_gradient(variables=lambda self: self.weights)
         def __call__(self, *inputs: Any) -> Any:
-            y, residuals = forward(*self.weights, *inputs)
-            return y, lambda *dys, variables: gradients(residuals, dys)
+            return split(self.weights, inputs)
 
     def closing(*args: Any) -> Any:
         weights = args[:n]
-
-        @custom_gradient(variables=weights if rule.how == "declared" else None)
-        def h(*inputs: Any) -> Any:
-            y, residuals = forward(*weights, *inputs)
-            return y, lambda *dys, variables: gradients(residuals, dys)
-
-        return h(*args[n:])
+        declared = weights if rule.how == "declared" else None
+        return custom_gradient(lambda *x: split(weights, x), variables=declared)(*args[n:])
 
     if not n:
         return custom_gradient(rule.pair)
@@ -145,15 +121,13 @@ def ours(rule: Rule) -> Function:
 
 
 WAYS: dict[str, Callable[[Rule], Function]] = {
-    PLAIN: lambda rule: rule.value,
-    CHECKPOINT: lambda rule: jax.checkpoint(rule.value),
+    PLAIN: lambda rule: rule.plain or rule.value,
+    CHECKPOINT: lambda rule: jax.checkpoint(rule.plain or rule.value),
     HAND: by_hand,
     EVERY: lambda rule: by_hand(rule, every_order=True),
-    JVP: by_jvp,
-    TRANSPOSED: lambda rule: by_jvp(dataclasses.replace(rule, push=None)),
+    JVP: lambda rule: by_jvp(rule, rule.push),
+    TRANSPOSED: by_jvp,
     JAX: lambda rule: jax.custom_gradient(rule.pair),
-    EQUINOX: by_equinox,
-    NNX: by_nnx,
     OURS: ours,
     BOTH: ours,
 }
@@ -169,8 +143,8 @@ class Way(NamedTuple):
 
     @property
     def inner(self) -> "Way":
-        """The way for rules inside of `block`."""
-        return Way({CHECKPOINT: PLAIN, BOTH: OURS}.get(self.name, self.name))
+        """The way for rules inside of `block`, of which nothing is kept anyway."""
+        return Way(PLAIN) if self.name == CHECKPOINT else self
 
     def block(self, f: Function) -> Function:
         """Return a layer, or the body of a loop, as this way has it."""

@@ -12,6 +12,7 @@ Where a size is a list of sizes, each measure is taken at each of them: the grow
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,21 +20,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import machine
 from benchmarks.results import OURS, Group
-from benchmarks.timing import SIZES, race, reason
+from benchmarks.timing import SIZES, race
 from benchmarks.ways import CHECKPOINT, HAND, JVP, PLAIN, REFERENCE, TRANSPOSED, Function, Rule, Way
 
 COUNTS = {"flops": "flops", "bytes accessed": "bytes", "temp memory": "bytes"}
 # Compiles in half the time on a CPU, to machine code that is slow: the program and its counts are
 # the same.
 UNOPTIMIZED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+COPY, PRODUCT = "share of copy bandwidth", "share of matmul rate"
 TOLERANCE = 1e-9  # in float64, relative to the largest entry
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Workload:
-    section: str
     name: str
     loss: Callable[[Way, Any], Function]  # (way, size) -> loss(params, *data)
     arguments: Callable[[Any, Any], tuple[Any, ...]]  # (size, dtype) -> (params, *data)
@@ -41,26 +41,24 @@ class Workload:
     measures: tuple[str, ...] = ("run grad", "program grad", "program second order", "program jvp")
     ways: tuple[str, ...] = (PLAIN, CHECKPOINT, HAND, OURS)  # of what is no other derivative
     step: Callable[[Function], Function] | None = None  # loss -> what is timed, if not its gradient
-    big: bool = False  # on a CPU compiled, but not run
-    traffic: Function | None = None  # arguments -> bytes that a gradient must read and write
-    work: Function | None = None  # arguments -> operations of its matrix products
-    note: str = ""
+    section: str = "workloads"
+    limit: tuple[str, Function] | None = None  # the share of what, and arguments -> how much of it
 
     def contestants(self, mode: str) -> tuple[str, ...]:
         if mode in ("forward", "grad"):
             return self.ways
-        also = (JVP if mode == "second order" else TRANSPOSED,) if JVP in self.ways else ()
-        return (PLAIN, REFERENCE[mode], *also, OURS)
+        both = (JVP, TRANSPOSED) if JVP in self.ways else ()
+        return tuple(dict.fromkeys((PLAIN, REFERENCE[mode], *both, OURS)))
 
-    def function(self, mode: str, way: str, size: Any, step: bool = True) -> Function:
+    def function(self, mode: str, way: str, size: Any) -> Function:
         """Return what is measured, as a function of the arguments."""
         loss = self.loss(Way(way), size)
-        return self.step(loss) if self.step and step and mode == "grad" else derivative(mode, loss)
+        return self.step(loss) if self.step and mode == "grad" else derivative(mode, loss)
 
     def compiled(self, mode: str, way: str, size: Any) -> Any:
         """Compile, for arguments of which only the shapes are known."""
         args = jax.eval_shape(lambda: self.arguments(size, jnp.float32))
-        return _jit(self.function(mode, way, size)).lower(*args).compile()
+        return jit(self.function(mode, way, size), run=False).lower(*args).compile()
 
 
 def derivative(mode: str, f: Function) -> Function:
@@ -70,14 +68,11 @@ def derivative(mode: str, f: Function) -> Function:
     def total(*args: Any) -> Any:
         return sum(jnp.sum(g) for g in jax.tree.leaves(gradient(*args)[1]))
 
-    def pushed(params: Any, *data: Any) -> Any:
-        return jax.jvp(lambda params: f(params, *data), (params,), (params,))
-
     return {
         "forward": f,
         "grad": gradient,
         "second order": jax.grad(total),
-        "jvp": pushed,
+        "jvp": lambda params, *data: jax.jvp(lambda p: f(p, *data), (params,), (params,)),
         "hessian": jax.hessian(f),
     }[mode]
 
@@ -92,42 +87,30 @@ def normal(seed: int, shape: tuple[int, ...], dtype: Any, scale: float = 1.0) ->
     return jax.random.normal(jax.random.key(seed), shape, dtype) * jnp.asarray(scale, dtype)
 
 
-def _jit(f: Function, fast: bool = True) -> Function:
-    on_cpu = jax.default_backend() == "cpu"
-    return jax.jit(f, compiler_options=UNOPTIMIZED if fast and on_cpu else None)
+def jit(f: Function, run: bool) -> Function:
+    """Compile `f`, with all optimizations only where it will run."""
+    slow = not run and jax.default_backend() == "cpu"
+    return jax.jit(f, compiler_options=UNOPTIMIZED if slow else None)
 
 
-def check(workload: Workload) -> tuple[dict[str, float], dict[tuple[str, str], str]]:
-    """Return the largest relative error of each contestant in float64, and who cannot.
-
-    Raise where one is wrong, or where ours has no value or no gradient.
-    """
-    errors: dict[str, float] = {}
-    failures: dict[tuple[str, str], str] = {}
+def check(workload: Workload) -> dict[str, float]:
+    """Return the largest relative error of each contestant in float64; raise where one is wrong."""
+    errors = dict.fromkeys(workload.ways, 0.0)
     size = workload.sizes[0][-1] if isinstance(workload.sizes[0], list) else workload.sizes[0]
-    before = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", True)
-    try:
+    gradients = dataclasses.replace(workload, step=None)
+    with jax.enable_x64(True):
         args = workload.arguments(size, jnp.float64)
         for mode in dict.fromkeys(m.partition(" ")[2] for m in workload.measures):
             expected = None
             for way in workload.contestants(mode):
-                try:
-                    found = _jit(workload.function(mode, way, size, step=False))(*args)
-                except Exception as error:
-                    if way == OURS and mode in ("forward", "grad"):
-                        raise
-                    failures[mode, way] = reason(error)
-                    continue
+                found = jit(gradients.function(mode, way, size), run=False)(*args)
                 got = [np.asarray(x) for x in jax.tree.leaves(found)]
                 expected = expected or got
                 error = max(map(_error, got, expected))
                 if not error < TOLERANCE:
                     raise AssertionError(f"{workload.name}, {mode}, {way}: error {error:.1e}")
                 errors[way] = max(error, errors.get(way, 0.0))
-    finally:
-        jax.config.update("jax_enable_x64", before)
-    return errors, failures
+    return errors
 
 
 def _error(got: Any, expected: Any) -> float:
@@ -138,41 +121,23 @@ def _error(got: Any, expected: Any) -> float:
 
 def measure(workload: Workload, size: str) -> list[Group]:
     """Check a workload, then take every measure at one of `SIZES`, or at each of its sizes."""
-    errors, failures = check(workload)
+    errors = check(workload)
     groups = [Group(workload.section, workload.name, "error in float64", "relative", errors)]
     chosen = workload.sizes[SIZES.index(size)]
     for what in workload.measures:
-        how, _, mode = what.partition(" ")
-        failed = {way: why for (m, way), why in failures.items() if m == mode}
         if isinstance(chosen, list):
-            points = [_race(workload, what, size, n, failed, f" at {n}") for n in chosen]
+            points = [_race(workload, what, size, n, f" at {n}") for n in chosen]
             groups += [*points, _slope(points, what, chosen)]
-        elif how == "program":
-            groups += _programs(workload, mode, chosen, failed)
-        elif not (workload.big and size == "cpu"):
-            groups.append(_race(workload, what, size, chosen, failed))
-            groups += _shares(workload, groups[-1], size, chosen) if what == "run grad" else []
+        elif what.startswith("program "):
+            groups += _programs(workload, what.removeprefix("program "), chosen)
+        else:
+            groups.append(_race(workload, what, size, chosen))
+            if what == "run grad" and workload.limit:
+                groups.append(_share(workload, groups[-1], size, chosen))
     return groups
 
 
-def _shares(workload: Workload, run: Group, size: str, chosen: Any) -> list[Group]:
-    """Return how near the contestants come to what the machine can do."""
-    args, groups = workload.arguments(chosen, jnp.float32), []
-    for measure, least, best in (
-        ("share of copy bandwidth", workload.traffic, machine.bandwidth),
-        ("share of matmul rate", workload.work, machine.product_rate),
-    ):
-        if least is not None:
-            amount, rate = least(*args), best(size, jax.tree.leaves(args)[0].dtype)
-            shares = {way: 100 * amount / t / rate for way, t in run.values.items()}
-            note = f"{amount / 1e9:.3g} G at least, of {rate / 1e9:.3g} G a second"
-            groups.append(Group(run.section, run.case, measure, "%", shares, note=note))
-    return groups
-
-
-def _race(
-    workload: Workload, what: str, size: str, chosen: Any, failed: dict[str, str], at: str = ""
-) -> Group:
+def _race(workload: Workload, what: str, size: str, chosen: Any, at: str = "") -> Group:
     how, _, mode = what.partition(" ")
     args = workload.arguments(chosen, jnp.float32)
 
@@ -180,33 +145,48 @@ def _race(
         f = workload.function(mode, way, chosen)
         if how == "trace":
             return lambda: jax.jit(lambda *a: f(*a)).trace(*args)
-        f = _jit(f, fast=size == "toy") if how == "run" else f
+        f = jit(f, run=size != "toy") if how == "run" else f
         return lambda: f(*args)
 
-    calls = {way: call(way) for way in workload.contestants(mode) if way not in failed}
-    rounds = (3 if workload.step else 5, 50) if at or how == "run" else (9, 300)
-    found = race(calls, OURS, size, 3 if how == "run" else 1, rounds)
-    found["failures"] |= failed
-    return Group(workload.section, workload.name, what + at, "s", note=workload.note, **found)
+    calls = {way: call(way) for way in workload.contestants(mode)}
+    found = race(calls, OURS, size, seconds=3 if how == "run" else 1)
+    return Group(workload.section, workload.name, what + at, "s", **found)
 
 
 def _slope(points: list[Group], what: str, sizes: list[int]) -> Group:
     """Return what one more leaf, call, ... costs, between the two largest sizes."""
     (small, large), (m, n) = (g.values for g in points[-2:]), sizes[-2:]
     slopes = {way: (large[way] - small[way]) / (n - m) for way in large}
-    section, case, _ = points[-1].key
-    return Group.counted(section, case, f"{what}, slope", "s", slopes, note=f"from {m} to {n}")
+    return Group(*points[-1].key[:2], f"{what}, slope", "s", slopes)
 
 
-def _programs(workload: Workload, mode: str, chosen: Any, failed: dict[str, str]) -> list[Group]:
+def _share(workload: Workload, run: Group, size: str, chosen: Any) -> Group:
+    """Return how near the contestants come to what the machine can do."""
+    what, least = workload.limit
+    seconds = least(*workload.arguments(chosen, jnp.float32)) / rate(what, size)
+    return Group(*run.key[:2], what, "%", {way: 100 * seconds / t for way, t in run.values.items()})
+
+
+@functools.cache
+def rate(what: str, size: str) -> float:
+    """Return the bytes a second that this machine copies, or the operations of a large product."""
+    if what == COPY:
+        numbers = jnp.ones(1 << {"toy": 18, "cpu": 26, "gpu": 28}[size])
+        f, args, amount = jnp.negative, (numbers,), 2 * numbers.nbytes
+    else:
+        n = {"toy": 256, "cpu": 2048, "gpu": 8192}[size]
+        f, args, amount = jnp.matmul, (jnp.ones((n, n)),) * 2, 2 * n**3
+    run = jax.jit(f)
+    return amount / race({OURS: lambda: run(*args)}, OURS, size)["values"][OURS]
+
+
+def _programs(workload: Workload, mode: str, chosen: Any) -> list[Group]:
     """Compile each contestant and return what the compiler says."""
-    names = [way for way in workload.contestants(mode) if way not in failed]
-    found = {way: counts(workload, way, chosen, mode) for way in names if OURS in names}
-    groups = []
+    found = {way: counts(workload, way, chosen, mode) for way in workload.contestants(mode)}
+    key, groups = (workload.section, workload.name), []
     for measure, unit in COUNTS.items():
         values = {way: numbers[measure] for way, numbers in found.items()}
-        key = workload.section, workload.name, f"{measure}, {mode}"
-        groups.append(Group.counted(*key, unit, values, failures=failed))
+        groups.append(Group(*key, f"{measure}, {mode}", unit, values))
     return groups
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import child, compare, frameworks, real, report, rules, tiny
+from benchmarks import child, compare, frameworks, networks, report, rules, tiny
 from benchmarks import workload as w
 from benchmarks.__main__ import main
 from benchmarks.results import OURS, Group, Results
@@ -22,7 +22,7 @@ from benchmarks.ways import EVERY, HAND, JVP, PLAIN, TRANSPOSED, Way
 
 pytestmark = pytest.mark.deep
 
-WORKLOADS = {each.name: each for each in real.WORKLOADS}
+WORKLOADS = {each.name: each for each in networks.WORKLOADS}
 TINY = {f"{each.section}, {each.name}": each for each in (*tiny.OVERHEAD, *tiny.GROWTH)}
 
 
@@ -62,16 +62,15 @@ def test_counts_tell_programs_apart():
 
 @pytest.mark.parametrize("name", TINY)
 def test_contestants_agree(name):
-    errors, failures = w.check(TINY[name])
+    errors = w.check(TINY[name])
     assert errors[OURS] < 1e-12
-    assert OURS not in {way for _, way in failures}
     assert jax.config.jax_enable_x64 is False
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_contestants_agree_on_workloads(name):
-    errors, _ = w.check(WORKLOADS[name])
+    errors = w.check(WORKLOADS[name])
     assert errors[OURS] < w.TOLERANCE and errors[HAND] < w.TOLERANCE
 
 
@@ -83,7 +82,7 @@ def test_check_refuses_wrong_rule():
     wrong = Way(OURS)(dataclasses.replace(rules.RMSNORM, backward=twice_too_large))
     rule = dataclasses.replace(rules.RMSNORM, written={OURS: wrong})
     workload = dataclasses.replace(
-        right, loss=lambda way, size: lambda params, t: (way(rule)(*params[::-1]) * t).sum()
+        right, loss=lambda way, size: lambda params, t: (way(rule)(*params) * t).sum()
     )
     with pytest.raises(AssertionError, match=r"RMSNorm, grad, tfgrad_jax: error 1\.0e\+00"):
         w.check(workload)
@@ -108,13 +107,13 @@ def test_transposed_rule_is_the_tangent():
 
 
 def test_gpt_has_the_parameters_of_gpt_2_small():
-    params, *_ = jax.eval_shape(lambda: real.gpt_arguments(real.WHOLE, jnp.float32))
+    params, *_ = jax.eval_shape(lambda: networks.GPT.arguments(networks.WHOLE, jnp.float32))
     assert sum(p.size for p in jax.tree.leaves(params)) == pytest.approx(124e6, rel=0.01)
 
 
 @pytest.mark.slow
 def test_largest_batch_is_larger_with_custom_gradients():
-    (group,) = real.largest_batch("toy")
+    (group,) = networks.largest_batch("toy")
     assert group.values[OURS] > group.values[PLAIN] > 0
 
 
@@ -148,26 +147,30 @@ def test_quick_run_writes_json_and_report_draws_it(tmp_path, capsys, monkeypatch
 
 
 def test_only_keeps_what_was_measured_before(tmp_path):
+    pytest.importorskip("tqdm")
     results = Results.here(quick=True)
-    results.add([Group.counted("growth", "leaves", "x", "s", {OURS: 1.0, HAND: 2.0})])
+    results.add([Group("growth", "leaves", "x", "s", {OURS: 1.0, HAND: 2.0})])
     results.save(tmp_path / f"{results.name}.json")
-    assert main(["--quick", "--only", "machine/before", "--out", str(tmp_path)]) == 0
+    assert main(["--quick", "--only", "growth/nested", "--out", str(tmp_path)]) == 0
     kept = Results.load(tmp_path / f"{results.name}.json")
     assert kept.ratio("growth", "leaves", "x", HAND) == 0.5
-    assert kept.find("machine", "before", "bandwidth")
+    assert kept.find("growth", "nested calls", "trace grad at 4")
 
 
 def test_part_that_fails_does_not_end_the_run(monkeypatch, capsys):
-    def fail(*_):
-        raise ValueError("no such machine")
+    pytest.importorskip("tqdm")
 
-    monkeypatch.setattr("benchmarks.machine.measure", fail)
-    assert main(["--quick", "--only", "machine/before"]) == 1
-    assert "machine/before failed: ValueError: no such machine" in capsys.readouterr().err
+    def fail(*_):
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr("benchmarks.frameworks.measure", fail)
+    assert main(["--quick", "--only", "frameworks"]) == 1
+    assert "frameworks/log1pexp failed: ValueError: no such thing" in capsys.readouterr().err
 
 
 def test_unknown_part_is_an_error(capsys):
-    assert main(["--quick", "--only", "no such part"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["--quick", "--only", "no such part"])
     assert "no such part" in capsys.readouterr().err
 
 
@@ -175,9 +178,8 @@ def test_list_names_all_sections(capsys):
     assert main(["--list"]) == 0
     sections = [line.partition("/")[0] for line in capsys.readouterr().out.split("\n") if line]
     assert list(dict.fromkeys(sections)) == [
-        "machine", "overhead", "growth", "workloads", "checks", "distributed", "frameworks",
+        "overhead", "growth", "workloads", "checks", "distributed", "frameworks",
     ]  # fmt: skip
-    assert sections[0] == sections[-1] == "machine"
 
 
 def a_run(ratio, temp=100.0, spread=0.01):
@@ -188,7 +190,7 @@ def a_run(ratio, temp=100.0, spread=0.01):
     fields = {"ratios": ratios, "ratio_quartiles": quartiles, "samples": 100}
     results.add([Group("overhead", "inputs only", "eager jvp", "s", values, **fields)])
     programs = {OURS: temp, HAND: 100.0}
-    results.add([Group.counted("workloads", "RMSNorm", "temp memory, grad", "bytes", programs)])
+    results.add([Group("workloads", "RMSNorm", "temp memory, grad", "bytes", programs)])
     return results
 
 
@@ -228,7 +230,7 @@ def test_glance_draws_what_is_measured_and_its_texts_fit():
     results = a_run(2.5)
     assert len(figures.glance(results).axes) == 1
     programs = {OURS: 90e6, PLAIN: 100e6, HAND: 90e6}
-    results.add([Group.counted("workloads", "RMSNorm", "temp memory, grad", "bytes", programs)])
+    results.add([Group("workloads", "RMSNorm", "temp memory, grad", "bytes", programs)])
     batches = {PLAIN: 7.0, OURS: 11.0}
     results.add([Group("workloads", "GPT-2", "largest batch", "sequences", batches)])
     with figures.mpl.rc_context(figures.STYLE):
@@ -249,7 +251,7 @@ def test_race_reports_who_cannot_run():
 
     calls = []
     contestants = {OURS: lambda: jnp.zeros(()), HAND: lambda: calls.append(1), PLAIN: fails}
-    measured = race(contestants, OURS, seconds=0, rounds=(3, 3))
+    measured = race(contestants, OURS, "cpu", rounds=3)
     assert measured["failures"] == {PLAIN: "TypeError: no such thing"}
     assert measured["values"].keys() == measured["quartiles"].keys() == {OURS, HAND, CONTROL}
     assert measured["ratios"].keys() == {HAND, CONTROL}
@@ -257,7 +259,7 @@ def test_race_reports_who_cannot_run():
     assert measured["samples"] == 3 and low <= measured["values"][OURS] <= high
     assert len(calls) >= 2 + 3  # a warm-up, one to size the samples, and the three
     with pytest.raises(TypeError, match="no such thing"):
-        race({OURS: fails}, OURS)
+        race({OURS: fails}, OURS, "cpu")
 
 
 # --- other processes, other frameworks ------------------------------------------------------------
@@ -287,9 +289,8 @@ def test_checks_report_time_and_memory():
     assert memory.values[child.CHECK] > 0
 
 
-@pytest.mark.parametrize("case", frameworks.CASES)
-def test_other_frameworks_are_optional(case):
-    (group,) = frameworks.measure(case, "toy")
+def test_other_frameworks_are_optional():
+    (group,) = frameworks.measure("toy")
     assert frameworks.OURS_JIT in group.values
     for framework, module in {"tensorflow": "tensorflow", "torch": "torch"}.items():
         if importlib.util.find_spec(module) is None:

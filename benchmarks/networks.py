@@ -1,9 +1,10 @@
-"""Workloads at the sizes that people run: what a custom gradient saves, in time and memory.
+"""Networks at the sizes that people train: what custom gradients save, in time and memory.
 
-`WORKLOADS` are measured by `workload.measure`, as the tiny ones are. `largest_batch` asks the
+`WORKLOADS`, with those of `rules.py`, are measured by `workload.measure`. `largest_batch` asks the
 compiler how many sequences a training step of GPT-2 can take.
 """
 
+import bisect
 import functools
 import itertools
 from typing import Any, NamedTuple
@@ -13,46 +14,41 @@ import jax.numpy as jnp
 
 from benchmarks import rules
 from benchmarks.results import OURS, Group
-from benchmarks.tiny import LOG1PEXP
-from benchmarks.ways import BOTH, CHECKPOINT, HAND, OPTAX, PLAIN, Function, Way
-from benchmarks.workload import Workload, normal, of
-
-RUN = ("run grad", "program grad")
+from benchmarks.ways import BOTH, CHECKPOINT, HAND, OPTAX, PLAIN, Function, Rule, Way
+from benchmarks.workload import Workload, normal
 
 
-# --- one rule -------------------------------------------------------------------------------------
+def _with_gradient_of(smooth: Any, value: Any) -> Any:
+    return smooth + jax.lax.stop_gradient(value - smooth)
 
 
-def _norm(shape: Any, dtype: Any) -> Any:
-    return (normal(0, shape, dtype), normal(1, shape[-1:], dtype)), normal(2, shape, dtype)
+# --- quantization-aware training: four bits, with learned step sizes (LSQ) ------------------------
 
 
-def _qkv(shape: Any, dtype: Any) -> Any:
-    return (tuple(normal(seed, shape, dtype) for seed in range(3)),)
+def _quantize(s: Any, x: Any) -> Any:
+    return jnp.clip(jnp.round(x / s), -8, 7) * s, (s, x)
 
 
-def _tokens(shape: Any, dtype: Any) -> Any:
-    tokens, width, words, *given = shape
-    dtype = given[0] if given and dtype == jnp.float32 else dtype
-    params = normal(0, (tokens, width), dtype), normal(1, (width, words), dtype, width**-0.5)
-    return params, jnp.arange(tokens) * 7919 % words
+def _quantize_backward(residuals: Any, dy: Any) -> Any:
+    s, x = residuals
+    v = x / s
+    inside = (v > -8) & (v < 7)
+    ds = jnp.where(inside, jnp.round(v) - v, jnp.clip(v, -8, 7))
+    return (dy * ds).sum() * (x.size * 7) ** -0.5, jnp.where(inside, dy, 0)
 
 
-def _implicit(shape: Any, dtype: Any) -> Any:
-    # Norm about 0.4: the iteration has converged to float64 precision after 40 steps.
-    width = shape[1]
-    return ((normal(0, (width, width), dtype, 0.2 * width**-0.5), normal(1, shape, dtype)),)
+def _quantize_plain(s: Any, x: Any) -> Any:
+    s = _with_gradient_of(s * (x.size * 7) ** -0.5, s)
+    v = jnp.clip(x / s, -8, 7)
+    return _with_gradient_of(v, jnp.round(v)) * s
 
 
-CROSS_ENTROPY = of(rules.CROSS_ENTROPY, lambda h: lambda params, labels: h(*params[::-1], labels))
-
-
-# --- quantization-aware training ------------------------------------------------------------------
+LSQ = Rule(_quantize, _quantize_backward, _quantize_plain, captured=1)
 
 
 def _lsq(way: Way, size: Any) -> Function:
-    """Three layers whose weights and activations have four bits, with learned step sizes."""
-    quantize = way(rules.LSQ)
+    """Three layers whose weights and activations are quantized."""
+    quantize = way(LSQ)
 
     def loss(params: Any, x: Any, labels: Any) -> Any:
         for w, w_step, x_step in params:
@@ -72,12 +68,18 @@ def _lsq_arguments(shape: Any, dtype: Any) -> Any:
     return params, normal(9, (batch, width), dtype), jnp.arange(batch) % 16
 
 
-# --- a spiking network ----------------------------------------------------------------------------
+# --- a spiking network: a spike is a step, with the gradient of x / (1 + 10 |x|) ------------------
+
+SPIKE = Rule(
+    lambda x: ((x > 0).astype(x.dtype), x),
+    lambda x, dy: (dy / (1 + 10 * jnp.abs(x)) ** 2,),
+    plain=lambda x: _with_gradient_of(x / (1 + 10 * jnp.abs(x)), (x > 0).astype(x.dtype)),
+)
 
 
 def _spiking(way: Way, size: Any) -> Function:
     """Leaky integrate-and-fire neurons with a surrogate gradient."""
-    spike = way.inner(rules.SPIKE)
+    spike = way.inner(SPIKE)
 
     def loss(weights: Any, inputs: Any, targets: Any) -> Any:
         w_in, w_back, w_out = weights
@@ -97,12 +99,13 @@ def _spiking(way: Way, size: Any) -> Function:
 
 def _spiking_arguments(shape: Any, dtype: Any) -> Any:
     steps, batch, width = shape
-    scale = width**-0.5
-    weights = tuple(normal(i, (width, width), dtype, scale) for i in range(3))
+    weights = tuple(normal(i, (width, width), dtype, width**-0.5) for i in range(3))
     return weights, abs(normal(3, (steps, batch, width), dtype)), normal(4, (batch, width), dtype)
 
 
 # --- a training step of GPT-2 ---------------------------------------------------------------------
+
+GELU = Rule(lambda x: (jax.nn.gelu(x), x), lambda x, dy: jax.vjp(jax.nn.gelu, x)[1](dy))
 
 
 class Shape(NamedTuple):
@@ -115,9 +118,13 @@ class Shape(NamedTuple):
     dtype: Any = None  # of activations, if not that of the parameters
 
 
-def gpt(way: Way, shape: Shape) -> Function:
+TOY = Shape(2, 2, 8, 16, 2, 32)
+WHOLE = Shape(12, 8, 1024, dtype=jnp.bfloat16)
+
+
+def _gpt(way: Way, shape: Shape) -> Function:
     """RMSNorm, activation, attention and loss are rules; embedding and head share weights."""
-    norm, gelu = way.inner(rules.RMSNORM), way.inner(rules.GELU)
+    norm, gelu = way.inner(rules.RMSNORM), way.inner(GELU)
     attention, fused_loss = way.inner(rules.ATTENTION), way(rules.CROSS_ENTROPY)
 
     def block(x: Any, p: Any) -> Any:
@@ -141,7 +148,7 @@ def gpt(way: Way, shape: Shape) -> Function:
     return loss
 
 
-def gpt_arguments(shape: Shape, dtype: Any) -> Any:
+def _gpt_arguments(shape: Shape, dtype: Any) -> Any:
     n, width, scale = shape.layers, shape.width, 0.02
     params = {
         "words": normal(0, (shape.words, width), dtype, scale),
@@ -159,7 +166,7 @@ def gpt_arguments(shape: Shape, dtype: Any) -> Any:
     return params, words, jnp.roll(words, -1, 1)
 
 
-def adam_step(loss: Function) -> Function:
+def _adam_step(loss: Function) -> Function:
     import optax
 
     optimizer = optax.adam(1e-4)
@@ -173,65 +180,19 @@ def adam_step(loss: Function) -> Function:
     return update
 
 
-TOY = Shape(2, 2, 8, 16, 2, 32)
-WHOLE = Shape(12, 8, 1024, dtype=jnp.bfloat16)
-LARGE = (8192, 4096, 128256, jnp.bfloat16)
 GPT = Workload(
-    "workloads", "GPT-2 training step", gpt, gpt_arguments,
-    (TOY, Shape(2, 2, 512), WHOLE), (*RUN, "program jvp"),
-    (PLAIN, CHECKPOINT, OPTAX, HAND, BOTH, OURS),
-    step=adam_step, note="2 of its 12 layers on a CPU; ours closes over scales and embedding",
+    "GPT-2 training step", _gpt, _gpt_arguments, (TOY, Shape(2, 2, 512), WHOLE),
+    (*rules.RUN, "program jvp"), (PLAIN, CHECKPOINT, OPTAX, HAND, BOTH, OURS), step=_adam_step,
 )  # fmt: skip
 WORKLOADS = (
+    *rules.WORKLOADS,
     Workload(
-        "workloads", "log1pexp", of(LOG1PEXP, lambda h: lambda x: h(x).sum()),
-        lambda shape, dtype: (normal(0, shape, dtype),), ((256,), (1 << 25,), (1 << 28,)),
-        traffic=lambda x: 2 * x.nbytes,  # read x, write its gradient
+        "LSQ training", _lsq,
+        _lsq_arguments, ((8, 16), (4096, 512), (32768, 4096)), rules.RUN,
     ),
     Workload(
-        "workloads", "RMSNorm",
-        of(rules.RMSNORM, lambda h: lambda params, t: (h(*params[::-1]) * t).sum()),
-        _norm, ((8, 32), (1 << 14, 1024), (1 << 16, 4096)),
-        traffic=lambda params, t: 3 * t.nbytes,  # read x and t, write the gradient of x
-    ),
-    Workload(
-        "workloads", "attention, recomputed",
-        of(rules.ATTENTION, lambda h: lambda qkv: (h(*qkv) ** 2).mean()),
-        _qkv, ((2, 256, 4), (4, 2048, 64), (32, 8192, 128)),
-        work=lambda qkv: 7 * 2 * qkv[0].size * qkv[0].shape[1],
-    ),
-    Workload(
-        "workloads", "cross-entropy", CROSS_ENTROPY,
-        _tokens, ((512, 8, 32), (2048, 256, 16384), (8192, 1024, 50257)),
-        work=lambda params, labels: 3 * 2 * params[0].size * params[1].shape[1],
-        note="ours closes over the weights (declared)",
-    ),
-    Workload(
-        "workloads", "cross-entropy of a large model", CROSS_ENTROPY,
-        _tokens, ((512, 8, 32), LARGE, LARGE), RUN, big=True,
-        note="ours closes over the weights (declared)",
-    ),
-    Workload(
-        "workloads", "implicit layer",
-        of(rules.IMPLICIT, lambda h: lambda params: (h(*params) ** 2).mean()),
-        _implicit, ((4, 8), (1024, 256), (8192, 2048)),
-        note=f"{rules.ITERATIONS} iterations in either direction; ours closes over w (declared)",
-    ),
-    Workload(
-        "workloads", "LSQ training", _lsq,
-        _lsq_arguments, ((8, 16), (4096, 512), (32768, 4096)), RUN,
-        note="gradients for weights and step sizes; ours closes over the steps (declared)",
-    ),
-    Workload(
-        "workloads", "spiking network, 1,000 steps", _spiking,
+        "spiking network, 1,000 steps", _spiking,
         _spiking_arguments, ((10, 2, 8), (1000, 32, 128), (1000, 256, 1024)),
-    ),
-    Workload(
-        "workloads", "Pallas kernel pair",
-        of(rules.PALLAS, lambda h: lambda params: (h(*params) ** 2).mean()),
-        lambda shape, dtype: (tuple(normal(seed, shape, dtype) for seed in range(2)),),
-        ((8, 16), (512, 256), (1 << 15, 1024)), RUN,
-        note="interpreted on a CPU: its time there says nothing",
     ),
     GPT,
 )  # fmt: skip
@@ -239,13 +200,12 @@ WORKLOADS = (
 
 def largest_batch(size: str) -> list[Group]:
     """Ask the compiler how many sequences a step of the whole model can take."""
-    shape, budget = TOY, 1e6
+    shape, budget, sizes = TOY, 1e6, range(1, 32)
     if size != "toy":
-        device = jax.devices()[0].memory_stats() or {}
-        budget = device.get("bytes_limit", 16e9)
+        budget = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 16e9)
         shape = WHOLE if size == "gpu" else WHOLE._replace(dtype=None)
+        sizes = range(1, 1024)
 
-    @functools.cache
     def needed(way: str, batch: int) -> float:
         m = GPT.compiled("grad", way, shape._replace(batch=batch)).memory_analysis()
         operands = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
@@ -253,16 +213,6 @@ def largest_batch(size: str) -> list[Group]:
 
     batches = {}
     for way in (PLAIN, OURS) if size == "toy" else GPT.ways:
-        low, high = 2, 4
-        for _ in range(2):  # the memory is about linear in the batch
-            slope = (needed(way, high) - needed(way, low)) / (high - low)
-            guess = max(1, int(low + (budget - needed(way, low)) / slope))
-            if guess != high:
-                low, high = high, guess
-        while high and needed(way, high) > budget:
-            high -= 1
-        while needed(way, high + 1) <= budget:
-            high += 1
-        batches[way] = float(high)
+        batches[way] = bisect.bisect(sizes, budget, key=functools.partial(needed, way))
     note = f"of {shape.length} tokens, {shape.layers} layers, in {budget / 1e9:.3g} GB, not run"
     return [Group("workloads", GPT.name, "largest batch", "sequences", batches, note=note)]
