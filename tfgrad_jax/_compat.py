@@ -161,11 +161,14 @@ def below(primals: Sequence[Any]) -> Any:
 def is_reverse(values: Sequence[Any]) -> bool:
     """Return whether values are differentiated now, and in reverse mode alone.
 
-    JAX knows it from 0.10 on. Where names are missing, it is not known.
+    JAX knows it from 0.10 on; where names are missing, it is not known. JAX's new `custom_vjp`
+    would stage what runs eagerly.
     """
     trace = _current_trace and _current_trace(())
     pair = getattr(trace, "to_primal_tangent_pair", None)
     if pair is None or not getattr(trace, "is_vjp", False):
+        return False
+    if getattr(jax.config, "jax_custom_vjp3", False):
         return False
     return any(pair(v)[0] is not v for v in values)
 

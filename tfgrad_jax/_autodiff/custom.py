@@ -3,9 +3,11 @@
 `differentiable` returns what runs a program (`program.py`), a custom_jvp over a custom_vjp:
 
     not differentiated    primal
-    differentiated        jvp: `Program.forward`, then `push` of the tangents; reverse mode
+    by `grad` or `vjp`,   forward and backward of the custom_vjp: `Program.forward`, then the rule
+    directly
+    otherwise             jvp: `Program.forward`, then `push` of the tangents; reverse mode
                           transposes that, which runs the rule
-    where JAX drops a     forward and backward: `Program.forward`, then the rule
+    where JAX drops a     forward and backward, again
     custom_jvp
 
 `forward` returns `attach(y, operands, rule)`, not `y`: the identity on `y` whose derivative
@@ -108,6 +110,7 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
     both.defjvp(_named(jvp, name), symbolic_zeros=may_refuse)
     if may_refuse:
         return both
+    # JAX linearizes a custom_jvp, and only notes a custom_vjp.
     return lambda program, *operands: (pair if is_reverse(operands) else both)(program, *operands)
 
 
