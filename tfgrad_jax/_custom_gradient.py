@@ -158,7 +158,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             y, _ = checked_pair(self._f, self._f(*bound_to, *args))
             return checked_outputs(self._f, y)
         call = self._call_of(bound_to, args, kwargs, signature)
-        return call.value(()) if is_idle() else run(call, self._name)
+        return call.value(call.operands) if is_idle() else run(call, self._name)
 
     def _call_of(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature

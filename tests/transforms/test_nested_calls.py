@@ -32,6 +32,7 @@ twice.defjvp(lambda primals, tangents: (twice(*primals), 2 * tangents[0]))
 # How a function calls the one below it.
 CALLS = {
     "directly": lambda h, x: h(x),
+    "by name": lambda h, x: h(x=x),
     "jit": lambda h, x: jax.jit(h)(x),
     "checkpoint": lambda h, x: jax.checkpoint(h)(x),
     "vmap": lambda h, x: jnp.sum(jax.vmap(h)(jnp.stack([x, 0.5 * x]))),
@@ -114,7 +115,7 @@ def tower(way, call):
     return h
 
 
-_FAST = {("directly", "jit"), ("grad", "jit"), ("jit", "scan"), ("vmap", "eager")}
+_FAST = {("directly", "jit"), ("by name", "jit"), ("grad", "jit"), ("jit", "scan"), ("vmap", "eager")}
 
 
 @pytest.mark.parametrize("order", ORDERS)
