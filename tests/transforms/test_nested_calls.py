@@ -115,7 +115,13 @@ def tower(way, call):
     return h
 
 
-_FAST = {("directly", "jit"), ("by name", "jit"), ("grad", "jit"), ("jit", "scan"), ("vmap", "eager")}
+_FAST = {
+    ("directly", "jit"),
+    ("by name", "jit"),
+    ("grad", "jit"),
+    ("jit", "scan"),
+    ("vmap", "eager"),
+}
 
 
 @pytest.mark.parametrize("order", ORDERS)
