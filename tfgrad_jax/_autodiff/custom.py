@@ -75,15 +75,22 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
     def primal(program: Any, *operands: Any) -> list[Any]:
         return program.primal(_arrays(operands))
 
+    def result(program: Any, operands: Sequence[Any], perturbed: Sequence[bool]) -> Any:
+        operands = _arrays(operands)
+        leaves, rule = program.forward(operands, perturbed)
+        return program.laid_out(_attached(leaves, operands, rule)), rule
+
     def forward(program: Any, *operands: Any) -> Any:
         # A shard_map has no `symbolic_zeros`: what may be differentiated is.
         perturbed = [True] * len(operands)
         if has_refs and may_refuse:
             perturbed = [o.perturbed for o in operands]
             operands = tuple(o.value for o in operands)
-        arrays = _arrays(operands)
-        leaves, rule = program.forward(arrays, perturbed)
-        return program.laid_out(_attached(leaves, arrays, rule)), rule
+        leaves, rule = result(program, operands, perturbed)
+        return leaves, _apart(rule, operands)
+
+    def forward_at_once(program: Any, *operands: Any) -> Any:
+        return result(program, operands, [True] * len(operands))
 
     def backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         return None, *rule([instantiate(cotangents[i]) for i in rule.static.outputs])
@@ -95,9 +102,7 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
         (program, *operands), (_, *dots) = primals, tangents
         perturbed = [not isinstance(t, SymbolicZero) for t in dots]
         with below(operands):
-            operands = _arrays(operands)
-            leaves, rule = program.forward(operands, perturbed)
-            leaves = program.laid_out(_attached(leaves, operands, rule))
+            leaves, rule = result(program, operands, perturbed)
         return leaves, _tangents(leaves, rule, dots)
 
     pair = jax.custom_vjp(_named(primal, name))
@@ -111,7 +116,22 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
     if may_refuse:
         return both
     # JAX linearizes a custom_jvp, and only notes a custom_vjp.
-    return lambda program, *operands: (pair if is_reverse(operands) else both)(program, *operands)
+    at_once = jax.custom_vjp(_named(primal, name))
+    at_once.defvjp(_named(forward_at_once, name), _named(backward, name))
+    return lambda program, *operands: (at_once if is_reverse(operands) else both)(
+        program, *operands
+    )
+
+
+def _apart(rule: Rule, operands: Sequence[Any]) -> Rule:
+    """Return the rule with no operand among its residuals, but what has the same value.
+
+    JAX does not save a residual that is an operand, and before 0.12 it takes another value for it
+    where the custom_vjp was staged together with constants.
+    """
+    own = {id(o) for o in operands if not is_ref(o)}
+    kept = [depend([r], [])[0] if id(r) in own else r for r in rule.residuals]
+    return Rule(rule.static, kept)
 
 
 def _attached(leaves: Sequence[Any], operands: Sequence[Any], rule: Rule) -> Sequence[Any]:
