@@ -27,12 +27,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from tfgrad_jax._closure.residuals import Rule, is_traced
-from tfgrad_jax._compat import (
-    below,
-    instantiate,
-    is_ref,
-    is_reverse,
-)
+from tfgrad_jax._compat import below, instantiate, is_ref, is_reverse
 from tfgrad_jax._tracebacks import hidden
 
 from .primitives import Pull, attach, depend, push
@@ -115,12 +110,14 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
     both.defjvp(_named(jvp, name), symbolic_zeros=may_refuse)
     if may_refuse:
         return both
-    # JAX linearizes a custom_jvp, and only notes a custom_vjp.
     at_once = jax.custom_vjp(_named(primal, name))
     at_once.defvjp(_named(forward_at_once, name), _named(backward, name))
-    return lambda program, *operands: (at_once if is_reverse(operands) else both)(
-        program, *operands
-    )
+
+    def run(program: Any, *operands: Any) -> list[Any]:
+        # JAX linearizes a custom_jvp, and only notes a custom_vjp.
+        return (at_once if is_reverse(operands) else both)(program, *operands)
+
+    return run
 
 
 def _apart(rule: Rule, operands: Sequence[Any]) -> Rule:
