@@ -30,11 +30,11 @@ _METHOD = (
 _NONE = "no experiment yet"
 _ORDERS = (
     "the second derivative of the rule by hand is that of `f`; measured beside it, one that is "
-    f"right at every order ({w.EVERY}). Before 0.10, JAX also linearizes both modes at each call"
+    f"right at every order ({w.EVERY}). JAX 0.8 also linearizes both modes at each call"
 )
 _STAGED = (
-    "before 0.10, JAX linearizes both modes at each call; from then on, only where it "
-    "differentiates what is staged"
+    "JAX 0.8 linearizes both modes at each call; later ones only where they differentiate what is "
+    "staged"
 )
 _TRACED = (
     "which of them `y` depends on, and in which order, only a trace of `f` tells; measured beside "

@@ -32,11 +32,17 @@ def _log1pexp_push(primals: Any, tangents: Any) -> Any:
     return y, tangents[0] * (1 - 1 / (1 + e))
 
 
+def _log1pexp_pair(x: Any) -> Any:
+    e = jnp.exp(x)
+    return jnp.log(1 + e), lambda dy: dy * (1 - 1 / (1 + e))
+
+
 LOG1PEXP = Rule(
     _log1pexp,
     lambda e, dy: (dy * (1 - 1 / (1 + e)),),
     residuals=lambda y, x: jnp.exp(x),
     push=_log1pexp_push,
+    written={OURS: custom_gradient(_log1pexp_pair), JAX: jax.custom_gradient(_log1pexp_pair)},
 )
 
 

@@ -48,7 +48,8 @@ class Rule:
     def pair(self, *args: Any) -> Any:
         """Return the value and the gradient function, as `tf.custom_gradient` takes them."""
         y, residuals = self.forward(*args)
-        return y, lambda *dys: self.backward(residuals, dys if isinstance(y, list) else dys[0])
+        backward, many = self.backward, isinstance(y, list)
+        return y, lambda *dys: backward(residuals, dys if many else dys[0])
 
 
 def by_hand(rule: Rule, every_order: bool = False) -> Function:
@@ -89,16 +90,12 @@ def by_jvp(rule: Rule, push: Function | None = None) -> Function:
 
 def ours(rule: Rule) -> Function:
     """Return the rule under `custom_gradient`, which closes over what the rule captures."""
-    n = rule.captured
+    n, forward, backward = rule.captured, rule.forward, rule.backward
+    flat = jax.tree.leaves if rule.how == "undeclared" else lambda gradients: gradients
 
-    def split(weights: Any, inputs: Any) -> Any:
-        y, pull = rule.pair(*weights, *inputs)
-
-        def gradients(*dys: Any, variables: Any) -> Any:
-            found = pull(*dys)
-            return found[n:], jax.tree.leaves(found[:n]) if rule.how == "undeclared" else found[:n]
-
-        return y, gradients
+    def gradients(residuals: Any, dy: Any) -> Any:
+        found = backward(residuals, dy)
+        return found[n:], flat(found[:n])
 
     class Layer:
         """A layer with its weights, which are no inputs of its method."""
@@ -108,12 +105,18 @@ def ours(rule: Rule) -> Function:
 
         @custom_gradient(variables=lambda self: self.weights)
         def __call__(self, *inputs: Any) -> Any:
-            return split(self.weights, inputs)
+            y, residuals = forward(*self.weights, *inputs)
+            return y, lambda dy, variables: gradients(residuals, dy)
 
     def closing(*args: Any) -> Any:
         weights = args[:n]
-        declared = weights if rule.how == "declared" else None
-        return custom_gradient(lambda *x: split(weights, x), variables=declared)(*args[n:])
+
+        @custom_gradient(variables=weights if rule.how == "declared" else None)
+        def h(*inputs: Any) -> Any:
+            y, residuals = forward(*weights, *inputs)
+            return y, lambda dy, variables: gradients(residuals, dy)
+
+        return h(*args[n:])
 
     if not n:
         return custom_gradient(rule.pair)

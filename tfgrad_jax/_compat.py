@@ -161,8 +161,8 @@ def below(primals: Sequence[Any]) -> Any:
 def is_reverse(values: Sequence[Any]) -> bool:
     """Return whether values are differentiated now, and in reverse mode alone.
 
-    JAX knows it from 0.10 on; where names are missing, it is not known. JAX's new `custom_vjp`
-    would stage what runs eagerly.
+    JAX 0.8 does not tell: where names are missing, it is not known. JAX's new `custom_vjp` would
+    stage what runs eagerly.
     """
     trace = _current_trace and _current_trace(())
     pair = getattr(trace, "to_primal_tangent_pair", None)
