@@ -147,7 +147,7 @@ def test_quick_run_writes_json_and_report_draws_it(tmp_path, capsys, monkeypatch
 
 
 def test_only_keeps_what_was_measured_before(tmp_path):
-    pytest.importorskip("tqdm")
+    pytest.importorskip("tqdm")  # the ends of the JAX range are tested without it
     results = Results.here(quick=True)
     results.add([Group("growth", "leaves", "x", "s", {OURS: 1.0, HAND: 2.0})])
     results.save(tmp_path / f"{results.name}.json")
@@ -158,7 +158,7 @@ def test_only_keeps_what_was_measured_before(tmp_path):
 
 
 def test_part_that_fails_does_not_end_the_run(monkeypatch, capsys):
-    pytest.importorskip("tqdm")
+    pytest.importorskip("tqdm")  # the ends of the JAX range are tested without it
 
     def fail(*_):
         raise ValueError("no such thing")

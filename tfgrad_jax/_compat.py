@@ -1,7 +1,8 @@
 """What differs between versions of JAX, or takes a detour to ask, in one place.
 
-What differs has the condition for its removal beside it. `is_idle` is asked at every call; `below`
-when a program is differentiated; `tangent_dtype` and `varying` for every operand and gradient.
+What differs has the condition for its removal beside it. `is_idle` is asked at every call;
+`is_reverse` and `below` when a program is differentiated; `tangent_dtype` and `varying` for every
+operand and gradient.
 """
 
 import contextlib
