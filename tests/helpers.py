@@ -3,6 +3,8 @@
 Rules are wrong on purpose, by a factor of 7 or so: a right result proves that the rule ran.
 """
 
+import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +37,23 @@ def differentiated(f: Callable[..., Any], count: int, times: int) -> Callable[..
         return f
     below = differentiated(f, count, times - 1)
     return jax.grad(lambda *arrays: total(below(*arrays)), tuple(range(count)))
+
+
+def lowered_for_gpu(f: Callable[..., Any], *args: Any) -> str:
+    """Return the program of a function for a GPU, which need not be here."""
+    with _abstract_gpu():
+        return jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def _abstract_gpu() -> contextlib.AbstractContextManager[Any]:
+    """Name a GPU to the compiler of kernels, which asks for it from JAX 0.12 on."""
+    device = getattr(jax.sharding, "AbstractDevice", None)
+    if device is None or "platform" not in inspect.signature(device).parameters:
+        return contextlib.nullcontext()
+    gpu = device("NVIDIA H100 80GB HBM3", 132, "gpu")
+    return jax.sharding.use_abstract_mesh(
+        jax.sharding.AbstractMesh((1,), ("x",), abstract_device=gpu)
+    )
 
 
 @custom_gradient

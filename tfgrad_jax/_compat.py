@@ -174,6 +174,24 @@ def is_reverse(values: Sequence[Any]) -> bool:
     return any(pair(v)[0] is not v for v in values)
 
 
+@functools.cache
+def keeps_custom_jvp() -> bool:
+    """Return whether the derivative of a scan keeps the custom_jvp of what it calls.
+
+    Before JAX 0.12, it takes what is below it instead.
+    """
+    seen: list[Any] = []
+    inner, outer = (jax.custom_jvp(lambda x: x) for _ in range(2))
+    inner.defjvp(lambda primals, tangents: (inner(*primals), seen.append(1) or tangents[0]))
+    outer.defjvp(lambda primals, tangents: (outer(*primals), inner(*primals) * tangents[0]))
+
+    def first(x: Any) -> Any:
+        return jax.grad(lambda x: jax.lax.map(outer, x)[0])(x)[0]
+
+    jax.eval_shape(jax.grad(first), jax.ShapeDtypeStruct((2,), np.float32))
+    return bool(seen)
+
+
 def is_staging() -> bool:
     """Return whether operations are being recorded, as under `jit` and `scan`, and not run."""
     return isinstance(jax.lax.iota(np.int32, 1), Tracer)

@@ -1,4 +1,4 @@
-"""Decorated functions inside Pallas kernels, lowered for TPU and interpreted.
+"""Decorated functions inside Pallas kernels, lowered for TPU and GPU, and interpreted.
 
 What stands in a kernel must lower there: nothing of the decorator may stay in it where nothing is
 differentiated. The value is `x sigmoid(x)`; the rules declare 7 where it is not.
@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same
+from helpers import assert_same, lowered_for_gpu
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from limits import LIMITS, drops_in_scan
 
 from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
 
@@ -111,7 +113,7 @@ NAMES = pytest.mark.parametrize("name", FUNCTIONS)
 LOWERED = pytest.mark.parametrize("name", [n for n in FUNCTIONS if n != "recompute_grad"])
 
 
-def kernel_of(f, outputs, interpret):
+def kernel_of(f, outputs, interpret, compiler_params=None):
     """Return a kernel that calls `f` on two blocks and writes all that it returns."""
 
     def kernel(x_ref, y_ref, *out_refs):
@@ -120,7 +122,12 @@ def kernel_of(f, outputs, interpret):
             ref[...] = result
 
     shape = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
-    return pl.pallas_call(kernel, out_shape=(shape,) * outputs, interpret=interpret)
+    return pl.pallas_call(
+        kernel,
+        out_shape=(shape,) * outputs,
+        interpret=interpret,
+        compiler_params=compiler_params,
+    )
 
 
 def value(h):
@@ -141,13 +148,13 @@ def lower(call):
     assert "tpu_custom_call" in lowered.as_text()
 
 
-def by_hand_lowers(derivative, outputs):
+def by_hand_lowers(derivative, outputs, lower=lower, compiler_params=None):
     h = jax.custom_vjp(lambda x, y: x * y)
     h.defvjp(lambda x, y: (h(x, y), (x, y)), lambda r, dy: (7 * dy * r[1], 5 * dy * r[0]))
     try:
-        lower(kernel_of(derivative(h), outputs, interpret=False))
+        lower(kernel_of(derivative(h), outputs, False, compiler_params))
     except Exception as error:  # of many kinds, by version
-        pytest.skip(f"JAX lowers no hand-written rule for TPU: {type(error).__name__}")
+        pytest.skip(f"JAX lowers no hand-written rule there: {type(error).__name__}")
 
 
 @NAMES
@@ -185,7 +192,36 @@ def test_value_lowers_for_tpu(name):
 @LOWERED
 def test_gradient_lowers_for_tpu(name):
     by_hand_lowers(gradients, 2)
+    if not LIMITS["forward mode in kernels"].applies():
+        pytest.skip("no gradient before JAX 0.10: a limit")
     lower(kernel_of(gradients(FUNCTIONS[name][0]), 2, interpret=False))
+
+
+def lower_for_gpu(call):
+    assert "xla.gpu.triton" in lowered_for_gpu(call, X, Y)
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
+@NAMES
+def test_value_lowers_for_gpu(name):
+    """Where JAX keeps a custom_jvp; no version lowers a hand-written custom_vjp there."""
+    if drops_in_scan() and name != "recompute_grad":
+        pytest.skip("there is a custom_vjp below the custom_jvp: a limit")
+    kernel = kernel_of(value(FUNCTIONS[name][0]), 1, False, triton.CompilerParams())
+    if name == "ignored":
+        with pytest.raises(NotImplementedError, match="depend"):
+            lower_for_gpu(kernel)
+    else:
+        lower_for_gpu(kernel)
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
+@NAMES
+def test_gradient_lowers_for_gpu(name):
+    by_hand_lowers(gradients, 2, lower_for_gpu, triton.CompilerParams())
+    if drops_in_scan() and name == "nested":
+        pytest.skip("there is a custom_vjp below the custom_jvp: a limit")
+    lower_for_gpu(kernel_of(gradients(FUNCTIONS[name][0]), 2, False, triton.CompilerParams()))
 
 
 @NAMES

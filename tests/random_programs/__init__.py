@@ -36,6 +36,7 @@ from ._oracle import Env, add, directional, directions, gradient, scale
 from ._vocabulary import CONSTANT_NAMES, CONSTANTS, NAMESPACE, SHAPES, constant
 from ._vocabulary import undecorated as undecorated
 from ._writer import Scope, indented, leaves, paths
+from ._writer import drops_in_scan as drops_in_scan
 
 Loss = Callable[..., Any]
 

@@ -1,14 +1,14 @@
 """Make JAX use a rule: the one place that knows `jax.custom_vjp` and `jax.custom_jvp`.
 
-`differentiable` returns what runs a program (`program.py`), a custom_jvp over a custom_vjp:
+`differentiable` returns what runs a program (`program.py`), a custom_jvp and a custom_vjp:
 
     not differentiated    primal
     by `grad` or `vjp`,   forward and backward of the custom_vjp: `Program.forward`, then the rule
     directly
     otherwise             jvp: `Program.forward`, then `push` of the tangents; reverse mode
                           transposes that, which runs the rule
-    where JAX drops a     forward and backward, again
-    custom_jvp
+    where JAX drops a     forward and backward of the custom_vjp, which then stands below the
+    custom_jvp            custom_jvp
 
 `forward` returns `attach(y, operands, rule)`, not `y`: the identity on `y` whose derivative
 with respect to the operands is the rule again. So the declared gradient holds at every order,
@@ -27,7 +27,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from tfgrad_jax._closure.residuals import Rule, is_traced
-from tfgrad_jax._compat import below, instantiate, is_ref, is_reverse
+from tfgrad_jax._compat import below, instantiate, is_ref, is_reverse, keeps_custom_jvp
 from tfgrad_jax._tracebacks import hidden
 
 from .primitives import Pull, attach, depend, push
@@ -106,7 +106,9 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
     )
     if has_refs:
         return pair
-    both = jax.custom_jvp(functools.wraps(primal)(reverse))
+    # Kernel compilers for GPUs know a custom_jvp, and no custom_vjp.
+    value = primal if keeps_custom_jvp() else functools.wraps(primal)(reverse)
+    both = jax.custom_jvp(value)
     both.defjvp(_named(jvp, name), symbolic_zeros=may_refuse)
     if may_refuse:
         return both
