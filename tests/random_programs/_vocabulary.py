@@ -98,6 +98,8 @@ def undecorated(f: Any = None, **_: Any) -> Any:
     """Stand in for `custom_gradient`: the function itself, with its true derivative."""
     if f is None:
         return undecorated
+    if isinstance(f, staticmethod | classmethod):
+        return type(f)(undecorated(f.__func__))
 
     @functools.wraps(f)
     def plain(*args: Any, **kwargs: Any) -> Any:
