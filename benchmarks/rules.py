@@ -194,9 +194,11 @@ def _gated_gradient_kernel(a: Any, b: Any, dy: Any, da: Any, db: Any) -> None:
 
 
 def _run(kernel: Function, results: int, *operands: Any) -> Any:
-    """Run a kernel on blocks of rows; interpreted where there is no compiler for it."""
+    """Run a kernel on blocks of rows, on a GPU by Triton; interpreted on a CPU."""
     from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
 
+    platform = jax.default_backend()
     rows, width = operands[0].shape
     block = pl.BlockSpec((min(rows, 8), width), lambda i: (i, jnp.int32(0)))
     return pl.pallas_call(
@@ -205,7 +207,8 @@ def _run(kernel: Function, results: int, *operands: Any) -> Any:
         in_specs=[block] * len(operands),
         out_specs=[block] * results,
         out_shape=[jax.ShapeDtypeStruct((rows, width), operands[0].dtype)] * results,
-        interpret=jax.default_backend() == "cpu",
+        interpret=platform == "cpu",
+        compiler_params=triton.CompilerParams() if platform == "gpu" else None,
     )(*operands)
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import lowered_for_gpu
 
 from benchmarks import child, compare, frameworks, networks, report, rules, tiny
 from benchmarks import workload as w
@@ -53,6 +54,17 @@ def test_forward_mode_costs_what_the_hand_written_one_does(name):
 def test_second_order_costs_no_more_than_by_hand(name):
     got, by_hand = (counts(name, way, "second order") for way in (OURS, EVERY))
     assert all(got[what] <= by_hand[what] for what in w.COUNTS)
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
+def test_kernels_lower_for_gpu(monkeypatch):
+    """At the sizes of an accelerator, by Triton: two kernels, as by hand."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    workload = WORKLOADS["Pallas kernel pair"]
+    args = jax.eval_shape(lambda: workload.arguments(workload.sizes[-1], jnp.float32))
+    for way in (HAND, OURS):
+        program = lowered_for_gpu(workload.function("grad", way, workload.sizes[-1]), *args)
+        assert program.count("stablehlo.custom_call") == program.count("xla.gpu.triton") == 2
 
 
 def test_counts_tell_programs_apart():
