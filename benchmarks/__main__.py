@@ -70,8 +70,9 @@ def parts(size: str) -> dict[str, Callable[[], list[Any]]]:
     from benchmarks import child, frameworks, networks, tiny, workload
 
     found = {
-        f"{each.section}/{each.name}": partial(workload.measure, each, size)
+        f"{each.section}/{each.name}/{what}": partial(workload.measure, each, what, size)
         for each in (*tiny.OVERHEAD, *tiny.GROWTH, *networks.WORKLOADS)
+        for what in each.measures
     }
     found["workloads/largest batch"] = partial(networks.largest_batch, size)
     found["checks/RMSNorm"] = partial(child.checks, size)

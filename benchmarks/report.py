@@ -147,6 +147,8 @@ def tables(results: Results) -> Iterator[str]:
     """Yield a table for each section: ratios for the overhead, numbers for everything else."""
     for section in dict.fromkeys(g.section for g in results.groups):
         groups = [g for g in results.find(section) if g.measure != "error in float64"]
+        cases = list(dict.fromkeys(g.case for g in groups))
+        groups.sort(key=lambda g: cases.index(g.case))  # however many runs measured them
         names = list(dict.fromkeys(n for g in groups for n in (*g.values, *g.failures)))
         names.sort(key=lambda name: name != OURS)  # ours is the first
         rows = [[g.case, g.measure, *(_cell(g, name) for name in names)] for g in groups]

@@ -100,8 +100,8 @@ class Results:
         path.write_text(json.dumps({"meta": self.meta, "groups": groups}, indent=1) + "\n")
 
     def add(self, groups: list[Group]) -> None:
-        new = {g.key for g in groups}
-        self.groups = [g for g in self.groups if g.key not in new] + groups
+        new = {g.key: g for g in groups}
+        self.groups = [new.pop(g.key, g) for g in self.groups] + list(new.values())
 
     def find(self, *key: str | None) -> list[Group]:
         """Return the groups of a section, a case and a measure, where `None` stands for any."""

@@ -56,7 +56,7 @@ def race(
         rounds = 2
     if rounds is None:
         a_round = sum(t * repeats[name] for name, t in once.items())
-        rounds = int(min(300, max(5, seconds / a_round)))
+        rounds = int(min(300, max(9, seconds / a_round)))
 
     names, samples = list(once), {name: [] for name in once}
     gc.disable()

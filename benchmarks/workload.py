@@ -1,7 +1,7 @@
 """One way to declare what is measured: a `Workload`, from which every measurement follows.
 
 It is a loss written in several ways, with arguments for each size. `measure` checks that all ways
-agree, then takes each measure, which is named by how and what:
+agree, then takes a measure, which is named by how and what:
 
 - "eager grad", "eager jvp", ...: `jit` is never called;
 - "trace grad", "trace hessian", ...: `jax.jit(...).trace`, of a function that JAX has not seen;
@@ -93,6 +93,7 @@ def jit(f: Function, run: bool) -> Function:
     return jax.jit(f, compiler_options=UNOPTIMIZED if slow else None)
 
 
+@functools.cache
 def check(workload: Workload) -> dict[str, float]:
     """Return the largest relative error of each contestant in float64; raise where one is wrong."""
     errors = dict.fromkeys(workload.ways, 0.0)
@@ -119,21 +120,20 @@ def _error(got: Any, expected: Any) -> float:
     return float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-30))
 
 
-def measure(workload: Workload, size: str) -> list[Group]:
-    """Check a workload, then take every measure at one of `SIZES`, or at each of its sizes."""
+def measure(workload: Workload, what: str, size: str) -> list[Group]:
+    """Check a workload, then take a measure at one of `SIZES`, or at each of its sizes."""
     errors = check(workload)
     groups = [Group(workload.section, workload.name, "error in float64", "relative", errors)]
     chosen = workload.sizes[SIZES.index(size)]
-    for what in workload.measures:
-        if isinstance(chosen, list):
-            points = [_race(workload, what, size, n, f" at {n}") for n in chosen]
-            groups += [*points, _slope(points, what, chosen)]
-        elif what.startswith("program "):
-            groups += _programs(workload, what.removeprefix("program "), chosen)
-        else:
-            groups.append(_race(workload, what, size, chosen))
-            if what == "run grad" and workload.limit:
-                groups.append(_share(workload, groups[-1], size, chosen))
+    if isinstance(chosen, list):
+        points = [_race(workload, what, size, n, f" at {n}") for n in chosen]
+        groups += [*points, _slope(points, what, chosen)]
+    elif what.startswith("program "):
+        groups += _programs(workload, what.removeprefix("program "), chosen)
+    else:
+        groups.append(_race(workload, what, size, chosen))
+        if what == "run grad" and workload.limit:
+            groups.append(_share(workload, groups[-1], size, chosen))
     return groups
 
 
@@ -154,9 +154,15 @@ def _race(workload: Workload, what: str, size: str, chosen: Any, at: str = "") -
 
 
 def _slope(points: list[Group], what: str, sizes: list[int]) -> Group:
-    """Return what one more leaf, call, ... costs, between the two largest sizes."""
-    (small, large), (m, n) = (g.values for g in points[-2:]), sizes[-2:]
-    slopes = {way: (large[way] - small[way]) / (n - m) for way in large}
+    """Return what one more leaf, call, ... costs, between the two largest sizes.
+
+    A difference of two medians is mostly noise; of the others it is taken from their ratios to
+    ours, which were measured side by side.
+    """
+    small, large = ({OURS: 1.0, **g.ratios} for g in points[-2:])
+    a, b = (g.values[OURS] for g in points[-2:])
+    steps = sizes[-1] - sizes[-2]
+    slopes = {way: (b / large[way] - a / small[way]) / steps for way in large if way in small}
     return Group(*points[-1].key[:2], f"{what}, slope", "s", slopes)
 
 
