@@ -1,6 +1,7 @@
 """What `explain` returns: rows of each kind, and the table that `Explanation.__str__` makes."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
@@ -76,37 +77,37 @@ class Explanation(NamedTuple):
         kept = [(r.name, type_name(r), _size(r.bytes), r.origin) for r in self.residuals]
         new, by_autodiff = f"of it {_size(self.new_bytes)} new", _size(self.autodiff_bytes)
         kept += [("in all", "", _size(self.kept_bytes), new), ("by autodiff", "", by_autodiff, "")]
-        costs = [(c.of, _count(c.flops), *map(_size, c[2:])) for c in self.costs]
+        flops = ["unknown" if c.flops is None else f"{c.flops:.4g}" for c in self.costs]
+        costs = [(c.of, n, *map(_size, c[2:])) for c, n in zip(self.costs, flops, strict=True)]
         for head, rows in (
-            (("inputs",), self.inputs),
+            (("inputs", "", ""), self.inputs),
             (("closed over", "", "held by", "its gradient"), self.captured),
-            (("kept by the rule",), kept),
+            (("kept by the rule", "", "", ""), kept),
             (("compiled", "flops", "bytes accessed", "temporary"), costs),
         ):
             if rows:
-                table = [head + ("",) * (len(rows[0]) - len(head)), *rows]
-                widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-                for i, row in enumerate(table):
-                    cells = [c.ljust(w) for c, w in zip(row, widths, strict=True)]
-                    lines.append(("    " if i else "  ") + "  ".join(cells).rstrip())
+                first, *others = aligned([head, *rows])
+                lines += [f"  {first}", *(f"    {line}" for line in others)]
         lines.append(f"  forward mode: {forward}{self.obstacle}")
         return "\n".join([*lines, *(f"  note: {n}" for n in self.notes)])
 
     __repr__ = __str__
 
 
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Write the rows of a table as lines, with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+
+
 def type_name(array: Any) -> str:
-    """Write the type of an array."""
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def _size(count: float | None) -> str:
-    """Write a number of bytes."""
-    if count is None or count < 1024:
-        return "unknown" if count is None else f"{count:.0f} B"
+    if count is None:
+        return "unknown"
+    if count < 1024:
+        return f"{count:.0f} B"
     power = min(int(math.log(count, 1024)), 3)
     return f"{count / 1024**power:.1f} {'KMG'[power - 1]}iB"
-
-
-def _count(count: float | None) -> str:
-    return "unknown" if count is None else f"{count:.4g}"
