@@ -33,29 +33,32 @@ class Problem:
         self, h: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], reference: Any
     ) -> None:
         signature = Signature(h)
-        self._bound = bound = signature.bind(h, args, kwargs)
+        bound = signature.bind(h, args, kwargs)
         if is_traced(jax.tree.leaves((args, kwargs))):
             raise TypeError(
                 f"check_gradient compares values, but {describe(h)} got an argument that JAX is "
                 "tracing. Call it outside of `jax.jit`, `jax.grad` and the like: it looks at these "
                 "itself."
             )
-        plain, bound_to, ours, rule = getattr(h, "__wrapped__", None), (), h, None
+        plain: Any = getattr(h, "__wrapped__", None)
+        bound_to, ours, rule = (), h, None
         if isinstance(h, types.MethodType):
             bound_to, ours = (h.__self__,), inspect.getattr_static(h.__self__, h.__name__, None)
             ours = getattr(ours, "__func__", ours)
             plain = plain and functools.partial(plain, *bound_to)
         with contextlib.suppress(Exception):  # not one of ours, if it returns no pair
-            _, rule = self._call(plain, bound.inputs, bound.rest)
+            _, rule = plain(*args, **kwargs)
         plain = plain if callable(rule) else None
         ours = ours if isinstance(ours, CustomGradient) else None
         variables = ours and ours._variables
         listed = variables is None and rule is not None and accepts_variables(rule)
         asked = plain is None or listed or isinstance(variables, str)
-        self._arrays = {k: v for k, v in bound.rest.items() if asked and any(_arrays(v))}
-        self._leaves, self._treedef = tree_flatten((*bound.inputs, *self._arrays.values()))
-        values = tree_unflatten(self._treedef, self._leaves)
-        names = split(values, (*signature.input_names(bound), *self._arrays))[-1].leaf_paths()
+        arrays = {k: v for k, v in bound.rest.items() if asked and any(_arrays(v))}
+        self._named = (*bound.named, *arrays)  # the last of the inputs
+        self._rest = {k: v for k, v in bound.rest.items() if k not in arrays}
+        inputs = (*bound.inputs, *arrays.values())
+        self._leaves, self._treedef = tree_flatten(inputs)
+        names = split(inputs, (*signature.input_names(bound), *arrays))[-1].leaf_paths()
         self._moving = [i for i, x in enumerate(self._leaves) if _has_derivative(x)]
         self.xs: list[Any] = [self._leaves[i] for i in self._moving]
         self.paths: list[str] = [names[i] for i in self._moving]
@@ -69,16 +72,15 @@ class Problem:
             functools.partial(self._run, reference, False) if reference else undecorated
         )
         self.primal: Any = ours and ours._primal and functools.partial(ours._primal, *bound_to)
+        # The value by `primal`, and that which it stands for.
         values = (self.primal, False), (plain, True)
-        self.pair: list[Callable[..., Any]] = [
-            functools.partial(self._tree, *value) for value in values
-        ]
+        self.pair = [functools.partial(self._tree, *value) for value in values]
         self.missed: list[str] = []  # variables that are not checked
         if listed:
             found = [(n + keystr(p), v) for *_, n, c in self._places for p, v in flat(c)]
             held = [(p, v) for p, v in found if isinstance(v, jax.Array)]
-            inputs = set(map(id, self._leaves))
-            self._add_weights([(p, w) for p, w in held[::-1] if id(w) not in inputs], False)
+            known = set(map(id, self._leaves))
+            self._add_weights([(p, w) for p, w in held[::-1] if id(w) not in known], False)
         elif ours and variables is not None and not asked:
             variables = variables(*bound_to) if callable(variables) else variables
             paths = split((variables,), ("variables",))[-1].leaf_paths()
@@ -125,20 +127,16 @@ class Problem:
         for path in paths:  # two closures may use one name
             self.paths.append(path + "'" * self.paths.count(path))
 
-    def _call(self, f: Any, inputs: Sequence[Any], rest: Mapping[str, Any]) -> Any:
-        split_at = len(inputs) - len(self._bound.named)
-        named = dict(zip(self._bound.named, inputs[split_at:], strict=True))
-        return f(*inputs[:split_at], **named, **rest)
-
     def _tree(self, f: Any, pair: bool, *xs: Any) -> Any:
         """Return the value on other arrays."""
         leaves = list(self._leaves)
         for i, x in zip(self._moving, xs, strict=False):
             leaves[i] = x
-        values, count = tree_unflatten(self._treedef, leaves), len(self._bound.inputs)
-        arrays = dict(zip(self._arrays, values[count:], strict=True))
+        values = tree_unflatten(self._treedef, leaves)
+        count = len(values) - len(self._named)
+        named = dict(zip(self._named, values[count:], strict=True))
         with self.at(xs):
-            y = self._call(f, values[:count], {**self._bound.rest, **arrays})
+            y = f(*values[:count], **named, **self._rest)
         return y[0] if pair else y
 
     def at(self, xs: Sequence[Any]) -> Any:
@@ -154,7 +152,6 @@ class Problem:
 
 
 def _has_derivative(leaf: Any) -> bool:
-    """Return whether a leaf of the arguments can be differentiated."""
     number = isinstance(leaf, float | complex)
     return (number or (is_array(leaf) and not isinstance(leaf, bool))) and spec(leaf).differentiable
 
