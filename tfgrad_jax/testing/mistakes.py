@@ -1,18 +1,26 @@
-"""Name the mistake that explains a wrong gradient.
+"""Name the mistake that explains a wrong gradient, or one that is not finite.
 
 `mistake` runs when a row has failed. It names the first guess of what was declared that is true at
 all points where the gradient is wrong; `_guesses` are those that differences can tell.
+`first_place` runs when a number is not finite: it runs the function again, where JAX raises at the
+first such number.
 """
 
+import contextlib
+import io
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from .arrays import basis, ratio
+from .arrays import basis, numbers, pull_back, ratio
 from .truth import Study, differences
 
 _ENTRIES = 100  # of an argument, to be looked at one by one
+_OWN = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
 
 
 def mistake(i: int, paths: Sequence[str], points: Sequence[Sequence[Study]]) -> str:
@@ -86,7 +94,7 @@ def _guesses(s: Study, paths: Sequence[str]) -> list[tuple[str, tuple[Any, ...]]
 
 def _varying_factor(path: str, studies: Sequence[Study]) -> str:
     """Say by which factor each entry differs, if it is the same for every upstream."""
-    factors, numbers = [], []
+    factors, entries = [], []
     for s in studies:
         f, xs, i, us, vs = s.at
         if vs[0].size > _ENTRIES or np.iscomplexobj(vs[0]):
@@ -94,13 +102,32 @@ def _varying_factor(path: str, studies: Sequence[Study]) -> str:
         d = np.array([g.ravel() for g in s.gradients])
         e = differences(f, xs, i, us, [v for (v,) in basis([xs[i]])])[0]
         factors.append(np.sum(d * e, 0) / np.sum(e * e, 0))
-        numbers.append(np.ravel(np.asarray(xs[i], float)))
+        entries.append(np.ravel(np.asarray(xs[i], float)))
         if not ratio(d - factors[-1] * e, d) < 1e-3:
             return ""
-    factor, x = np.concatenate(factors), np.concatenate(numbers)
+    factor, x = np.concatenate(factors), np.concatenate(entries)
     for power in (-3, -2, -1, -0.5, 0.5, 1, 2, 3):
         c = factor * abs(x) ** -power
         if np.ptp(abs(x)) > 1e-3 * np.max(abs(x)) and ratio(abs(c) - abs(c[0]), c[0]) < 1e-3:
             return f"wrong power: declared = {abs(c[0]):.4g} x expected x `{path}`**{power}"
     between = f"{factor.min():.3g} to {factor.max():.3g}"
     return f"declared = expected x a factor that depends on the input, {between}"
+
+
+def first_place(f: Any, xs: Sequence[Any], us: Sequence[Any] = ()) -> str:
+    """Name the operation, and its line, in the value or in the gradient for some upstreams."""
+    if not all(np.isfinite(numbers(x)).all() for x in xs):
+        return ": neither is the argument"
+    results = jax.tree.leaves([f(*xs), pull_back(f, xs, us)])
+    nan = any(np.isnan(numbers(y)).any() for y in results)
+    raises = jax.debug_nans if nan else jax.debug_infs  # -inf may be a mask
+    try:
+        with raises(True), contextlib.redirect_stdout(io.StringIO()):
+            jax.block_until_ready(pull_back(f, xs, us) if us else f(*xs))
+    except FloatingPointError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f for f in frames if not f.filename.startswith((*_OWN, "<"))]
+        place = f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
+        name = str(error).split()[5]  # invalid value (nan) encountered in log
+        return f", first in `{name}`{place}"
+    return ""
