@@ -13,6 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers import lowered_for_gpu
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from random_programs import drops_in_scan
 
 from tfgrad_jax import custom_gradient
 
@@ -264,3 +268,52 @@ def test_the_table_of_hijax_says_what_happens(peer):
     assert list(written) == list(USES_OF_SEVEN)
     measured = {use: _result(run, f) for use, run in USES_OF_SEVEN.items()}
     assert measured == {use: row[peer] for use, row in written.items()}
+
+
+# --- in a kernel for a GPU ------------------------------------------------------------------------
+
+
+def seven_by_jax_custom_gradient():
+    return jax.custom_gradient(lambda x: (x**2, lambda dy: (7 * dy * x,)))
+
+
+def seven_by_custom_jvp():
+    f = jax.custom_jvp(lambda x: x**2)
+    f.defjvp(lambda primals, tangents: (f(*primals), 7 * primals[0] * tangents[0]))
+    return f
+
+
+IN_A_KERNEL = {
+    "`jax.custom_gradient`": seven_by_jax_custom_gradient,
+    "`jax.custom_vjp`": seven_by_custom_vjp,
+    "`jax.custom_jvp`": seven_by_custom_jvp,
+    "`tfgrad_jax`": seven_by_tfgrad_jax,
+}
+
+
+def lowering(f: Callable[[Any], Any]) -> str:
+    """Return "lowers", or the error."""
+
+    def kernel(i, o):
+        o[...] = f(i[...])
+
+    x = jnp.ones((8, 128))
+    shape, params = jax.ShapeDtypeStruct(x.shape, x.dtype), triton.CompilerParams()
+    try:
+        program = lowered_for_gpu(pl.pallas_call(kernel, shape, compiler_params=params), x)
+    except NotImplementedError as error:
+        return f"`{type(error).__name__}`"
+    return "lowers" if "xla.gpu.triton" in program else "is not there"
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
+@pytest.mark.parametrize("peer", IN_A_KERNEL)
+def test_the_table_says_what_lowers_in_a_kernel(peer):
+    if drops_in_scan():
+        pytest.skip("the table is about JAX 0.12")
+    f = IN_A_KERNEL[peer]()
+    found = {
+        "its value": lowering(f),
+        "its gradient": lowering(jax.grad(lambda x: jnp.sum(f(x)))),
+    }
+    assert found == {use: row[peer] for use, row in table("In a Pallas kernel").items()}
