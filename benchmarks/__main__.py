@@ -72,7 +72,7 @@ def parts(size: str) -> dict[str, Callable[[], list[Any]]]:
     found = {
         f"{each.section}/{each.name}/{what}": partial(workload.measure, each, what, size)
         for each in (*tiny.OVERHEAD, *tiny.GROWTH, *networks.WORKLOADS)
-        for what in each.measures
+        for what in each.measures_at(size)
     }
     found["workloads/largest batch"] = partial(networks.largest_batch, size)
     found["checks/RMSNorm"] = partial(child.checks, size)

@@ -246,7 +246,7 @@ WORKLOADS = (
     ),
     Workload(
         "cross-entropy of a large model", _CROSS_ENTROPY,
-        _tokens, ((512, 8, 32), _LARGE, _LARGE), ("program grad",),  # too large to run
+        _tokens, ((512, 8, 32), _LARGE, _LARGE), RUN, large=True,
     ),
     Workload(
         "implicit layer", of(Rule(_solve, _solve_backward, captured=1), _mean_square),

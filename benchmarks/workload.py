@@ -43,6 +43,11 @@ class Workload:
     step: Callable[[Function], Function] | None = None  # loss -> what is timed, if not its gradient
     section: str = "workloads"
     limit: tuple[str, Function] | None = None  # the share of what, and arguments -> how much of it
+    large: bool = False  # too large to run on a CPU
+
+    def measures_at(self, size: str) -> list[str]:
+        """Return what is measured at one of `SIZES`."""
+        return [m for m in self.measures if size != "cpu" or not (self.large and "run" in m)]
 
     def contestants(self, mode: str) -> tuple[str, ...]:
         if mode in ("forward", "grad"):
