@@ -220,8 +220,9 @@ def memory(results: Results) -> Figure | None:
     places = {(case, way): i + list(cases).index(case) for i, (case, way) in enumerate(both)}
     title = "What custom gradients save: value and gradient, relative to plain JAX"
     figure = _figure(title, results, (12, 1.2 + 0.17 * (max(places.values()) + 1)))
-    panels = figure.subplots(1, 2, sharey=True)
     shown = {"temp memory, grad": "temporary memory", "run grad": "time"}
+    shown = {m: title for m, title in shown.items() if results.find("workloads", None, m)}
+    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axes, (measure, title) in zip(panels, shown.items(), strict=True):
         bars = []
         for group in results.find("workloads", None, measure):

@@ -1,17 +1,18 @@
 """How everything here is timed: `race`, which every measurement of time calls.
 
-The contestants run in turn, one sample each a round, and the first of a round changes, so that a
-machine that slows down slows all of them. A ratio is the median over the rounds of the ratio
-within a round. Ours takes part twice: its ratio to itself, the control, would be 1 on a perfect
-machine. Calls shorter than `SHORTEST` are repeated within a sample, and what the contestant before
-left in the caches of the processor is not timed. The garbage collector does not run while a sample
-is taken.
+The contestants run in turn, one sample each a round, in another order each round: a machine that
+slows down slows all of them, and none always follows the same one. A ratio is the median over the
+rounds of the ratio within a round. Ours takes part twice: its ratio to itself, the control, would
+be 1 on a perfect machine. Calls shorter than `SHORTEST` are repeated within a sample, and what the
+contestant before left in the caches of the processor is not timed. The garbage collector does not
+run while a sample is taken.
 
 Each round runs at another depth of the Python stack: CPython keeps frames in blocks of 16 KiB, and
 a call that crosses into a new block again and again can take several times as long.
 """
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -59,12 +60,13 @@ def race(
         rounds = int(min(300, max(9, seconds / a_round)))
 
     names, samples = list(once), {name: [] for name in once}
+    order = random.Random(0)  # the same in all processes of a distributed step
     gc.disable()
     try:
         for i in range(rounds):
             gc.collect(0)
-            first = i % len(names)
-            for name in names[first:] + names[:first]:
+            order.shuffle(names)
+            for name in names:
                 time.sleep(settle)
                 if settle or once[name] < SHORT:
                     _sample(entered[name])
@@ -73,7 +75,7 @@ def race(
         gc.enable()
     ratios = {
         name: [a / b for a, b in zip(samples[ours], samples[name], strict=True)]
-        for name in names
+        for name in samples
         if name != ours
     }
     found = {"samples": rounds, "failures": failures}
