@@ -309,8 +309,8 @@ def lowering(f: Callable[[Any], Any]) -> str:
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
 @pytest.mark.parametrize("peer", IN_A_KERNEL)
 def test_the_table_says_what_lowers_in_a_kernel(peer):
-    if drops_in_scan():
-        pytest.skip("the table is about JAX 0.12")
+    if drops_in_scan() or getattr(jax.config, "jax_custom_vjp3", False):
+        pytest.skip("the table is about JAX 0.12 without `jax_custom_vjp3`")
     f = IN_A_KERNEL[peer]()
     found = {
         "its value": lowering(f),

@@ -218,6 +218,8 @@ def test_value_lowers_for_gpu(name):
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
 @NAMES
 def test_gradient_lowers_for_gpu(name):
+    if name == "recompute_grad" and getattr(jax.config, "jax_remat3", False):
+        pytest.skip("JAX lowers no new `jax.checkpoint` there")
     by_hand_lowers(gradients, 2, lower_for_gpu, triton.CompilerParams())
     if drops_in_scan() and name == "nested":
         pytest.skip("there is a custom_vjp below the custom_jvp: a limit")

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -65,14 +65,18 @@ class Problem:
         self._weights: list[int] = []  # the ids of those that are replaced
         self._places: Any = places([ours, *bound_to, reference]) if ours else ()
         undecorated = functools.partial(self._run, plain, True) if plain else None
-        self.h = functools.partial(self._run, h, False)
+        self.h: Callable[..., list[jax.Array]] = functools.partial(self._run, h, False)
         # For finite differences: what `primal` stands for. For plain autodiff: None if unknown.
-        self.value = undecorated or self.h
-        self.plain = functools.partial(self._run, reference, False) if reference else undecorated
+        self.value: Callable[..., list[jax.Array]] = undecorated or self.h
+        self.plain: Callable[..., list[jax.Array]] | None = (
+            functools.partial(self._run, reference, False) if reference else undecorated
+        )
         self.primal: Any = ours and ours._primal and functools.partial(ours._primal, *bound_to)
         # The value by `primal`, and that which it stands for.
         values = (self.primal, False), (plain, True)
-        self.pair = [functools.partial(self._tree, *value) for value in values]
+        self.pair: list[Callable[..., Any]] = [
+            functools.partial(self._tree, *value) for value in values
+        ]
         self.missed: list[str] = []  # variables that are not checked
         if listed:
             found = [(n + keystr(p), v) for *_, n, c in self._places for p, v in flat(c)]
