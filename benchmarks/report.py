@@ -22,7 +22,10 @@ _CLOSURE = (
     "what the function closes over is looked through and made anew at each call; measured beside "
     "it, a function of its inputs alone is not"
 )
-_CONTROL = "the control of this row, ours against ours, is off by most of it"
+_CALL = (
+    "a decorated function that does nothing takes 2.4 to 2.7 us more than the function alone, 0.7 "
+    "of them to ask whether JAX is transforming anything; the whole call takes about 40"
+)
 _METHOD = (
     "the weights are in an object that cannot be made anew around other values, so `f` is traced; "
     "measured beside it, a closure that declares the same weights is not"
@@ -50,10 +53,10 @@ _TRANSPOSED = (
 )
 # (measure, case, against, at most, what explains a miss)
 TARGETS = (
-    ("eager forward", "inputs only", w.PLAIN, 1.10, _CONTROL),
-    ("eager forward", "inputs only", w.HAND, 0.20, _CONTROL),
-    ("eager forward", "large closure", w.PLAIN, 1.10, _NONE),
-    ("eager forward", "large closure", w.HAND, 0.20, _NONE),
+    ("eager forward", "inputs only", w.PLAIN, 1.10, _CALL),
+    ("eager forward", "inputs only", w.HAND, 0.20, _CALL),
+    ("eager forward", "large closure", w.PLAIN, 1.10, _CALL),
+    ("eager forward", "large closure", w.HAND, 0.20, _CALL),
     ("eager grad", "inputs only", w.HAND, 1.05, _ORDERS),
     ("eager grad", "declared variables", w.HAND, 1.05, _CLOSURE),
     ("eager grad", "method, declared variables", w.HAND, 1.05, _METHOD),
@@ -63,7 +66,7 @@ TARGETS = (
     ("trace grad", "undeclared variables", w.EVERY, 1.40, _TRACED),
     ("trace second order", "inputs only", w.EVERY, 1.15, _STAGED),
     ("trace jvp", "inputs only", w.JVP, 1.05, _PUSHED),
-    ("trace hessian", "inputs only", w.JVP, 1.00, _NONE),
+    ("trace hessian", "inputs only", w.JVP, 1.00, _STAGED),
     ("eager jvp", "inputs only", w.JVP, 3.00, _TRANSPOSED),
 )
 GROWTH = {
