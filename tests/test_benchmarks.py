@@ -56,6 +56,7 @@ def test_second_order_costs_no_more_than_by_hand(name):
     assert all(got[what] <= by_hand[what] for what in w.COUNTS)
 
 
+# JAX 0.12 advises against Triton, the one backend for GPUs that lowers without one.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
 def test_kernels_lower_for_gpu(monkeypatch):
     """At the sizes of an accelerator, by Triton: two kernels, as by hand."""

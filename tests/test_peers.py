@@ -306,10 +306,12 @@ def lowering(f: Callable[[Any], Any]) -> str:
     return "lowers" if "xla.gpu.triton" in program else "is not there"
 
 
+# JAX 0.12 advises against Triton, the one backend for GPUs that lowers without one.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
 @pytest.mark.parametrize("peer", IN_A_KERNEL)
 def test_the_table_says_what_lowers_in_a_kernel(peer):
     if drops_in_scan() or getattr(jax.config, "jax_custom_vjp3", False):
+        # Older ones lower less, and with the flag a hand-written custom_vjp lowers too.
         pytest.skip("the table is about JAX 0.12 without `jax_custom_vjp3`")
     f = IN_A_KERNEL[peer]()
     found = {

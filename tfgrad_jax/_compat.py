@@ -178,7 +178,7 @@ def is_reverse(values: Sequence[Any]) -> bool:
 def keeps_custom_jvp() -> bool:
     """Return whether the derivative of a scan keeps the custom_jvp of what it calls.
 
-    Before JAX 0.12, it takes what is below it instead.
+    Before JAX 0.12, it takes what is below it instead. Remove when that is the oldest supported.
     """
     seen: list[Any] = []
     inner, outer = (jax.custom_jvp(lambda x: x) for _ in range(2))

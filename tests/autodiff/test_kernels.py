@@ -153,7 +153,7 @@ def by_hand_lowers(derivative, outputs, lower=lower, compiler_params=None):
     h.defvjp(lambda x, y: (h(x, y), (x, y)), lambda r, dy: (7 * dy * r[1], 5 * dy * r[0]))
     try:
         lower(kernel_of(derivative(h), outputs, False, compiler_params))
-    except Exception as error:  # of many kinds, by version
+    except Exception as error:  # of many kinds, by version: no rule can do what JAX cannot
         pytest.skip(f"JAX lowers no hand-written rule there: {type(error).__name__}")
 
 
@@ -193,6 +193,7 @@ def test_value_lowers_for_tpu(name):
 def test_gradient_lowers_for_tpu(name):
     by_hand_lowers(gradients, 2)
     if not LIMITS["forward mode in kernels"].applies():
+        # The value stays beside the gradient there, with its `attach`.
         pytest.skip("no gradient before JAX 0.10: a limit")
     lower(kernel_of(gradients(FUNCTIONS[name][0]), 2, interpret=False))
 
@@ -201,11 +202,13 @@ def lower_for_gpu(call):
     assert "xla.gpu.triton" in lowered_for_gpu(call, X, Y)
 
 
+# JAX 0.12 advises against Triton, the one backend for GPUs that lowers without one.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
 @NAMES
 def test_value_lowers_for_gpu(name):
     """Where JAX keeps a custom_jvp; no version lowers a hand-written custom_vjp there."""
     if drops_in_scan() and name != "recompute_grad":
+        # Triton knows no custom_vjp, and before JAX 0.12 a scan needs one there.
         pytest.skip("there is a custom_vjp below the custom_jvp: a limit")
     kernel = kernel_of(value(FUNCTIONS[name][0]), 1, False, triton.CompilerParams())
     if name == "ignored":
@@ -215,13 +218,16 @@ def test_value_lowers_for_gpu(name):
         lower_for_gpu(kernel)
 
 
+# JAX 0.12 advises against Triton, the one backend for GPUs that lowers without one.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
 @NAMES
 def test_gradient_lowers_for_gpu(name):
     if name == "recompute_grad" and getattr(jax.config, "jax_remat3", False):
+        # `recompute_grad` is `jax.checkpoint`, which this flag replaces.
         pytest.skip("JAX lowers no new `jax.checkpoint` there")
     by_hand_lowers(gradients, 2, lower_for_gpu, triton.CompilerParams())
     if drops_in_scan() and name == "nested":
+        # Triton knows no custom_vjp, and before JAX 0.12 a scan needs one there.
         pytest.skip("there is a custom_vjp below the custom_jvp: a limit")
     lower_for_gpu(kernel_of(gradients(FUNCTIONS[name][0]), 2, False, triton.CompilerParams()))
 

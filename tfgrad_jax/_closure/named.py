@@ -221,13 +221,13 @@ def elsewhere(held: Sequence[Any], known: Sequence[Any]) -> list[tuple[Any, str]
             seen[id(value)] = value
             pending += _held(value, type(value)) or ()
         if isinstance(value, types.FunctionType):
-            for name in _names_in(value.__code__):
+            for name in names_in(value.__code__):
                 content = value.__globals__.get(name)
                 if isinstance(content, jax.Array):
                     found[id(content)] = (content, name)
     return [row for row in found.values() if all(row[0] is not k for k in known)]
 
 
-def _names_in(code: types.CodeType) -> set[str]:
+def names_in(code: types.CodeType) -> set[str]:
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return set(code.co_names).union(*map(_names_in, inner))
+    return set(code.co_names).union(*map(names_in, inner))

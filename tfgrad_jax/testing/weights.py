@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten_with_path
 
-from tfgrad_jax._closure.named import _names_in
+from tfgrad_jax._closure.named import names_in
 from tfgrad_jax._custom_gradient import CustomGradient
 
 _MANY = 5_000  # objects to look at
@@ -72,7 +72,7 @@ def _slots(value: Any) -> list[tuple[Any, str, str]]:
         return [(value, name, name) for name in ("_f", "_variables", "_primal")]
     if isinstance(value, types.FunctionType):
         cells = zip(value.__closure__ or (), value.__code__.co_freevars, strict=True)
-        used = [n for n in _names_in(value.__code__) if n in value.__globals__]
+        used = [n for n in names_in(value.__code__) if n in value.__globals__]
         held = [(cell, "cell_contents", name) for cell, name in cells]
         return [*held, *((value.__globals__, n, n) for n in used), (value, "__defaults__", "")]
     if isinstance(value, types.MethodType):
