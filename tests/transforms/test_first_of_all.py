@@ -1,0 +1,142 @@
+"""The first thing that is done with the package: where it is imported, and where it is called.
+
+What it asks of JAX once must not depend on where it asks. Rules are wrong by a factor of 7, so
+right numbers prove that they ran.
+"""
+
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_same
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+X = jnp.float32(0.7)
+
+
+def ours(name):
+    return name == "tfgrad_jax" or name.startswith("tfgrad_jax.")
+
+
+@pytest.fixture
+def forgotten():
+    """Let the package be imported for the first time."""
+    known = {name: sys.modules.pop(name) for name in list(sys.modules) if ours(name)}
+    yield
+    for name in filter(ours, list(sys.modules)):
+        del sys.modules[name]
+    sys.modules.update(known)
+
+
+def sine(x):
+    from tfgrad_jax import custom_gradient
+
+    @custom_gradient
+    def sine(x):
+        return jnp.sin(x), lambda dy: 7 * dy * jnp.cos(x)
+
+    return sine(x)
+
+
+def mapped(f):
+    mesh = Mesh(np.asarray(jax.devices()[:1]), ("i",))
+    per_device = jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    return lambda x: per_device(x[None])[0]
+
+
+GRADIENTS = {
+    "grad": jax.grad,
+    "grad of grad": lambda f: lambda x: -jax.grad(jax.grad(f))(x) / jnp.tan(x),
+    "jit of grad": lambda f: jax.jit(jax.grad(f)),
+    "grad of jit": lambda f: jax.grad(jax.jit(f)),
+    "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(x[None])[0],
+    "grad of vmap": lambda f: jax.grad(lambda x: jax.vmap(f)(x[None])[0]),
+    "grad of scan": lambda f: jax.grad(lambda x: lax.map(f, x[None])[0]),
+    "grad of cond": lambda f: jax.grad(lambda x: lax.cond(x > 0, f, lambda x: x, x)),
+    "grad of checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+    "grad of shard_map": lambda f: jax.grad(mapped(f)),
+    "shard_map of grad": lambda f: mapped(lambda x: jax.vmap(jax.grad(lambda x: f(x)))(x)),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),))[1],
+    "jvp of vmap": lambda f: lambda x: jax.jvp(jax.vmap(f), (x[None],), (jnp.ones(1),))[1][0],
+}
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS.values(), ids=GRADIENTS)
+def test_imported_where_something_is_transformed(forgotten, gradient):
+    assert_same(gradient(sine)(X), 7 * jnp.cos(X))
+    assert_same(jax.grad(sine)(X), 7 * jnp.cos(X))  # and from then on
+    assert_same(jax.grad(jax.jit(sine))(X), 7 * jnp.cos(X))
+
+
+def in_a_thread(f):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(f()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def under(context):
+    def call(f):
+        with context():
+            return f()
+
+    return call
+
+
+CONTEXTS = {
+    "disable_jit": under(jax.disable_jit),
+    "ensure_compile_time_eval": under(jax.ensure_compile_time_eval),
+    "enable_checks": under(lambda: jax.enable_checks(True)),
+    "debug_nans": under(lambda: jax.debug_nans(True)),
+    "x64": under(lambda: jax.enable_x64(True)),
+    "numpy_dtype_promotion": under(lambda: jax.numpy_dtype_promotion("strict")),
+    "check_tracer_leaks": under(jax.check_tracer_leaks),
+    "thread": in_a_thread,
+    "pure_callback": lambda f: jax.pure_callback(lambda: np.asarray(f()), X),
+    "eval_shape": lambda f: jax.eval_shape(f),
+    "nothing": lambda f: f(),
+}
+
+_FAST = {"disable_jit", "thread"}
+
+
+def tower(custom_gradient):
+    """Return a function of three levels; each rule, wrong by 7, reads the value of the next."""
+    h = custom_gradient(lambda x: (jnp.exp(x), lambda dy: 7 * dy * jnp.cos(x)))
+
+    def level(below):
+        def f(x):
+            b = jax.jit(below)(x)
+            return jnp.sin(x) * b, lambda dy: 7 * dy * b
+
+        return custom_gradient(f)
+
+    return level(level(h))
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(c, id=n, marks=() if n in _FAST else pytest.mark.slow)
+        for n, c in CONTEXTS.items()
+    ],
+)
+def test_called_first_in_a_context(forgotten, first):
+    from tfgrad_jax import custom_gradient
+
+    def scanned(x):
+        return jnp.sum(lax.map(tower(custom_gradient), x[None]))
+
+    first(lambda: jax.grad(tower(custom_gradient))(X))
+    b, db = jnp.sin(X) * jnp.exp(X), 7 * jnp.exp(X)  # the level below, and its declared derivative
+    assert_same(jax.grad(scanned)(X), 7 * b)
+    assert_same(jax.grad(jax.grad(scanned))(X), 7 * db)
+    assert_same(jax.jit(jax.grad(jax.grad(scanned)))(X), 7 * db)
+    third = 7 * 7 * 7 * jnp.cos(X)
+    assert_same(jax.grad(jax.grad(jax.grad(scanned)))(X), third, rtol=1e-4)
