@@ -214,7 +214,7 @@ def is_staging() -> bool:
 
 def is_ref(value: Any) -> bool:
     """Return whether a value is a mutable array."""
-    return isinstance(value, _REF) or (isinstance(value, Tracer) and is_ref_type(value.aval))
+    return is_ref_type(value.aval) if isinstance(value, Tracer) else isinstance(value, _REF)
 
 
 def is_ref_type(aval: Any) -> bool:
