@@ -119,7 +119,11 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
     def __reduce__(self) -> Any:
         if is_importable(self):
             return vars(self)["__qualname__"]  # like any function: by name
-        return CustomGradient, (self._f, self._variables, self._primal, self._convention)
+        parts = self._f, self._variables, self._primal, self._convention
+        return CustomGradient, parts, self._attributes()
+
+    def _attributes(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k not in _GIVEN}
 
     def __repr__(self) -> str:
         return f"<custom_gradient of {describe(self._f)}>"
@@ -137,7 +141,6 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
 
     def unwrapped(self) -> Any:
         convention = self._convention
-        attributes = {k: v for k, v in vars(self).items() if k not in _GIVEN}
 
         def make(parts: Sequence[Any]) -> CustomGradient[..., Any]:
             f, variables, primal, attributes = parts
@@ -145,7 +148,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             made.__dict__.update(attributes)
             return made
 
-        return make, (self._f, self._variables, self._primal, attributes)
+        return make, (self._f, self._variables, self._primal, self._attributes())
 
     def _called(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature

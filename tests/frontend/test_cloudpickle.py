@@ -1,5 +1,6 @@
 """Decorated functions that have no name to be found by are cloudpickled by value."""
 
+import copy
 import pickle
 
 import jax
@@ -54,6 +55,16 @@ def test_after_it_was_used(mode):
     again = copied(copied(h))
     assert_same(mode(jax.value_and_grad(again))(2.0), (jnp.float32(12), jnp.float32(42)))
     assert_same(mode(jax.value_and_grad(h))(2.0), (jnp.float32(12), jnp.float32(42)))
+
+
+@pytest.mark.parametrize("copied", [copied, copy.copy, copy.deepcopy])
+def test_attributes(copied):
+    h = local(3.0)
+    h.units = ["m"]
+    again = copied(h)
+    assert again is not h
+    assert again.units == ["m"]
+    assert_same(jax.grad(again)(2.0), jnp.float32(42))
 
 
 @MODES
