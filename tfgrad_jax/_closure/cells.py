@@ -93,7 +93,7 @@ def _held(value: Any, cls: type) -> Sequence[Any] | None:
         if value.__closure__ is None and value.__defaults__ is None and not value.__dict__:
             return () if value.__kwdefaults__ is None else (value.__kwdefaults__,)
         held = [value.__defaults__, value.__kwdefaults__, value.__dict__]
-        return held + [_content(cell) for cell in value.__closure__ or ()]
+        return held + [content_of(cell) for cell in value.__closure__ or ()]
     if cls is _BUILTIN:
         return (value.__self__,)
     if isinstance(value, Wrapper):
@@ -119,7 +119,7 @@ def is_importable(value: Any) -> bool:
     return found is value
 
 
-def _content(cell: types.CellType) -> Any:
+def content_of(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # a variable that is not assigned yet
@@ -299,7 +299,7 @@ class Skeleton:
         index = self._known[id(cell)]
         if shared:
             # What one function assigns, the others see.
-            if self._search and reach([_content(cell)]) is not False:
+            if self._search and reach([content_of(cell)]) is not False:
                 raise _OpaqueError
             self._cells[index] = (cell, None)
         return index

@@ -17,6 +17,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from tfgrad_jax._compat import is_ref
 from tfgrad_jax._frontend.grad_fn import Call, checked_pair
+from tfgrad_jax._source import names_in
 
 from .body import Rebuilt, Result
 from .cells import (
@@ -25,11 +26,11 @@ from .cells import (
     _TRACER,
     Skeleton,
     Wrapper,
-    _content,
     _has_cycle,
     _held,
     _OpaqueError,
     _Plan,
+    content_of,
 )
 
 _LIMIT = 5_000  # objects to look at
@@ -108,7 +109,7 @@ class Arrays(Skeleton):
         known = self._by_id.get(id(f))
         name, code = Name("", "") if known is None else known[0], f.__code__
         for cell, content in zip(code.co_freevars, f.__closure__ or (), strict=True):
-            self.name(_content(content), name.then(f".{cell}", "closure"))
+            self.name(content_of(content), name.then(f".{cell}", "closure"))
         defaults, count = f.__defaults__ or (), code.co_argcount
         named = dict(zip(code.co_varnames[count - len(defaults) : count], defaults, strict=True))
         for key, value in (named | (f.__kwdefaults__ or {})).items():
@@ -226,8 +227,3 @@ def elsewhere(held: Sequence[Any], known: Sequence[Any]) -> list[tuple[Any, str]
                 if isinstance(content, jax.Array):
                     found[id(content)] = (content, name)
     return [row for row in found.values() if all(row[0] is not k for k in known)]
-
-
-def names_in(code: types.CodeType) -> set[str]:
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return set(code.co_names).union(*map(names_in, inner))

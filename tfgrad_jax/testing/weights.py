@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten_with_path
 
-from tfgrad_jax._closure.named import names_in
 from tfgrad_jax._custom_gradient import CustomGradient
+from tfgrad_jax._source import names_in
 
 _MANY = 5_000  # objects to look at
 Place = tuple[Any, str, str, Any]  # an owner, the key or attribute, its name for users, the content
