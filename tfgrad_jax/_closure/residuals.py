@@ -152,7 +152,9 @@ def _guard(contract: Contract, grad_fn: Callable[..., Any], cells: bool) -> Call
     rule is called as it is, in one in its `cells`.
     """
     source, code = contract.source, code_of(grad_fn)
-    names = _handed_over(source.code, code) if source.code and code else ()
+    if source.code is None or code is None:
+        return lambda: None
+    names = _handed_over(source.code, code)
     if not names:
         return lambda: None
     rule, scope = Source.of(grad_fn), getattr(grad_fn, "__globals__", {})
