@@ -130,16 +130,16 @@ def rule_of(
 
 @functools.cache
 def _handed_over(code: types.CodeType, rule: types.CodeType) -> frozenset[str]:
-    """Return the attributes and keys that a function stores and its rule reads."""
+    """Return the attributes, keys and globals that a function stores and its rule reads."""
     steps = list(dis.get_instructions(code))
-    stored = {step.argval for step in steps if step.opname == "STORE_ATTR"}
+    stored = {step.argval for step in steps if step.opname in ("STORE_ATTR", "STORE_GLOBAL")}
     if any(step.opname == "STORE_SUBSCR" for step in steps):
         stored |= {constant for constant in code.co_consts if isinstance(constant, str)}
     return frozenset(stored & _read(rule)) if stored else frozenset()
 
 
 def _read(code: types.CodeType) -> set[str]:
-    names = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_CONST")
+    names = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_CONST")
     found = {i.argval for i in dis.get_instructions(code) if i.opname in names}
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return {name for name in found if isinstance(name, str)}.union(*map(_read, inner))
@@ -148,17 +148,14 @@ def _read(code: types.CodeType) -> set[str]:
 def _guard(contract: Contract, grad_fn: Callable[..., Any], cells: bool) -> Callable[[], None]:
     """Return what raises if another call has stored other arrays for its rule by then.
 
-    A function may store what its rule reads in an object or a dict: in a global one or, where the
-    rule is called as it is, in one in its `cells`.
+    A function may store what its rule reads in a global variable, in a global object or dict
+    or, where the rule is called as it is, in one in its `cells`.
     """
     source, code = contract.source, code_of(grad_fn)
-    if source.code is None or code is None:
-        return lambda: None
-    names = _handed_over(source.code, code)
-    if not names:
+    if source.code is None or code is None or not (names := _handed_over(source.code, code)):
         return lambda: None
     rule, scope = Source.of(grad_fn), getattr(grad_fn, "__globals__", {})
-    held = [scope.get(name) for name in names_in(code)]
+    held = [scope, *(scope.get(name) for name in names_in(code))]
     if cells:
         held += map(content_of, getattr(grad_fn, "__closure__", None) or ())
         held.append(getattr(grad_fn, "__self__", None))
