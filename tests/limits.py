@@ -283,10 +283,10 @@ def in_vmap(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 limit(
     "recursion through an object",
-    "A rule that recurses through an object with a traced weight may have only one order.",
+    "A rule that recurses through an object with a traced weight has at most one order.",
     "Such a rule is traced when it is differentiated, when the tracer in the object is dead (from "
-    "JAX 0.12 on, and before that in a `vmap`): hold it in a closure or a `functools.partial`, "
-    "which are made anew.",
+    "JAX 0.12 on, and before that in a `vmap`), and JAX lets no `jit` or `checkpoint` be traced "
+    "inside itself: hold it in a closure or a `functools.partial`, which are made anew.",
     lambda: jax.grad(jax.grad(in_vmap(calls_itself(Holder))))(X),
     jax.errors.UnexpectedTracerError,
     "unexpected tracer",
