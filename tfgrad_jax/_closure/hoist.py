@@ -198,20 +198,26 @@ def body_of(call: Call) -> tuple[Body, list[Any]]:
     found = True if declared else reach(held)
     if found is False:
         return Rebuilt(call.replaced(f=snapshot(call.f)), None, []), []
-    visible = None if found is None else dissect([*held, *declared])
+
+    def visible() -> tuple[Skeleton, list[Any]] | None:
+        return None if found is None else dissect([*held, *declared])
+
     asks = call.variables is None and may_return_rule_with_variables(code_of(call.f))
-    if visible is not None and not asks:
-        return Rebuilt(call, *visible), visible[1]
+    seen = None if asks else visible()
+    if seen is not None:
+        return Rebuilt(call, *seen), seen[1]
     try:
         hoisted, captured = hoist(call)
     except NeedsValuesError:
-        if visible is None and found is None:
+        seen = visible() if asks else None
+        if seen is None and found is None:
             return Rebuilt(call, None, []), []
-        if visible is None:
+        if seen is None:
             raise
     else:
-        if visible is None and hoisted.hides_variable:
+        seen = visible() if asks and hoisted.stops_unknown else None
+        if seen is None and hoisted.hides_variable:
             raise _errors.stopped_variable(call.contract.source)
-        if visible is None or not hoisted.stops_unknown:
+        if seen is None:
             return hoisted, captured
-    return Rebuilt(call, *visible), visible[1]
+    return Rebuilt(call, *seen), seen[1]
