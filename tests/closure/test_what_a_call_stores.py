@@ -43,6 +43,22 @@ def in_a_namespace():
     return h
 
 
+class Rule:
+    def __call__(self, dy):
+        return 7 * dy * jnp.cos(self.x)
+
+
+def in_the_rule():
+    rule = Rule()
+
+    @custom_gradient
+    def h(x):
+        rule.x = x
+        return jnp.sin(x), rule
+
+    return h
+
+
 def in_a_dict():
     kept = {}
 
@@ -77,6 +93,7 @@ OBJECTS = {
     "method": lambda: Operation().method,
     "bound rule": lambda: custom_gradient(Operation().forward),
     "namespace": in_a_namespace,
+    "callable rule": in_the_rule,
 }
 LOCAL = OBJECTS | {"dict": in_a_dict}
 GLOBAL = {"global dict": in_a_global_dict, "global variable": in_a_global_variable}

@@ -158,7 +158,7 @@ def _guard(contract: Contract, grad_fn: Callable[..., Any], cells: bool) -> Call
     held = [scope, *(scope.get(name) for name in names_in(code))]
     if cells:
         held += map(content_of, getattr(grad_fn, "__closure__", None) or ())
-        held.append(getattr(grad_fn, "__self__", None))
+        held += [grad_fn, getattr(grad_fn, "__self__", None)]
     dicts = [h if isinstance(h, dict) else getattr(h, "__dict__", {}) for h in held]
     stored = [
         (d, name, weakref.ref(d[name]))  # tracers must not outlive their trace
