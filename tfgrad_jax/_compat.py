@@ -164,7 +164,8 @@ def below(primals: Sequence[Any]) -> Any:
     """Return a context in which code runs at the level of the primals, inside a jvp rule.
 
     Where JAX linearizes, it runs the rule under a trace to which no primal belongs, and every
-    operation would go through that. It is speed alone: where a name is missing, this does nothing.
+    operation would go through that. Where a name is missing, this does nothing: code is slower, and
+    what it computes from values has none.
     """
     if _current_trace is not None and _set_trace is not None:
         now, (trace, tracer) = _current_trace(()), _linearizing()

@@ -1,7 +1,8 @@
 """A function that stores what its rule reads, in an object, say, or a dict, and is called twice.
 
 The rule of the first call must not use what the second has stored. Traced, it has what its own call
-stored; eagerly it runs as it is, and there it is an error. Rules are wrong by a factor of 7.
+stored; eagerly it runs as it is, and there it is an error. What is stored and never read is in
+nobody's way. Rules are wrong by a factor of 7.
 """
 
 import types
@@ -89,18 +90,17 @@ def in_a_global_variable():
     return h
 
 
-OBJECTS = {
+LOCAL = {
     "method": lambda: Operation().method,
     "bound rule": lambda: custom_gradient(Operation().forward),
     "namespace": in_a_namespace,
     "callable rule": in_the_rule,
+    "dict": in_a_dict,
 }
-LOCAL = OBJECTS | {"dict": in_a_dict}
 GLOBAL = {"global dict": in_a_global_dict, "global variable": in_a_global_variable}
 ALL = LOCAL | GLOBAL
 by_place = pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 by_local_place = pytest.mark.parametrize("make", LOCAL.values(), ids=LOCAL)
-by_object = pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
 EXPECTED = 7 * jnp.cos(A) * jnp.sin(B), 7 * jnp.cos(B) * jnp.sin(A)
 
 
@@ -110,12 +110,12 @@ def product(h):
 
 @by_place
 def test_called_once(make):
-    both = jnp.stack([A, B])
-    assert_same(jax.grad(make())(A), 7 * jnp.cos(A))
-    assert_same(jax.vjp(make(), B)[1](jnp.float32(2))[0], 14 * jnp.cos(B))
-    assert_same(jax.vmap(jax.grad(make()))(both), 7 * jnp.cos(both))
-    assert_same(jax.jvp(make(), (A,), (B,))[1], 7 * jnp.cos(A) * B)
-    assert_same(jax.jit(jax.grad(make()))(A), 7 * jnp.cos(A))
+    both, h = jnp.stack([A, B]), make()
+    assert_same(jax.grad(h)(A), 7 * jnp.cos(A))
+    assert_same(jax.vjp(h, B)[1](jnp.float32(2))[0], 14 * jnp.cos(B))
+    assert_same(jax.vmap(jax.grad(h))(both), 7 * jnp.cos(both))
+    assert_same(jax.jvp(h, (A,), (B,))[1], 7 * jnp.cos(A) * B)
+    assert_same(jax.jit(jax.grad(h))(A), 7 * jnp.cos(A))
 
 
 @by_place
@@ -136,35 +136,26 @@ def test_called_twice_under_jit_with_what_is_global(make):
 
 
 @by_local_place
-def test_called_twice_under_jit(make):
-    assert_same(jax.jit(jax.grad(product(make()), (0, 1)))(A, B), EXPECTED)
-
-
-@by_object
 def test_called_twice_where_it_is_traced(make):
-    """Not so a dict, a pytree: JAX refuses a tracer of another trace that is left in it."""
-
-    def f():
-        return product(make())
-
-    assert_same(jax.grad(jax.jit(f()), (0, 1))(A, B), EXPECTED)
-    assert_same(jax.grad(jax.checkpoint(f()), (0, 1))(A, B), EXPECTED)
-    assert_same(jax.jvp(f(), (A, B), (B, A))[1], EXPECTED[0] * B + EXPECTED[1] * A)
-    mapped = jax.vmap(jax.grad(f(), (0, 1)))(A[None], B[None])
+    f = product(make())
+    assert_same(jax.jit(jax.grad(f, (0, 1)))(A, B), EXPECTED)
+    assert_same(jax.grad(jax.jit(f), (0, 1))(A, B), EXPECTED)
+    assert_same(jax.grad(jax.checkpoint(f), (0, 1))(A, B), EXPECTED)
+    assert_same(jax.jvp(f, (A, B), (B, A))[1], EXPECTED[0] * B + EXPECTED[1] * A)
+    mapped = jax.vmap(jax.grad(f, (0, 1)))(A[None], B[None])
     assert_same(jax.tree.map(jnp.squeeze, mapped), EXPECTED)
 
     def scanned(a):
-        each = f()
-        return lax.scan(lambda c, x: (c * each(x, B), None), jnp.float32(1), a[None])[0]
+        return lax.scan(lambda c, x: (c * f(x, B), None), jnp.float32(1), a[None])[0]
 
     assert_same(jax.grad(scanned)(A), EXPECTED[0])
 
 
 @by_local_place
 def test_second_order(make):
-    second = -7 * jnp.sin(A) * jnp.sin(B)
-    assert_same(jax.jit(jax.grad(jax.grad(product(make()))))(A, B), second)
-    assert_same(jax.hessian(product(make()))(A, B), second)
+    second, f = -7 * jnp.sin(A) * jnp.sin(B), product(make())
+    assert_same(jax.jit(jax.grad(jax.grad(f)))(A, B), second)
+    assert_same(jax.hessian(f)(A, B), second)
 
 
 def test_what_the_rule_does_not_read_is_stored_freely():
@@ -183,7 +174,7 @@ def test_what_the_rule_does_not_read_is_stored_freely():
         return jnp.sin(x), lambda dy: rule(dy)[0]
 
     assert_same(jax.grad(product(h), (0, 1))(A, B), EXPECTED)
-    assert kept.calls == 2
+    assert kept.calls >= 2
 
 
 def test_the_same_array_may_be_stored_again():
@@ -199,3 +190,85 @@ def test_the_same_array_may_be_stored_again():
 
 
 SCALE = jnp.float32(7)
+
+
+# --- what is stored and never read --------------------------------------------------------------
+
+
+def appended():
+    log = []
+
+    @custom_gradient
+    def h(x):
+        c = jnp.cos(x)
+        log.append(c)
+
+        def rule(dy):
+            log.append(dy)
+            return 7 * dy * c
+
+        return jnp.sin(x), rule
+
+    return h, log
+
+
+def set_by_key():
+    log = {}
+
+    @custom_gradient
+    def h(x):
+        c = jnp.cos(x)
+        log["c"] = c
+
+        def rule(dy):
+            log["dy"] = dy
+            return 7 * dy * c
+
+        return jnp.sin(x), rule
+
+    return h, log
+
+
+def updated():
+    log = {}
+
+    @custom_gradient
+    def h(x):
+        c = jnp.cos(x)
+        log.update(c=c)
+
+        def rule(dy):
+            log.setdefault("dy", dy)
+            return 7 * dy * c
+
+        return jnp.sin(x), rule
+
+    return h, log
+
+
+PROGRAMS = {
+    "eager": jax.grad,
+    "jit": lambda h: jax.jit(jax.grad(lambda x: h(x))),
+    "grad of jit": lambda h: jax.grad(jax.jit(lambda x: h(x))),
+    "vmap": lambda h: lambda x: jax.vmap(jax.grad(h))(x[None])[0],
+    "jvp": lambda h: lambda x: jax.jvp(h, (x,), (jnp.ones_like(x),))[1],
+    "scan": lambda h: jax.grad(lambda x: lax.map(h, x[None])[0]),
+    "checkpoint": lambda h: jax.grad(jax.checkpoint(h)),
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(a, b, marks=() if {a, b} == {"jit", "eager"} else pytest.mark.slow)
+        for a in PROGRAMS
+        for b in PROGRAMS
+    ],
+)
+@pytest.mark.parametrize("make", [appended, set_by_key, updated])
+def test_a_log_with_tracers_of_an_earlier_call(make, first, second):
+    h, log = make()
+    assert_same(PROGRAMS[first](h)(A), 7 * jnp.cos(A))
+    assert_same(PROGRAMS[second](h)(B), 7 * jnp.cos(B))
+    assert_same(jax.jit(jax.hessian(h))(A), -7 * jnp.sin(A))
+    assert log

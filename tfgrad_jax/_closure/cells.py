@@ -38,6 +38,8 @@ _HOLDERS = {
 JITTED = type(jax.jit(len))
 _CACHED = {JITTED, type(functools.cache(len))}
 _CONTAINERS = (list, tuple, dict, set, frozenset)
+_METHODS = ("LOAD_ATTR", "LOAD_METHOD")
+_FILLING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
 
 
 def _is_inert(cls: type) -> bool:
@@ -138,6 +140,20 @@ def _assigned(code: types.CodeType) -> frozenset[str]:
         if isinstance(inner, types.CodeType):
             found |= _assigned(inner) & set(code.co_freevars)
     return frozenset(found)
+
+
+@functools.cache
+def _filled(code: types.CodeType) -> frozenset[str]:
+    """Return the variables of enclosing functions into whose containers the code puts values."""
+    steps = list(dis.get_instructions(code))
+    found = {
+        a.argval
+        for a, b, c in zip(steps, steps[1:], steps[2:], strict=False)
+        if a.opname == "LOAD_DEREF"
+        and (c.opname == "STORE_SUBSCR" or (b.argval in _FILLING and b.opname in _METHODS))
+    }
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return frozenset(found.union(*map(_filled, inner)) & {*code.co_freevars})
 
 
 def _has_cycle(value: Any, above: tuple[int, ...]) -> bool:
@@ -274,7 +290,11 @@ class Skeleton:
         plans: list[_Plan] = []
         self._functions.append((f, places, plans))
         shared = _assigned(f.__code__) if f.__closure__ else ()
+        filled = _filled(f.__code__) if f.__closure__ and self._search else ()
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+            held = content_of(cell) if name in filled else None
+            if isinstance(held, _CONTAINERS) and reach([held]) is not False:
+                raise _OpaqueError  # there may be tracers of an earlier trace, which are not used
             places.append(self._cell(cell, name in shared))
         plans += [self._plan(f.__defaults__), self._plan(f.__kwdefaults__)]
         plans.append(self._attributes(attributes))
