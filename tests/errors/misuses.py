@@ -806,6 +806,25 @@ jax.jvp(lambda w: Layer(w).f(x), (w,), (w,))
         of="Layer.f", jitted=False,
     ),
     misuse(
+        "Keep what the rule reads on `self`, and use the layer twice",
+        """
+class Relu:
+    @custom_gradient
+    def f(self, x):
+        self.mask = x > 0
+        def grad(dy):
+            return jnp.where(self.mask, dy, 0)
+        return jnp.where(self.mask, x, 0), grad
+
+relu = Relu()
+jax.grad(lambda x: jnp.sum(relu.f(relu.f(x) - 2)))(x)
+""",
+        RuntimeError,
+        "reads `mask`, where another call has stored another array since",
+        "Keep what it needs of its own call in a local variable",
+        of="Relu.f", jitted=False,
+    ),
+    misuse(
         "Ask for forward mode in a weight without a gradient",
         """
 def layer(w):
