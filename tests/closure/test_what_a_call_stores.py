@@ -16,6 +16,7 @@ from jax import lax
 from tfgrad_jax import custom_gradient
 
 A, B = jnp.float32(0.3), jnp.float32(1.1)
+SCALE = jnp.float32(7)
 STORE = {}
 
 
@@ -189,9 +190,6 @@ def test_the_same_array_may_be_stored_again():
     assert_same(jax.grad(product(h), (0, 1))(A, B), EXPECTED)
 
 
-SCALE = jnp.float32(7)
-
-
 # --- what is stored and never read --------------------------------------------------------------
 
 
@@ -212,38 +210,35 @@ def appended():
     return h, log
 
 
-def set_by_key():
-    log = {}
+def filling(log, put):
+    """The same, by a function that puts a value into the log."""
 
     @custom_gradient
     def h(x):
         c = jnp.cos(x)
-        log["c"] = c
+        put("c", c)
 
         def rule(dy):
-            log["dy"] = dy
+            put("dy", dy)
             return 7 * dy * c
 
         return jnp.sin(x), rule
 
     return h, log
+
+
+def set_by_key():
+    log = {}
+
+    def put(key, value):
+        log[key] = value
+
+    return filling(log, put)
 
 
 def updated():
     log = {}
-
-    @custom_gradient
-    def h(x):
-        c = jnp.cos(x)
-        log.update(c=c)
-
-        def rule(dy):
-            log.setdefault("dy", dy)
-            return 7 * dy * c
-
-        return jnp.sin(x), rule
-
-    return h, log
+    return filling(log, lambda key, value: log.update({key: value}))
 
 
 PROGRAMS = {

@@ -3,7 +3,8 @@
 `grad_fn` is a closure over values of the forward pass, and JAX must carry these from one to the
 other itself. `rule_of` finds them in the closure (`cells.dissect`), so that the backward pass
 calls the same `grad_fn` around other values; where they cannot be seen there, it traces
-`grad_fn` to a jaxpr and finds them among its constants.
+`grad_fn` to a jaxpr and finds them among its constants. What the function stored for it in objects
+and global variables is no such value: `_guard` refuses what another call has stored.
 """
 
 import dataclasses
