@@ -3,32 +3,24 @@
 `grad_fn` is a closure over values of the forward pass, and JAX must carry these from one to the
 other itself. `rule_of` finds them in the closure (`cells.dissect`), so that the backward pass
 calls the same `grad_fn` around other values; where they cannot be seen there, it traces
-`grad_fn` to a jaxpr and finds them among its constants. What the function stored for it in objects
-and global variables is no such value: `_guard` refuses what another call has stored.
+`grad_fn` to a jaxpr and finds them among its constants.
 """
 
 import dataclasses
-import dis
-import functools
-import itertools
-import types
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.core import Tracer
 from jax.tree_util import register_pytree_node
 
-from tfgrad_jax import _errors
 from tfgrad_jax._compat import cotangent_type
 from tfgrad_jax._frontend.grad_fn import Contract, NeedsValuesError, Variables
 from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._jaxpr import evaluate, without_consts
-from tfgrad_jax._source import Source, code_of, names_in
+from tfgrad_jax._source import Source
 
-from .cells import content_of, dissect, snapshot
+from .cells import dissect, snapshot
 
 Run = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
@@ -100,10 +92,8 @@ def rule_of(
 
     def as_it_is() -> tuple[Run, list[Any]]:
         own, values = snapshot(grad_fn), None if given is None else given.value()
-        check = _guard(contract, grad_fn, cells=True)
 
         def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-            check()
             return contract.gradients(own, outputs, cotangents, variables, values)
 
         return run, []
@@ -113,10 +103,8 @@ def rule_of(
     found = dissect([grad_fn, *([] if given is None else given.traced)])
     if found is not None:
         skeleton, residuals = found
-        check = _guard(contract, grad_fn, cells=False)
 
         def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-            check()
             own, *moving = skeleton(residuals)
             values = None if variables is None else variables.value(moving)
             return contract.gradients(own, outputs, cotangents, variables, values)
@@ -127,52 +115,6 @@ def rule_of(
     except NeedsValuesError:
         # It branches on values, so these are concrete one level down, where it will run.
         return as_it_is()
-
-
-@functools.cache
-def _handed_over(code: types.CodeType, rule: types.CodeType) -> frozenset[str]:
-    """Return the attributes, keys and globals that a function stores and its rule reads."""
-    steps = list(dis.get_instructions(code))
-    stored = {step.argval for step in steps if step.opname in ("STORE_ATTR", "STORE_GLOBAL")}
-    if any(step.opname == "STORE_SUBSCR" for step in steps):
-        stored |= {constant for constant in code.co_consts if isinstance(constant, str)}
-    return frozenset(stored & _read(rule)) if stored else frozenset()
-
-
-def _read(code: types.CodeType) -> set[str]:
-    names = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_CONST")
-    found = {i.argval for i in dis.get_instructions(code) if i.opname in names}
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return {name for name in found if isinstance(name, str)}.union(*map(_read, inner))
-
-
-def _guard(contract: Contract, grad_fn: Callable[..., Any], cells: bool) -> Callable[[], None]:
-    """Return what raises if another call has stored other arrays for its rule by then.
-
-    A function may store what its rule reads in a global variable, in a global object or dict
-    or, where the rule is called as it is, in one in its `cells`.
-    """
-    source, code = contract.source, code_of(grad_fn)
-    if source.code is None or code is None or not (names := _handed_over(source.code, code)):
-        return lambda: None
-    rule, scope = Source.of(grad_fn), getattr(grad_fn, "__globals__", {})
-    held = [scope, *(scope.get(name) for name in names_in(code))]
-    if cells:
-        held += map(content_of, getattr(grad_fn, "__closure__", None) or ())
-        held += [grad_fn, getattr(grad_fn, "__self__", None)]
-    dicts = [h if isinstance(h, dict) else getattr(h, "__dict__", {}) for h in held]
-    stored = [
-        (d, name, weakref.ref(d[name]))  # tracers must not outlive their trace
-        for d, name in itertools.product(dicts, names)
-        if isinstance(d.get(name), (jax.Array, np.ndarray))
-    ]
-
-    def check() -> None:
-        for d, name, value in stored:
-            if d.get(name) is not value():
-                raise _errors.stored_again(source, rule, name)
-
-    return check
 
 
 def _traced_rule(
