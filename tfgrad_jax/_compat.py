@@ -106,42 +106,9 @@ def _linearizing() -> tuple[type, type]:
     return (found[0], found[1]) if len(found) == 2 else (types.NoneType, types.NoneType)
 
 
-@functools.cache
-def _pushing() -> type:
-    """Return the type of the tracers of `jvp`, as a function sees them."""
-    found: list[type] = []
-    x = jax.ShapeDtypeStruct((), np.float32)
-    jax.eval_shape(lambda x: jax.jvp(lambda x: found.append(type(x)) or x, (x,), (x,)), x)
-    return found[0]
-
-
-def primal_of(tracer: Any) -> Any:
-    """Return the primal of a tracer of `jvp`, which `lax.stop_gradient` reads; None of others."""
-    return getattr(tracer, "primal", None) if isinstance(tracer, _pushing()) else None
-
-
-def behind(tracers: Sequence[Any]) -> dict[int, Any]:
-    """Return, by the ids of the tracers behind them, the tracers that stand for these.
-
-    `lax.stop_gradient` looks behind the tracers of `jvp`, at their primals.
-    """
-    found: dict[int, Any] = {}
-    for tracer in tracers:
-        primal = primal_of(tracer)
-        while isinstance(primal, Tracer):
-            found[id(primal)] = tracer
-            primal = primal_of(primal)
-    return {key: t for key, t in found.items() if all(id(other) != key for other in tracers)}
-
-
-def is_behind(value: Any, tracer: Any) -> bool:
-    """Return whether a constant is behind tracers of `jvp`; JAX copies numbers."""
-    primal = tracer
-    while isinstance(primal, Tracer):
-        primal = primal_of(primal)
-    if primal is None or primal is value:
-        return primal is not None
-    return np.ndim(primal) == np.ndim(value) == 0 and np.asarray(primal) == np.asarray(value)
+def is_live(tracer: Any) -> bool:
+    """Return whether the trace of a tracer is not over: nothing can be done with others."""
+    return tracer._trace.is_valid()
 
 
 def tangent_type(value: Any) -> Any:

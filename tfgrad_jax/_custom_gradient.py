@@ -27,9 +27,8 @@ from jax.tree_util import all_leaves, tree_leaves
 
 from . import _errors
 from ._autodiff.program import Program
-from ._closure.body import HiddenTracerError
+from ._closure.body import HiddenTracerError, body_of
 from ._closure.cells import JITTED, Wrapper, is_importable
-from ._closure.hoist import Hoisted, body_of, hoist
 from ._closure.residuals import is_traced
 from ._compat import is_idle
 from ._frontend.grad_fn import Call, checked_outputs, checked_pair, primal_value
@@ -119,11 +118,11 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
     def __reduce__(self) -> Any:
         if is_importable(self):
             return vars(self)["__qualname__"]  # like any function: by name
-        parts = self._f, self._variables, self._primal, self._convention
-        return CustomGradient, parts, self._attributes()
+        return self.unwrapped()
 
-    def _attributes(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in _GIVEN}
+    def unwrapped(self) -> Any:
+        parts = self._f, self._variables, self._primal, self._convention
+        return CustomGradient, parts, {k: v for k, v in vars(self).items() if k not in _GIVEN}
 
     def __repr__(self) -> str:
         return f"<custom_gradient of {describe(self._f)}>"
@@ -138,17 +137,6 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             if isinstance(found, classmethod) and found.__func__ is self:
                 return is_class
         return False
-
-    def unwrapped(self) -> Any:
-        convention = self._convention
-
-        def make(parts: Sequence[Any]) -> CustomGradient[..., Any]:
-            f, variables, primal, attributes = parts
-            made: CustomGradient[..., Any] = CustomGradient(f, variables, primal, convention)
-            made.__dict__.update(attributes)
-            return made
-
-        return make, (self._f, self._variables, self._primal, self._attributes())
 
     def _called(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
@@ -190,17 +178,15 @@ def run(call: Call, name: str) -> Any:
         y = call.value(())
         if not is_traced(tree_leaves(y)):
             return y
-        body, captured = hoist(call)
+        body, captured = body_of(call, look=False)
         if not captured:
             return y
     try:
         return Program(body, name)(captured, call.operands)
     except (HiddenTracerError, UnexpectedTracerError):
         # It reads a tracer where it was not looked for, such as a global variable.
-        if isinstance(body, Hoisted):
-            raise
-        hoisted, captured = hoist(call)
-        return Program(hoisted, name)(captured, call.operands)
+        body, captured = body_of(call, look=False)
+        return Program(body, name)(captured, call.operands)
 
 
 def _show(function: Any, signature: Signature) -> None:

@@ -13,7 +13,7 @@ from jax.tree_util import register_static, tree_unflatten
 from tfgrad_jax import _errors
 from tfgrad_jax._closure.body import Body
 from tfgrad_jax._closure.residuals import Rule, Static, is_traced
-from tfgrad_jax._closure.traced import Dependence
+from tfgrad_jax._closure.traced import needed
 from tfgrad_jax._compat import is_ref, is_staging, plainly
 from tfgrad_jax._frontend.structure import spec
 from tfgrad_jax._jaxpr import without_consts
@@ -52,9 +52,9 @@ class Program:
         jaxpr = without_consts(value.trace(*operands).jaxpr)
         leaves = value(*operands)
         first = len(jaxpr.invars) - len(operands)
-        masks = Dependence.of(jaxpr, len(leaves)).masks
-        for i, mask in enumerate(masks):
-            ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
+        for i in range(len(leaves)):
+            known = needed(jaxpr, [k == i for k in range(len(leaves))])[first:]
+            ignored = [o for o, k in zip(operands, known, strict=True) if not k]
             if ignored:
                 (leaves[i],) = depend([leaves[i]], ignored)
         return self.laid_out(leaves)
@@ -96,7 +96,7 @@ class Program:
             inputs = len(found) - len(positions)
             captured: list[Any] = [None] * n
             for position, g in zip(positions, found[inputs:], strict=True):
-                if position is not None and g is not None:
+                if g is not None:
                     known = captured[position]
                     captured[position] = g if known is None else known + g
             return [*captured, *found[:inputs]]

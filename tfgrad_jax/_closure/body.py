@@ -1,14 +1,16 @@
 """A call as a function of the tracers that it closes over and of its operands.
 
-There are two bodies: `Rebuilt` (here) calls `f`, made anew around other values for what it
-captured; `Hoisted` (`hoist.py`) evaluates a jaxpr of it. Both answer `value`, where nothing is
-differentiated, and `result`, where something is: which gradient a captured value has is decided
-here. It is that of `variables=`, that of `f`'s own operations (`variables="autodiff"`), none
-because the function is written inside a rule, or none, and then it is an error to differentiate
-it.
+`body_of` runs at each call that is traced. A function is made anew around other values for what it
+captured (`cells.py`). One that holds a tracer where it cannot be replaced is traced first: what it
+captured is in a list then (`hoisted`).
+
+A `Body` answers `value`, where nothing is differentiated, and `result`, where something is: which
+gradient a captured value has is decided here. It is that of `variables=`, that of `f`'s own
+operations (`variables="autodiff"`), none because the function is written inside a rule, or none,
+and then it is an error to differentiate it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,13 +18,22 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from tfgrad_jax import _errors
-from tfgrad_jax._compat import is_ref
-from tfgrad_jax._frontend.grad_fn import Call, Variables, accepts_variables, is_written_in_rule
+from tfgrad_jax._compat import cotangent_type, is_ref, plainly
+from tfgrad_jax._frontend.grad_fn import (
+    Call,
+    CheckedRule,
+    NeedsValuesError,
+    Variables,
+    accepts_variables,
+    is_written_in_rule,
+)
 from tfgrad_jax._frontend.structure import Outputs, is_differentiable, spec
 
-from .cells import Skeleton
-from .residuals import Given, Run, is_traced, rule_of
-from .traced import dependence_on
+from .cells import Skeleton, dissect, reach, snapshot
+from .residuals import Run, is_traced, rule_of
+from .traced import dependence_on, traced
+
+_HELD = ("f", "bound_to", "constants", "rest", "primal")  # of a call: what may hold tracers
 
 
 class HiddenTracerError(Exception):
@@ -36,39 +47,77 @@ class Result(NamedTuple):
     outputs: Outputs
     run: Run  # gradients of the inputs, then of the variables
     residuals: list[Any]
-    positions: Sequence[int | None]  # of the variables among the captured values
+    positions: Sequence[int]  # of the variables among the captured values
     used: dict[int, Any] | None = None  # the captured values that `y` depends on, where known
 
 
 class Body:
-    """What the two bodies share. The captured values are tracers, each once."""
+    """A call made anew around its captured values: tracers, each once. Refers to none of them."""
 
-    def __init__(
-        self, call: Call, captured: Sequence[Any], positions: Sequence[int | None]
-    ) -> None:
+    def __init__(self, call: Call, skeleton: Skeleton | None, captured: Sequence[Any]) -> None:
+        place = {id(c): i for i, c in enumerate(captured)}
+        self._variables: Variables | None = None
+        self._positions: list[int] = []  # of the declared variables among the captured values
+        if call.declared:
+            self._variables, listed = Variables.of(call.variables)
+            self._positions = [place[id(v)] for v in listed]
         self.contract = call.contract
         self.count = len(captured)
-        self._positions = positions  # of the declared variables among the captured values
         self.has_primal = call.primal is not None
         self._declared, self._autodiff = call.declared, call.autodiff
         # Whether there are captured values that may have no gradient.
         self.may_refuse = not is_written_in_rule(call.f) and any(
             is_differentiable(spec(c).dtype) and (is_ref(c) or not call.autodiff)
             for i, c in enumerate(captured)
-            if i not in positions
+            if i not in self._positions
         )
+        self._skeleton = skeleton
+        # It ends up inside jaxprs, which outlive the tracers.
+        self._call = call.replaced(operands=(), variables=None)
+        if skeleton is not None:
+            self._call = self._call.replaced(**dict.fromkeys(_HELD))
+
+    def _on(self, captured: Sequence[Any]) -> Call:
+        if self._skeleton is None:
+            return self._call
+        held = self._skeleton(captured)[: len(_HELD)]  # the rest are declared variables
+        return self._call.replaced(**dict(zip(_HELD, held, strict=True)))
 
     def value(self, captured: Sequence[Any], inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return the leaves of `y` and their structure."""
-        raise NotImplementedError
+        leaves, treedef = tree_flatten(self._on(captured).value(inputs))
+        return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves], treedef
 
-    def forward(self, captured: Sequence[Any], inputs: Sequence[Any], traced: bool) -> Result:
+    def forward(self, captured: Sequence[Any], inputs: Sequence[Any], moving: bool) -> Result:
         """Return the result for the declared gradient."""
-        raise NotImplementedError
+        leaves, outputs, grad_fn = self._on(captured).apply(inputs)
+        if not moving and is_traced(leaves):
+            raise HiddenTracerError
+        used = None
+        if isinstance(grad_fn, CheckedRule):
+            place = {id(c): i for i, c in enumerate(captured)}
+            positions = [place[id(v)] for v in grad_fn.variables]
+            gradients = grad_fn.gradients
+        else:
+            positions, variables = self._positions, self._variables
+            if variables is None and captured and not self._autodiff and accepts_variables(grad_fn):
+                used = self.used(captured, inputs)
+                positions = [i for i in used if spec(captured[i]).differentiable]
+                variables = Variables.listed([spec(captured[i]) for i in positions] or None)
+            listed = [captured[i] for i in positions]
+            gradients = self.contract.rule(grad_fn, outputs, variables, listed)
+        ys = [leaves[i] for i in outputs.differentiable]
+        run, residuals = rule_of(gradients, ys, moving)
+        return Result(leaves, outputs, run, residuals, positions, used)
 
     def used(self, captured: Sequence[Any], inputs: Sequence[Any]) -> dict[int, Any]:
         """Return which captured values `y` depends on, in the order of use, with the equations."""
-        raise NotImplementedError
+
+        def value(captured: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+            with plainly():
+                return self._on(captured).apply(inputs)[0]
+
+        return dependence_on(value, captured, inputs)
 
     def settle(self, captured: Sequence[Any], inputs: Sequence[Any]) -> None:
         """Find out beforehand whether `y` depends on a captured value without a gradient."""
@@ -137,54 +186,80 @@ class Body:
         return Result(list(leaves), outputs, both, [*pulled, *residuals], list(moving))
 
 
-class Rebuilt(Body):
-    """A body that calls `f`, made anew around the captured values."""
+def _held(call: Call) -> list[Any]:
+    return [getattr(call, name) for name in _HELD]
 
-    def __init__(self, call: Call, skeleton: Skeleton | None, captured: Sequence[Any]) -> None:
-        place = {id(c): i for i, c in enumerate(captured)}
-        variables, positions = None, []
-        if call.declared:
-            variables, traced = Variables.of(call.variables)
-            positions = [place[id(v)] for v in traced]
-        super().__init__(call, captured, positions)
-        self._variables = variables
-        self._skeleton = skeleton
-        # Refers to no tracer: it ends up inside jaxprs, which outlive these.
-        self._call = call.replaced(operands=(), variables=None)
-        if skeleton is not None:
-            self._call = self._call.replaced(
-                f=None, bound_to=(), constants=(), rest={}, primal=None
-            )
 
-    def _on(self, captured: Sequence[Any]) -> Call:
-        if self._skeleton is None:
-            return self._call
-        names = ("f", "bound_to", "constants", "rest", "primal")
-        held = self._skeleton(captured)[: len(names)]  # the rest are declared variables
-        return self._call.replaced(**dict(zip(names, held, strict=True)))
+def body_of(call: Call, look: bool = True) -> tuple[Body, list[Any]]:
+    """Return how the call runs on other values, and the tracers that it closes over.
 
-    def value(self, captured: Sequence[Any], inputs: Sequence[Any]) -> tuple[list[Any], Any]:
-        leaves, treedef = tree_flatten(self._on(captured).value(inputs))
-        return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves], treedef
+    Unless it is to `look` for them, the call is traced.
+    """
+    declared: list[Any] = []
+    if call.declared:
+        variables, declared = Variables.of(call.variables)
+        if not (declared or variables.has_values()):
+            raise _errors.no_array_among_variables(call.contract.source, variables.constants[0])
+    reached = None if not look else bool(declared) or reach(_held(call))
+    if reached is False:
+        return Body(call.replaced(f=snapshot(call.f)), None, []), []
+    found = dissect([*_held(call), *declared]) if reached else None
+    if found is None:
+        try:
+            call = hoisted(call, declared)
+        except NeedsValuesError:
+            if look and reached is None:  # there is much, and maybe no tracer in it
+                return Body(call, None, []), []
+            raise
+        found = dissect([*_held(call), *declared])
+        assert found is not None
+    return Body(call, *found), found[1]
 
-    def forward(self, captured: Sequence[Any], inputs: Sequence[Any], traced: bool) -> Result:
-        leaves, outputs, grad_fn = self._on(captured).apply(inputs)
-        if not traced and is_traced(leaves):
-            raise HiddenTracerError
-        positions, variables, used = self._positions, self._variables, None
-        if variables is None and captured and not self._autodiff and accepts_variables(grad_fn):
-            used = self.used(captured, inputs)
-            positions = [i for i in used if spec(captured[i]).differentiable]
-            if positions:
-                variables = Variables.listed([spec(captured[i]) for i in positions])
-        given = None
-        if variables is not None:
-            given = Given(variables, [captured[i] for i in positions])  # type: ignore[index]
-        run, residuals = rule_of(self.contract, grad_fn, leaves, outputs, given, traced)
-        return Result(leaves, outputs, run, residuals, positions, used)
 
-    def used(self, captured: Sequence[Any], inputs: Sequence[Any]) -> dict[int, Any]:
-        def value(captured: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-            return self._on(captured).apply(inputs)[0]
+def hoisted(call: Call, declared: Sequence[Any]) -> Call:
+    """Return the call of a function that evaluates a jaxpr of `f`, and holds its tracers openly.
 
-        return dependence_on(value, captured, inputs)
+    What the rule takes from `f` is returned by the jaxpr too.
+    """
+    known: list[Any] = []
+
+    def apply(*operands: Any) -> Any:
+        leaves, outputs, grad_fn = call.apply(operands)
+        found = dissect([grad_fn])
+        if found is None:
+            variables, listed = None, declared
+            if call.declared:
+                variables = Variables.of(call.variables)[0]
+            elif call.variables is None and accepts_variables(grad_fn):
+                listed = _listed(call)
+                variables = Variables.listed([spec(v) for v in listed] or None)
+            gradients = call.contract.rule(grad_fn, outputs, variables, listed)
+            examples = [cotangent_type(leaves[i]) for i in outputs.differentiable]
+            found = dissect([CheckedRule(traced(gradients, *examples), listed)])
+            assert found is not None
+        known[:] = outputs.treedef, found[0]
+        return leaves, found[1]
+
+    evaluated = traced(apply, *call.operands)
+    treedef, skeleton = known
+
+    def f(*operands: Any) -> tuple[Any, Any]:
+        leaves, residuals = evaluated(*operands)
+        return tree_unflatten(treedef, leaves), skeleton(residuals)[0]
+
+    primal = None
+    if call.primal is not None:
+        primal = traced(lambda *operands: call.value(operands), *call.operands)
+    return _of_operands(call, f, primal)
+
+
+def _of_operands(call: Call, f: Callable[..., Any], primal: Callable[..., Any] | None) -> Call:
+    return call.replaced(f=f, primal=primal, bound_to=(), constants=(), rest={}, direct=True)
+
+
+def _listed(call: Call) -> list[Any]:
+    """Return the tracers that `y` depends on, in the order of their first use."""
+    value = traced(lambda *operands: call.apply(operands)[0], *call.operands)
+    body, captured = body_of(_of_operands(call, lambda *operands: (value(*operands), len), None))
+    used = body.used(captured, call.operands)
+    return [captured[i] for i in used if spec(captured[i]).differentiable]

@@ -1,45 +1,48 @@
 """What functions hold: can a tracer be reached, and can they be made anew around other values?
 
-`reach` answers the first question for whatever a decorated function can see beside its
-operands. Where there is a tracer, `dissect` answers the second: it takes the tracers out of
-cells, defaults and the pytrees in them, and `Skeleton` puts other values in their places.
-`snapshot` does that without looking for tracers: a rule reads its closure at the call, as it
-does under `jit`.
+`reach` answers the first question for whatever a decorated function can see beside its operands.
+`dissect` answers the second: it takes the tracers out of functions, containers and objects, and
+`Skeleton` makes the same anew around other values. Python tells how: a function is its code, its
+cells and its defaults, and anything else is what `copy.copy` makes it of (`__reduce_ex__`).
+`snapshot` copies the cells of functions alone: a rule reads its closure at the call, as it does
+under `jit`.
 """
 
-import dis
 import functools
 import gc
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import tree_flatten
+from jax.extend.core import Jaxpr
+
+from tfgrad_jax._compat import is_live
+from tfgrad_jax._frontend.grad_fn import Contract, Variables
+from tfgrad_jax._frontend.structure import Outputs
 
 _LIMIT = 5_000  # objects to look at; beyond these it is cheaper to trace the function
 
 _FUNCTION = types.FunctionType
 _BUILTIN = types.BuiltinFunctionType
+_CELL = types.CellType
 # Objects of these very types hold no tracer that could be used, or are asked in another way.
 _INERT = {
     bool, int, float, complex, str, bytes, bytearray, range, type(None), type(Ellipsis),
     type(NotImplemented), types.ModuleType, types.CodeType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
-    types.MemberDescriptorType, np.ufunc, type(jax.tree_util.default_registry),
+    types.MemberDescriptorType, np.ufunc, type(jax.tree_util.default_registry), Jaxpr,
+    Contract, Outputs, Variables,
 }  # fmt: skip
 # Objects of these very types are looked into: the most frequent ones, known at once.
-_HOLDERS = {
-    types.FunctionType, types.CellType, types.MethodType, functools.partial, dict, tuple, list,
-}  # fmt: skip
+_HOLDERS = {_FUNCTION, _CELL, types.MethodType, functools.partial, dict, tuple, list}
 JITTED = type(jax.jit(len))
-_CACHED = {JITTED, type(functools.cache(len))}
+_CACHED = (JITTED, type(functools.cache(len)))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
-_METHODS = ("LOAD_ATTR", "LOAD_METHOD")
-_FILLING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
 
 
 def _is_inert(cls: type) -> bool:
@@ -57,36 +60,23 @@ def reach(values: Sequence[Any]) -> bool | None:
 
     True if there is one, False if there is none, None if there is too much to look at.
     """
-    for found in _walk(values):
-        return None if found is None else True
-    return False
-
-
-def tracers_in(values: Sequence[Any]) -> list[Any]:
-    """Return the tracers that can be reached from the values, each once."""
-    return list({id(t): t for t in _walk(values) if t is not None}.values())
-
-
-def _walk(values: Sequence[Any]) -> Iterator[Any]:
-    """Yield the tracers that can be reached; None, and no more, where there is too much."""
     pending = list(values)
     seen: dict[int, Any] = {}  # by id, and kept, so that no id is used twice
-    steps = 0
     while pending:
         value = pending.pop()
         cls = type(value)
         if cls in _INERT or id(value) in seen or (cls not in _HOLDERS and _is_inert(cls)):
             continue
-        steps += 1
-        if isinstance(value, Tracer):
-            yield value
-            continue
         seen[id(value)] = value
+        if isinstance(value, Tracer):
+            if is_live(value):
+                return True
+            continue
         held = _held(value, cls)
-        if steps > _LIMIT or held is None or len(held) > _LIMIT:
-            yield None
-            return
+        if held is None or len(seen) > _LIMIT or len(held) > _LIMIT:
+            return None
         pending += held
+    return False
 
 
 def _held(value: Any, cls: type) -> Sequence[Any] | None:
@@ -98,8 +88,6 @@ def _held(value: Any, cls: type) -> Sequence[Any] | None:
         return held + [content_of(cell) for cell in value.__closure__ or ()]
     if cls is _BUILTIN:
         return (value.__self__,)
-    if isinstance(value, Wrapper):
-        return value.unwrapped()[1]
     if isinstance(value, type):
         # Only a class that is made in a function can hold a tracer.
         local = [c for c in value.__mro__ if not is_importable(c)]
@@ -110,6 +98,8 @@ def _held(value: Any, cls: type) -> Sequence[Any] | None:
         return None
     if cls in _CACHED:  # not what is cached: it depends on what was called before
         return (value.__wrapped__,)
+    if isinstance(value, dict):  # Python 3.13 shows the attributes of an object to it alone
+        return [*gc.get_referents(value), *value.values()]
     return gc.get_referents(value)
 
 
@@ -128,69 +118,44 @@ def content_of(cell: types.CellType) -> Any:
         return None
 
 
-@functools.cache
-def _assigned(code: types.CodeType) -> frozenset[str]:
-    """Return the variables of enclosing functions that the code assigns to."""
-    found = {
-        i.argval
-        for i in dis.get_instructions(code)
-        if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in code.co_freevars
-    }
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            found |= _assigned(inner) & set(code.co_freevars)
-    return frozenset(found)
-
-
-@functools.cache
-def _filled(code: types.CodeType) -> frozenset[str]:
-    """Return the variables of enclosing functions into whose containers the code puts values."""
-    steps = list(dis.get_instructions(code))
-    found = {
-        a.argval
-        for a, b, c in zip(steps, steps[1:], steps[2:], strict=False)
-        if a.opname == "LOAD_DEREF"
-        and (c.opname == "STORE_SUBSCR" or (b.argval in _FILLING and b.opname in _METHODS))
-    }
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return frozenset(found.union(*map(_filled, inner)) & {*code.co_freevars})
-
-
-def _has_cycle(value: Any, above: tuple[int, ...]) -> bool:
-    """Return whether a container holds itself, which JAX would flatten without end."""
-    if not isinstance(value, (list, tuple, dict)):
-        return False
-    if id(value) in above:
-        return True
-    parts = value.values() if isinstance(value, dict) else value
-    return any(_has_cycle(part, (*above, id(value))) for part in parts)
-
-
-def _partial(parts: Sequence[Any]) -> functools.partial[Any]:
-    f, args, keywords, attributes = parts
-    made = functools.partial(f, *args, **keywords)
-    made.__dict__.update(attributes)
-    return made
-
-
-class _OpaqueError(Exception):
-    """A tracer is where it cannot be replaced, or may be."""
-
-
 class Wrapper:
-    """An object around functions that can be made anew around others."""
+    """An object around functions, into which `snapshot` looks."""
 
     __slots__ = ()
 
-    def unwrapped(self) -> tuple[Callable[[Sequence[Any]], Any], Sequence[Any]]:
-        """Return how to make it, and what it is made around."""
+    def unwrapped(self) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
+        """Return how to make it, what it is made of, and its attributes."""
         raise NotImplementedError
 
 
-# How to make a value anew: as it is, a tracer (its index), a function (its index), or a pytree or a
-# wrapper (how to put the parts together, and these).
-_Plan = tuple[int, Any, Any]
-_SAME, _TRACER, _MADE, _PARTS = range(4)
+class OpaqueError(Exception):
+    """A tracer is where it cannot be replaced, or may be."""
+
+
+# How to make a value anew: from the values of the tracers, and what was made until then.
+Plan: TypeAlias = Callable[[Sequence[Any], dict[Any, Any]], Any]
+
+
+def same(value: Any) -> Plan:
+    return lambda values, made: value
+
+
+class _Made:
+    """How to make an object anew, once: of `parts`, and then what it holds, which may be itself."""
+
+    def __init__(self) -> None:
+        self.make: Callable[..., Any] = _CELL
+        self.parts: Sequence[Plan] = ()
+        self.fill: list[tuple[Callable[[Any, Any], Any], Plan]] = []
+
+    def __call__(self, values: Sequence[Any], made: dict[Any, Any]) -> Any:
+        if self not in made:
+            parts = [part(values, made) for part in self.parts]
+            if self not in made:  # or else one of its parts holds it
+                made[self] = new = self.make(*parts)
+                for put, content in self.fill:
+                    put(new, content(values, made))
+        return made[self]
 
 
 class Skeleton:
@@ -199,130 +164,129 @@ class Skeleton:
     def __init__(self, search: bool) -> None:
         self.tracers: list[Any] = []
         self._search = search  # for tracers; or else what is no function stays as it is
-        self._plans: list[_Plan] = []
-        self._functions: list[Any] = []  # (function, places of its cells, plans of the rest)
-        self._cells: list[tuple[types.CellType, _Plan | None]] = []  # None: stays shared
-        self._known: dict[int, int] = {}  # ids of tracers, functions and cells -> index
+        self._plans: list[Plan] = []
+        self._known: dict[int, tuple[Any, Plan]] = {}  # by id, with the value of that id
 
     def add(self, value: Any) -> None:
         self._plans.append(self._plan(value))
 
     def finish(self) -> None:
         """Forget the tracers, and what refers to them: they must not outlive their trace."""
-        self.tracers = []
-        self._known = {}
-        self._functions = [
-            (f.__code__, f.__globals__, f.__name__, f.__qualname__, *rest)
-            for f, *rest in self._functions
-        ]
-        cells: list[Any] = [(c if p is None else None, p) for c, p in self._cells]
-        self._cells = cells
+        self.tracers, self._known = [], {}
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         """Return the values, made anew around others for the tracers."""
-        cells = [types.CellType() if cell is None else cell for cell, _ in self._cells]
-        made: list[Any] = []
-        for code, scope, name, qualname, places, _ in self._functions:
-            f = _FUNCTION(code, scope, name, None, tuple(cells[i] for i in places))
-            f.__qualname__ = qualname
-            made.append(f)
+        made: dict[Any, Any] = {}
+        return [plan(values, made) for plan in self._plans]
 
-        def fill(plan: _Plan) -> Any:
-            kind, content, parts = plan
-            if kind == _SAME:
-                return content
-            if kind == _TRACER:
-                return values[content]
-            if kind == _MADE:
-                return made[content]
-            return content(list(map(fill, parts)))
-
-        # A wrapper reads the signature of its function: inner ones first, and then the cells.
-        for f, (*_, plans) in reversed(list(zip(made, self._functions, strict=True))):
-            f.__defaults__, f.__kwdefaults__, attributes = map(fill, plans)
-            if attributes:
-                f.__dict__.update(attributes)
-        for new, (_, plan) in zip(cells, self._cells, strict=True):
-            if plan is not None:
-                new.cell_contents = fill(plan)
-        return [fill(plan) for plan in self._plans]
-
-    def _plan(self, value: Any) -> _Plan:
+    def _plan(self, value: Any) -> Plan:
         cls = type(value)
         if _is_inert(cls):
-            return _SAME, value, None
+            return same(value)
         if cls is _FUNCTION:
             return self._function(value)
-        if isinstance(value, Wrapper):
-            make, parts = value.unwrapped()
-            return _PARTS, make, [self._plan(part) for part in parts]
-        if not self._search:
-            return _SAME, value, None
-        if isinstance(value, Tracer):
-            if id(value) not in self._known:
-                self._known[id(value)] = len(self.tracers)
-                self.tracers.append(value)
-            return _TRACER, self._known[id(value)], None
-        found = reach([value])
-        if found is False:
-            return _SAME, value, None
-        if found is None or isinstance(value, Iterator) or _has_cycle(value, ()):
-            raise _OpaqueError
-        if cls is functools.partial:
-            parts = (value.func, value.args, value.keywords, vars(value))
-            return _PARTS, _partial, [self._plan(part) for part in parts]
-        try:
-            leaves, treedef = tree_flatten(value)
-        except (TypeError, ValueError):  # such as keys that cannot be sorted
-            raise _OpaqueError from None
-        if (len(leaves) == 1 and leaves[0] is value) or reach([treedef]) is not False:
-            raise _OpaqueError
-        return _PARTS, treedef.unflatten, [self._plan(leaf) for leaf in leaves]
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        if not (self._search or isinstance(value, Wrapper)):
+            return same(value)
+        if isinstance(value, Tracer) and is_live(value):
+            return self._tracer(value)
+        return self._object(value)
 
-    def _function(self, f: types.FunctionType) -> _Plan:
+    def _tracer(self, value: Any) -> Plan:
+        i = len(self.tracers)
+        self.tracers.append(value)
+        return self._note(value, lambda values, made: values[i])
+
+    def _note(self, value: Any, plan: Any) -> Any:
+        self._known[id(value)] = value, plan
+        return plan
+
+    def _function(self, f: types.FunctionType) -> Plan:
         if id(f) in self._known:
-            return _MADE, self._known[id(f)], None
-        attributes = vars(f)
-        if not (f.__closure__ or f.__defaults__ or f.__kwdefaults__ or attributes):
-            return _SAME, f, None
-        self._known[id(f)] = index = len(self._functions)
-        places: list[int] = []
-        plans: list[_Plan] = []
-        self._functions.append((f, places, plans))
-        shared = _assigned(f.__code__) if f.__closure__ else ()
-        filled = _filled(f.__code__) if f.__closure__ and self._search else ()
-        for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
-            held = content_of(cell) if name in filled else None
-            if isinstance(held, _CONTAINERS) and reach([held]) is not False:
-                raise _OpaqueError  # there may be tracers of an earlier trace, which are not used
-            places.append(self._cell(cell, name in shared))
-        plans += [self._plan(f.__defaults__), self._plan(f.__kwdefaults__)]
-        plans.append(self._attributes(attributes))
-        return _MADE, index, None
+            return self._known[id(f)][1]
+        if not (f.__closure__ or f.__defaults__ or f.__kwdefaults__ or vars(f)):
+            return same(f)
+        plan = self._note(f, _Made())
+        code, scope, name, qualname = f.__code__, f.__globals__, f.__name__, f.__qualname__
 
-    def _attributes(self, attributes: dict[str, Any]) -> _Plan:
-        if not attributes:
-            return _SAME, None, None
-        return self._plan(dict(attributes))
+        def make(*cells: Any) -> Any:
+            new = _FUNCTION(code, scope, name, None, cells)
+            new.__qualname__ = qualname
+            return new
 
-    def _cell(self, cell: types.CellType, shared: bool) -> int:
-        if id(cell) not in self._known:
-            self._known[id(cell)] = len(self._cells)
-            self._cells.append((cell, None))
+        # A wrapper reads the signature of its function, so the defaults come before the cells.
+        for attribute in ("__defaults__", "__kwdefaults__"):
+            if (held := getattr(f, attribute)) is not None:
+                plan.fill.append((_setter(attribute), self._plan(held)))
+        for key, held in vars(f).items():
+            plan.fill.append((_setter(key), self._plan(held)))
+        plan.make, plan.parts = make, [self._cell(cell) for cell in f.__closure__ or ()]
+        return plan
+
+    def _cell(self, cell: types.CellType) -> Plan:
+        if id(cell) in self._known:
+            return self._known[id(cell)][1]
+        plan = self._note(cell, _Made())
+        try:
+            content = cell.cell_contents
+        except ValueError:  # it is assigned later: it stays shared
+            plan.make = lambda: cell
+        else:
+            plan.fill.append((_setter("cell_contents"), self._plan(content)))
+        return plan
+
+    def _object(self, value: Any) -> Plan:
+        """Plan to make an object as `copy.copy` does."""
+        wrapper, cls = isinstance(value, Wrapper), type(value)
+        found = reach([value]) if self._search else wrapper
+        if found is False:
+            return same(value)
+        if found is None or isinstance(value, type) or cls in _CACHED:
+            raise OpaqueError
+        plan = self._note(value, _Made())
+        if cls is tuple:
+            made: Any = ((lambda *items: items), value)
+        elif cls is types.MethodType:
+            made = (cls, (value.__func__, value.__self__))
+        elif wrapper:
+            made = value.unwrapped()
+        else:
             try:
-                content = cell.cell_contents
-            except ValueError:  # it is assigned later
-                return len(self._cells) - 1
-            if not shared:
-                index = self._known[id(cell)]
-                self._cells[index] = (cell, self._plan(content))
-        index = self._known[id(cell)]
-        if shared:
-            # What one function assigns, the others see.
-            if self._search and reach([content_of(cell)]) is not False:
-                raise _OpaqueError
-            self._cells[index] = (cell, None)
-        return index
+                made = value.__reduce_ex__(4)
+            except Exception as error:  # of any type: that of what cannot be copied
+                raise OpaqueError from error
+        if isinstance(made, str):  # the name of what there is once
+            raise OpaqueError
+        plan.make, parts, state, items, pairs = (*made, None, None, None)[:5]
+        plan.parts = list(map(self._plan, parts))
+        if state:
+            plan.fill.append((_set_state, self._plan(state)))
+        plan.fill += [(_append, self._plan(item)) for item in items or ()]
+        plan.fill += [(_at(key), self._plan(item)) for key, item in pairs or ()]
+        return plan
+
+
+def _setter(name: str) -> Callable[[Any, Any], Any]:
+    return lambda new, value: setattr(new, name, value)
+
+
+def _at(key: Any) -> Callable[[Any, Any], Any]:
+    return lambda new, item: operator.setitem(new, key, item)
+
+
+def _append(new: Any, item: Any) -> None:
+    new.append(item)
+
+
+def _set_state(new: Any, state: Any) -> None:
+    if hasattr(new, "__setstate__"):
+        new.__setstate__(state)
+        return
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    vars(new).update(attributes or {})
+    for name, value in (slots or {}).items():
+        object.__setattr__(new, name, value)
 
 
 def dissect(values: Sequence[Any]) -> tuple[Skeleton, list[Any]] | None:
@@ -331,7 +295,7 @@ def dissect(values: Sequence[Any]) -> tuple[Skeleton, list[Any]] | None:
     try:
         for value in values:
             skeleton.add(value)
-    except (_OpaqueError, RecursionError):
+    except (OpaqueError, RecursionError):
         return None
     tracers = skeleton.tracers
     skeleton.finish()
@@ -344,5 +308,4 @@ def snapshot(f: Callable[..., Any]) -> Callable[..., Any]:
         return f
     skeleton = Skeleton(search=False)
     skeleton.add(f)
-    skeleton.finish()
     return skeleton(())[0]

@@ -19,19 +19,8 @@ from tfgrad_jax._compat import is_ref
 from tfgrad_jax._frontend.grad_fn import Call, checked_pair
 from tfgrad_jax._source import names_in
 
-from .body import Rebuilt, Result
-from .cells import (
-    _PARTS,
-    _SAME,
-    _TRACER,
-    Skeleton,
-    Wrapper,
-    _has_cycle,
-    _held,
-    _OpaqueError,
-    _Plan,
-    content_of,
-)
+from .body import Body, Result
+from .cells import OpaqueError, Plan, Skeleton, Wrapper, _held, content_of, same
 
 _LIMIT = 5_000  # objects to look at
 
@@ -61,37 +50,38 @@ class Arrays(Skeleton):
     def name(self, value: Any, name: Name) -> None:
         self._by_id.setdefault(id(value), (name, value))
 
-    def _plan(self, value: Any) -> _Plan:
+    def _plan(self, value: Any) -> Plan:
         known = self._by_id.get(id(value))
         name = Name("", "") if known is None else known[0]
         if isinstance(value, jax.Array):
             self._hits += 1
             if id(value) not in self._known:
                 self.name(value, name)  # and keep it
-                self._known[id(value)] = len(self.tracers)
-                self.tracers.append(value)
                 self.names.append(name)
-            return _TRACER, self._known[id(value)], None
+                return self._tracer(value)
+            return self._known[id(value)][1]
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, Wrapper):
-            make, held = value.unwrapped()
+            cls, held, _ = value.unwrapped()
+            make: Callable[[Sequence[Any]], Any] = lambda parts: cls(*parts)  # noqa: E731
             steps: Iterable[Any] = (("", part) for part in held)
         else:
             found = _parts(value)
             if found is None:
-                return _SAME, value, None
+                return same(value)
             make, steps = found
         if id(value) in self._above or len(self._by_id) > _LIMIT:
-            return _SAME, value, None
+            return same(value)
         self._above.add(id(value))
         hits, plans = self._hits, []
         for step, part in steps:
             self.name(part, name.then(step, name.place))
             plans.append(self._plan(part))
         self._above.remove(id(value))
-        # What holds no array stays itself.
-        return (_SAME, value, None) if hits == self._hits else (_PARTS, make, plans)
+        if hits == self._hits:  # what holds no array stays itself
+            return same(value)
+        return lambda values, made: make([plan(values, made) for plan in plans])
 
     def _counted(self, value: Any, look: Callable[[], Any]) -> Any:
         """Look into a function or a cell, or remember whether it holds an array."""
@@ -102,10 +92,10 @@ class Arrays(Skeleton):
         self._holds[id(value)] = self._hits > hits
         return found
 
-    def _cell(self, cell: types.CellType, shared: bool) -> int:
-        return self._counted(cell, lambda: super(Arrays, self)._cell(cell, shared))
+    def _cell(self, cell: types.CellType) -> Plan:
+        return self._counted(cell, lambda: super(Arrays, self)._cell(cell))
 
-    def _function(self, f: types.FunctionType) -> _Plan:
+    def _function(self, f: types.FunctionType) -> Plan:
         known = self._by_id.get(id(f))
         name, code = Name("", "") if known is None else known[0], f.__code__
         for cell, content in zip(code.co_freevars, f.__closure__ or (), strict=True):
@@ -117,13 +107,13 @@ class Arrays(Skeleton):
         self.name(f.__dict__.get("__wrapped__"), name)
         hits = self._hits
         plan = self._counted(f, lambda: super(Arrays, self)._function(f))
-        return plan if self._hits > hits else (_SAME, f, None)
+        return plan if self._hits > hits else same(f)
 
 
 def _parts(value: Any) -> tuple[Callable[[Sequence[Any]], Any], Iterable[Any]] | None:
     """Return how to make a value anew, and what it holds with the steps to it; None if unknown."""
     cls = type(value)
-    if isinstance(value, type | types.ModuleType) or is_ref(value) or _has_cycle(value, ()):
+    if isinstance(value, type | types.ModuleType) or is_ref(value):
         return None
     if cls is types.MethodType:
         return (lambda new: types.MethodType(*new)), (("", value.__func__), ("", value.__self__))
@@ -131,7 +121,7 @@ def _parts(value: Any) -> tuple[Callable[[Sequence[Any]], Any], Iterable[Any]] |
         held = (("", value.func), (".args", value.args), (".keywords", value.keywords))
         return (lambda new: functools.partial(new[0], *new[1], **new[2])), held
     try:
-        leaves, treedef = tree_flatten_with_path(value)
+        leaves, treedef = tree_flatten_with_path(value, is_leaf=lambda v: v is not value)
     except (TypeError, ValueError):  # such as keys that cannot be sorted
         return None
     if len(leaves) != 1 or leaves[0][1] is not value:
@@ -168,12 +158,12 @@ def arrays_in(value: Any) -> list[tuple[Any, str]]:
     """Return the arrays that can be reached from a value, with their names."""
     arrays = Arrays()
     arrays.name(value, Name("", ""))
-    with contextlib.suppress(_OpaqueError, RecursionError):  # what was found until then
+    with contextlib.suppress(OpaqueError, RecursionError):  # what was found until then
         arrays.add(value)
     return [(a, name.path) for a, name in zip(arrays.tracers, arrays.names, strict=True)]
 
 
-class Named(Rebuilt):
+class Named(Body):
     """The engine's body, with the names of what the rule keeps."""
 
     def __init__(self, call: Call, skeleton: Any, captured: Sequence[Any], eager: bool) -> None:

@@ -6,7 +6,6 @@ it. Nothing here differentiates: `_autodiff` decides what runs when.
 """
 
 import copy
-import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -78,8 +77,10 @@ class Variables(NamedTuple):
         return cls(constants, layout), traced
 
     @classmethod
-    def listed(cls, specs: Sequence[Spec]) -> "Variables":
-        """Return a list of variables, all of which JAX is tracing."""
+    def listed(cls, specs: Sequence[Spec] | None) -> "Variables | None":
+        """Return a list of variables, all of which JAX is tracing; None if there are none."""
+        if specs is None:
+            return None
         n = len(specs)
         treedef = tree_structure((list(range(n)),))
         return cls([None] * n, Layout(treedef, specs, range(n), ("variables",)))
@@ -98,12 +99,40 @@ class Variables(NamedTuple):
 NO_VARIABLES = Variables.of([])[0]
 
 
+class CheckedRule(NamedTuple):
+    """A rule that was traced: cotangents -> gradients of the operands, then of its variables."""
+
+    gradients: Callable[..., list[Any]]
+    variables: Sequence[Any]
+
+    def __call__(self, *cotangents: Any) -> list[Any]:
+        return self.gradients(*cotangents)
+
+
 class Contract(NamedTuple):
     """How the rules of a call are called, and how their results are read."""
 
     source: Source
     inputs: Layout
     convention: str
+
+    def rule(
+        self,
+        grad_fn: Callable[..., Any],
+        outputs: Outputs,
+        variables: Variables | None,
+        traced: Sequence[Any],
+    ) -> Callable[..., list[Any]]:
+        """Return the rule as a function of cotangents, which closes over all else.
+
+        A variable that `grad_fn` closes over too is the same value: `v is w` holds in it.
+        """
+        values = None if variables is None else variables.value(traced)
+
+        def gradients(*cotangents: Any) -> list[Any]:
+            return self.gradients(grad_fn, outputs, cotangents, variables, values)
+
+        return gradients
 
     def gradients(
         self,
@@ -196,6 +225,7 @@ class Call:
         self.variables = variables  # None, "autodiff" or the declared pytree
         self.primal = primal
         self.contract = Contract(source, inputs, convention)
+        self.direct = False  # whether the function takes the operands themselves
 
     @property
     def autodiff(self) -> bool:
@@ -231,6 +261,8 @@ class Call:
         return leaves, Outputs(leaves, treedef, self.contract.convention), grad_fn
 
     def _arguments(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        if self.direct:
+            return operands, {}
         values = self.contract.inputs.join(self.constants, operands)
         if not self._named:
             return [*self.bound_to, *values], self.rest
@@ -274,13 +306,6 @@ def _takes_variables(code: types.CodeType) -> bool:
         code.co_flags & inspect.CO_VARKEYWORDS
         or "variables" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     )
-
-
-@functools.cache
-def may_return_rule_with_variables(code: types.CodeType) -> bool:
-    """Return whether a function with this code has one inside it that takes `variables`."""
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return any(_takes_variables(c) or may_return_rule_with_variables(c) for c in inner)
 
 
 def _variables_parameter(grad_fn: Callable[..., Any]) -> inspect.Parameter | None:
