@@ -107,8 +107,13 @@ def _linearizing() -> tuple[type, type]:
 
 
 def is_live(tracer: Any) -> bool:
-    """Return whether the trace of a tracer is not over: nothing can be done with others."""
-    return tracer._trace.is_valid()
+    """Return whether the trace of a tracer is running now: nothing can be done with others."""
+    trace = _current_trace(())
+    while trace is not tracer._trace:
+        if not hasattr(trace, "parent_trace"):
+            return trace != _IDLE  # a shard_map does not tell what runs around it
+        trace = trace.parent_trace
+    return True
 
 
 def tangent_type(value: Any) -> Any:

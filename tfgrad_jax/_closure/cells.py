@@ -267,6 +267,9 @@ class Skeleton:
         return plan
 
 
+_INERT.add(Skeleton)
+
+
 def _setter(name: str) -> Callable[[Any, Any], Any]:
     return lambda new, value: setattr(new, name, value)
 
@@ -284,7 +287,8 @@ def _set_state(new: Any, state: Any) -> None:
         new.__setstate__(state)
         return
     attributes, slots = state if isinstance(state, tuple) else (state, None)
-    vars(new).update(attributes or {})
+    if attributes:
+        vars(new).update(attributes)
     for name, value in (slots or {}).items():
         object.__setattr__(new, name, value)
 
