@@ -161,23 +161,9 @@ def is_reverse(values: Sequence[Any]) -> bool:
     return any(pair(v)[0] is not v for v in values)
 
 
-@functools.cache
-def keeps_custom_jvp() -> bool:
-    """Return whether the derivative of a scan keeps the custom_jvp of what it calls.
-
-    Before JAX 0.12, it takes what is below it instead. Remove when that is the oldest supported.
-    """
-    seen: list[Any] = []
-    inner, outer = (jax.custom_jvp(lambda x: x) for _ in range(2))
-    inner.defjvp(lambda primals, tangents: (inner(*primals), seen.append(1) or tangents[0]))
-    outer.defjvp(lambda primals, tangents: (outer(*primals), inner(*primals) * tangents[0]))
-
-    def first(x: Any) -> Any:
-        return jax.grad(lambda x: jax.lax.map(outer, x)[0])(x)[0]
-
-    with jax.disable_jit(False):  # which would leave no scan
-        jax.eval_shape(jax.grad(first), jax.ShapeDtypeStruct((2,), np.float32))
-    return bool(seen)
+# Before JAX 0.12, the derivative of a scan takes what is below the custom_jvp of what it calls.
+# Remove when that is the oldest supported.
+KEEPS_CUSTOM_JVP = jax.__version_info__ >= (0, 12)
 
 
 def is_staging() -> bool:

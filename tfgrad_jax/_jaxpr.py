@@ -1,13 +1,13 @@
 """Follow a fact about values through a jaxpr, into the jaxprs that it calls.
 
 `flow` runs an `Analysis` over a jaxpr: each variable gets a value, such as "linear in the
-upstreams" (`_autodiff/linearity.py`) or "depends on these operands" (`_closure/traced.py`). What a
-`jit`, a `scan`, a `while_loop`, a `cond` and a `checkpoint` do to the values of their bodies is the
-same for every analysis, and stands here alone. A Ref has the value of all that was written to it.
+upstreams" (`_autodiff/linearity.py`). What a `jit`, a `scan`, a `while_loop`, a `cond` and a
+`checkpoint` do to the values of their bodies stands here alone. A Ref has the value of all that was
+written to it.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import jax
@@ -42,12 +42,8 @@ class Analysis(Protocol):
     def branch(self, name: str, predicate: Any, result: Any) -> Any:
         """Return the value of a result that is chosen, or ends, by a predicate."""
 
-    def call(self, jaxpr: Any, operands: Sequence[Any], follow: "Follow") -> "Followed":
-        """Return the values of the results of a called jaxpr, and of its operands afterwards."""
-
 
 Followed: TypeAlias = tuple[list[Any], list[Any]]
-Follow: TypeAlias = Callable[[Sequence[Any]], Followed]
 
 
 def flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> list[Any]:
@@ -87,15 +83,10 @@ def open_jaxpr(body: Any) -> Any:
 
 
 def _body(body: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
-    jaxpr = open_jaxpr(body)
-
-    def follow(operands: Sequence[Any]) -> Followed:
-        consts = [analysis.constant(c) for c in getattr(body, "consts", ())]
-        opened = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-        results, after = _flow(opened, [*consts, *operands], analysis)
-        return results, after[len(consts) :]
-
-    return analysis.call(jaxpr, operands, follow)
+    jaxpr, consts = open_jaxpr(body), [analysis.constant(c) for c in getattr(body, "consts", ())]
+    opened = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    results, after = _flow(opened, [*consts, *operands], analysis)
+    return results, after[len(consts) :]
 
 
 def _equation(eqn: Any, operands: list[Any], analysis: Analysis) -> Followed:

@@ -27,7 +27,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from tfgrad_jax._closure.residuals import Rule, is_traced
-from tfgrad_jax._compat import below, instantiate, is_ref, is_reverse, keeps_custom_jvp
+from tfgrad_jax._compat import KEEPS_CUSTOM_JVP, below, instantiate, is_ref, is_reverse
 from tfgrad_jax._tracebacks import hidden
 
 from .primitives import Pull, attach, depend, push
@@ -107,7 +107,7 @@ def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[...,
     if has_refs:
         return pair
     # Kernel compilers for GPUs know a custom_jvp, and no custom_vjp.
-    value = primal if keeps_custom_jvp() else functools.wraps(primal)(reverse)
+    value = primal if KEEPS_CUSTOM_JVP else functools.wraps(primal)(reverse)
     both = jax.custom_jvp(value)
     both.defjvp(_named(jvp, name), symbolic_zeros=may_refuse)
     if may_refuse:

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr
 
 from tfgrad_jax._compat import is_ref, is_staging
 from tfgrad_jax._frontend.structure import is_kind
-from tfgrad_jax._jaxpr import Follow, Followed, flow, without_consts
+from tfgrad_jax._jaxpr import flow, without_consts
 
 # What an intermediate value of a rule is, as a function of the upstream gradients.
 _ZERO, _CONSTANT, _LINEAR = range(3)  # max(a, b) is the kind of a sum
@@ -120,6 +120,3 @@ class _Linearity:
         if predicate == _LINEAR:
             raise NotLinearError(f"`{name}` whose predicate depends on an upstream")
         return result
-
-    def call(self, jaxpr: Any, operands: Sequence[int], follow: Follow) -> Followed:
-        return follow(operands)
