@@ -66,7 +66,7 @@ class Body:
         self.has_primal = call.primal is not None
         self._declared, self._autodiff = call.declared, call.autodiff
         # Whether there are captured values that may have no gradient.
-        self.may_refuse = not is_written_in_rule(call.f) and any(
+        self.may_refuse = not is_written_in_rule(call.contract.source) and any(
             is_differentiable(spec(c).dtype) and (is_ref(c) or not call.autodiff)
             for i, c in enumerate(captured)
             if i not in self._positions

@@ -244,7 +244,6 @@ class Skeleton:
             return same(value)
         if found is None or isinstance(value, type) or cls in _CACHED:
             raise OpaqueError
-        plan = self._note(value, _Made())
         if cls is tuple:
             made: Any = ((lambda *items: items), value)
         elif cls is types.MethodType:
@@ -252,12 +251,8 @@ class Skeleton:
         elif wrapper:
             made = value.unwrapped()
         else:
-            try:
-                made = value.__reduce_ex__(4)
-            except Exception as error:  # of any type: that of what cannot be copied
-                raise OpaqueError from error
-        if isinstance(made, str):  # the name of what there is once
-            raise OpaqueError
+            made = _reduced(value)
+        plan = self._note(value, _Made())
         plan.make, parts, state, items, pairs = (*made, None, None, None)[:5]
         plan.parts = list(map(self._plan, parts))
         if state:
@@ -268,6 +263,18 @@ class Skeleton:
 
 
 _INERT.add(Skeleton)
+
+
+def _reduced(value: Any) -> tuple[Any, ...]:
+    """Return how to make an object: what to call on what, its state, its items, its pairs."""
+    try:
+        made = value.__reduce_ex__(4)
+        make, parts, *_ = made
+        if make(*parts) is not value:  # as for a singleton
+            return made
+    except Exception as error:  # of any type: that of what cannot be copied
+        raise OpaqueError from error
+    raise OpaqueError
 
 
 def _setter(name: str) -> Callable[[Any, Any], Any]:

@@ -74,7 +74,7 @@ def rule_of(
     """
     found = dissect([gradients]) if moving else None
     if moving and found is None:
-        with contextlib.suppress(NeedsValuesError):
+        with contextlib.suppress(*NeedsValuesError):
             found = dissect([traced(gradients, *map(cotangent_type, ys))])
     if found is None:
         own = snapshot(gradients)

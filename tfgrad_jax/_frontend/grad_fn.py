@@ -282,9 +282,9 @@ def _note_rule(grad_fn: Callable[..., Any]) -> None:
         pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
 
 
-def is_written_in_rule(f: Callable[..., Any]) -> bool:
-    """Return whether the code of `f` stands inside that of a rule: a fact of the source."""
-    return id(code_of(f)) in _written_in_rules
+def is_written_in_rule(source: Source) -> bool:
+    """Return whether a function stands inside a rule."""
+    return id(source.code) in _written_in_rules
 
 
 def _misfit(error: TypeError, f: Any, args: Sequence[Any], kwargs: Any) -> TypeError | None:
