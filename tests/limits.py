@@ -142,39 +142,12 @@ limit(
 )
 
 
-class Layer:
-    """An object that JAX knows nothing of."""
-
-    def __init__(self, w: Any) -> None:
-        self.w = w
-
-    @custom_gradient
-    def method(self, x: Any) -> Any:
-        def grad(dy: Any, variables: Any = ()) -> Any:
-            return 7 * dy, [5 * dy for _ in variables]
-
-        return (self.w * x if x > 0 else -self.w * x), grad
-
-
 def of_both(w: Any, x: Any) -> Any:
     @custom_gradient
     def f(w: Any, x: Any) -> Any:
         return (w * x if x > 0 else -w * x), lambda dy: (5 * dy, 7 * dy)
 
     return f(w, x)
-
-
-limit(
-    "branches beside a weight in an object",
-    "A function is traced even eagerly if it holds a differentiated weight in an object that is "
-    "not a pytree, such as `self`. To branch on values there, pass the weight as an argument.",
-    "Such an object cannot be made anew around the weight's value.",
-    lambda: jax.grad(lambda w, x: Layer(w).method(x), (0, 1))(X, X),
-    jax.errors.TracerBoolConversionError,
-    "boolean conversion of traced array",
-    lambda: jax.grad(of_both, (0, 1))(X, X),
-    (jnp.float32(5), jnp.float32(7)),
-)
 
 
 # --- what JAX itself refuses ----------------------------------------------------------------------
@@ -249,49 +222,6 @@ DROPPED_IN_SCAN = limit(
     lambda: jax.grad(jax.grad(in_scan))(X),
     jnp.float32(3 * 7 * 2),
     applies=drops_in_scan,
-)
-
-
-class Holder:
-    def __init__(self, h: Any, w: Any) -> None:
-        self.h, self.w = h, w
-
-    def __call__(self, x: Any) -> Any:
-        return self.h(x, w=self.w)
-
-
-def calls_itself(hold: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return `exp(w x)`; the rule declares `2 w` times the function itself."""
-
-    def value(x: Any) -> Any:
-        @custom_gradient
-        def exp(x: Any, *, w: Any) -> Any:
-            def grad(dy: Any, variables: Any) -> Any:
-                return 2 * dy * w * h(x), [0 * w for _ in variables]
-
-            return jnp.exp(w * x), grad
-
-        h = hold(exp, w=1 + 0 * x)
-        return h(x)
-
-    return value
-
-
-def in_vmap(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: jax.vmap(f)(x[None])[0]
-
-
-limit(
-    "recursion through an object",
-    "A rule that recurses through an object with a traced weight has at most one order.",
-    "Such a rule is traced when it is differentiated, when the tracer in the object is dead (from "
-    "JAX 0.12 on, and before that in a `vmap`), and JAX lets no `jit` or `checkpoint` be traced "
-    "inside itself: hold it in a closure or a `functools.partial`, which are made anew.",
-    lambda: jax.grad(jax.grad(in_vmap(calls_itself(Holder))))(X),
-    jax.errors.UnexpectedTracerError,
-    "unexpected tracer",
-    lambda: jax.grad(jax.grad(calls_itself(functools.partial)))(X),
-    jnp.float32(4 * np.exp(2)),
 )
 
 

@@ -3,10 +3,9 @@
 import re
 from pathlib import Path
 
-import jax
 import pytest
 from helpers import assert_same
-from limits import LIMITS, Holder, X, calls_itself, rendered
+from limits import LIMITS, rendered
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -24,12 +23,6 @@ def test_the_limit_is_there(name):
 def test_the_way_out_works(name):
     limit = LIMITS[name]
     assert_same(limit.instead(), limit.expected)
-
-
-def test_recursion_through_an_object_under_checkpoint():
-    """At most one order: none here."""
-    with pytest.raises(RecursionError):
-        jax.grad(calls_itself(lambda h, w: Holder(jax.checkpoint(h), w)))(X)
 
 
 def test_every_limit_has_a_reason():

@@ -13,7 +13,8 @@ import gc
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -96,6 +97,8 @@ def _held(value: Any, cls: type) -> Sequence[Any] | None:
         return list(value.flat) if value.dtype == object else ()
     if isinstance(value, _CONTAINERS) and len(value) > _LIMIT:
         return None
+    if cls is weakref.ref:
+        return (value(),)
     if cls in _CACHED:  # not what is cached: it depends on what was called before
         return (value.__wrapped__,)
     if isinstance(value, dict):  # Python 3.13 shows the attributes of an object to it alone
