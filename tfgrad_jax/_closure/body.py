@@ -103,8 +103,9 @@ class Body:
             if variables is None and captured and not self._autodiff and accepts_variables(grad_fn):
                 used = self.used(captured, inputs)
                 positions = [i for i in used if spec(captured[i]).differentiable]
-                variables = Variables.listed([spec(captured[i]) for i in positions] or None)
             listed = [captured[i] for i in positions]
+            if variables is None and listed:
+                variables = Variables.listed(listed)
             gradients = self.contract.rule(grad_fn, outputs, variables, listed)
         ys = [leaves[i] for i in outputs.differentiable]
         run, residuals = rule_of(gradients, ys, moving)
@@ -232,7 +233,7 @@ def hoisted(call: Call, declared: Sequence[Any]) -> Call:
                 variables = Variables.of(call.variables)[0]
             elif call.variables is None and accepts_variables(grad_fn):
                 listed = _listed(call)
-                variables = Variables.listed([spec(v) for v in listed] or None)
+                variables = Variables.listed(listed) if listed else None
             gradients = call.contract.rule(grad_fn, outputs, variables, listed)
             examples = [cotangent_type(leaves[i]) for i in outputs.differentiable]
             found = dissect([CheckedRule(traced(gradients, *examples), listed)])

@@ -21,7 +21,7 @@ from tfgrad_jax._compat import summed_over, varying
 from tfgrad_jax._source import Source, Where, code_of
 
 from .signature import Bound
-from .structure import Layout, Outputs, Spec, conjugate, is_array, split
+from .structure import Layout, Outputs, conjugate, is_array, spec, split
 
 # What asks for a value where there is none raises one of these.
 NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
@@ -77,10 +77,9 @@ class Variables(NamedTuple):
         return cls(constants, layout), traced
 
     @classmethod
-    def listed(cls, specs: Sequence[Spec] | None) -> "Variables | None":
-        """Return a list of variables, all of which JAX is tracing; None if there are none."""
-        if specs is None:
-            return None
+    def listed(cls, traced: Sequence[Any]) -> "Variables":
+        """Return a list of variables, all of which JAX is tracing."""
+        specs = [spec(v) for v in traced]
         n = len(specs)
         treedef = tree_structure((list(range(n)),))
         return cls([None] * n, Layout(treedef, specs, range(n), ("variables",)))
