@@ -18,19 +18,20 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from tfgrad_jax import _errors
-from tfgrad_jax._compat import cotangent_type, is_ref, plainly
+from tfgrad_jax._compat import is_ref, plainly
 from tfgrad_jax._frontend.grad_fn import (
     Call,
-    CheckedRule,
     NeedsValuesError,
+    TracedRule,
     Variables,
     accepts_variables,
     is_written_in_rule,
+    run_traced,
 )
 from tfgrad_jax._frontend.structure import Outputs, is_differentiable, spec
 
 from .cells import Skeleton, dissect, reach, snapshot
-from .residuals import Run, is_traced, rule_of
+from .residuals import Run, is_traced, rule_of, traced_rule
 from .traced import dependence_on, traced
 
 _HELD = ("f", "bound_to", "constants", "rest", "primal")  # of a call: what may hold tracers
@@ -94,10 +95,10 @@ class Body:
         if not moving and is_traced(leaves):
             raise HiddenTracerError
         used = None
-        if isinstance(grad_fn, CheckedRule):
+        if isinstance(grad_fn, TracedRule):
             place = {id(c): i for i, c in enumerate(captured)}
             positions = [place[id(v)] for v in grad_fn.variables]
-            gradients = grad_fn.gradients
+            gradients, parts = run_traced, [grad_fn.run]
         else:
             positions, variables = self._positions, self._variables
             if variables is None and captured and not self._autodiff and accepts_variables(grad_fn):
@@ -106,9 +107,9 @@ class Body:
             listed = [captured[i] for i in positions]
             if variables is None and listed:
                 variables = Variables.listed(listed)
-            gradients = self.contract.rule(grad_fn, outputs, variables, listed)
+            gradients, parts = self.contract.rule(outputs, variables), [grad_fn, *listed]
         ys = [leaves[i] for i in outputs.differentiable]
-        run, residuals = rule_of(gradients, ys, moving)
+        run, residuals = rule_of(gradients, parts, ys, moving)
         return Result(leaves, outputs, run, residuals, positions, used)
 
     def used(self, captured: Sequence[Any], inputs: Sequence[Any]) -> dict[int, Any]:
@@ -234,9 +235,9 @@ def hoisted(call: Call, declared: Sequence[Any]) -> Call:
             elif call.variables is None and accepts_variables(grad_fn):
                 listed = _listed(call)
                 variables = Variables.listed(listed) if listed else None
-            gradients = call.contract.rule(grad_fn, outputs, variables, listed)
-            examples = [cotangent_type(leaves[i]) for i in outputs.differentiable]
-            found = dissect([CheckedRule(traced(gradients, *examples), listed)])
+            gradients, ys = call.contract.rule(outputs, variables), outputs.differentiable
+            run = traced_rule(gradients, [grad_fn, *listed], [leaves[i] for i in ys])
+            found = dissect([TracedRule(run, listed)])
             assert found is not None
         known[:] = outputs.treedef, found[0]
         return leaves, found[1]

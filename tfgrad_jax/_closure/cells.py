@@ -23,8 +23,6 @@ from jax.core import Tracer
 from jax.extend.core import Jaxpr
 
 from tfgrad_jax._compat import is_live
-from tfgrad_jax._frontend.grad_fn import Contract, Variables
-from tfgrad_jax._frontend.structure import Outputs
 
 _LIMIT = 5_000  # objects to look at; beyond these it is cheaper to trace the function
 
@@ -37,7 +35,6 @@ _INERT = {
     type(NotImplemented), types.ModuleType, types.CodeType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
     types.MemberDescriptorType, np.ufunc, type(jax.tree_util.default_registry), Jaxpr,
-    Contract, Outputs, Variables,
 }  # fmt: skip
 # Objects of these very types are looked into: the most frequent ones, known at once.
 _HOLDERS = {_FUNCTION, _CELL, types.MethodType, functools.partial, dict, tuple, list}

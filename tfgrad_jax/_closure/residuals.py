@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jax.tree_util import register_pytree_node
 
 from tfgrad_jax._compat import cotangent_type
-from tfgrad_jax._frontend.grad_fn import NeedsValuesError
+from tfgrad_jax._frontend.grad_fn import Gradients, NeedsValuesError, run_traced
 from tfgrad_jax._source import Source
 
 from .cells import dissect, snapshot
@@ -64,20 +64,26 @@ def is_traced(values: Sequence[Any]) -> bool:
 
 
 def rule_of(
-    gradients: Callable[..., list[Any]], ys: Sequence[Any], moving: bool
+    gradients: Gradients, parts: Sequence[Any], ys: Sequence[Any], moving: bool
 ) -> tuple[Run, list[Any]]:
-    """Return how to run a rule, given as a function of cotangents like `ys`, and its residuals.
+    """Return how to run a rule, which consists of `parts`, and its residuals.
 
     What holds tracers where they cannot be replaced is traced first. Where nothing is `moving`, the
     rule runs as it is, and so does one that branches on values: these are concrete one level down,
     where it will run.
     """
-    found = dissect([gradients]) if moving else None
+    found = dissect(parts) if moving else None
     if moving and found is None:
         with contextlib.suppress(*NeedsValuesError):
-            found = dissect([traced(gradients, *map(cotangent_type, ys))])
+            found = dissect([traced_rule(gradients, parts, ys)])
+            gradients = run_traced
     if found is None:
-        own = snapshot(gradients)
-        return lambda residuals, cotangents: own(*cotangents), []
+        now = [snapshot(parts[0]), *parts[1:]]
+        return lambda residuals, cotangents: gradients(now, cotangents), []
     skeleton, residuals = found
-    return lambda residuals, cotangents: skeleton(residuals)[0](*cotangents), residuals
+    return lambda residuals, cotangents: gradients(skeleton(residuals), cotangents), residuals
+
+
+def traced_rule(gradients: Gradients, parts: Sequence[Any], ys: Sequence[Any]) -> Callable[..., Any]:
+    """Return a rule as a function of cotangents, which holds its residuals in a list."""
+    return traced(lambda *cotangents: gradients(parts, cotangents), *map(cotangent_type, ys))

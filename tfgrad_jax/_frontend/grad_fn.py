@@ -98,14 +98,23 @@ class Variables(NamedTuple):
 NO_VARIABLES = Variables.of([])[0]
 
 
-class CheckedRule(NamedTuple):
-    """A rule that was traced: cotangents -> gradients of the operands, then of its variables."""
+# What a rule consists of, cotangents -> gradients of the operands, then of the traced variables.
+Gradients = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
-    gradients: Callable[..., list[Any]]
-    variables: Sequence[Any]
+
+class TracedRule(NamedTuple):
+    """A rule in the place of a `grad_fn`: cotangents -> gradients, as `Gradients` returns them."""
+
+    run: Callable[..., list[Any]]
+    variables: Sequence[Any]  # those that JAX is tracing
 
     def __call__(self, *cotangents: Any) -> list[Any]:
-        return self.gradients(*cotangents)
+        return self.run(*cotangents)
+
+
+def run_traced(parts: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    """Run a traced rule: its `Gradients`."""
+    return parts[0](*cotangents)
 
 
 class Contract(NamedTuple):
@@ -115,20 +124,15 @@ class Contract(NamedTuple):
     inputs: Layout
     convention: str
 
-    def rule(
-        self,
-        grad_fn: Callable[..., Any],
-        outputs: Outputs,
-        variables: Variables | None,
-        traced: Sequence[Any],
-    ) -> Callable[..., list[Any]]:
-        """Return the rule as a function of cotangents, which closes over all else.
+    def rule(self, outputs: Outputs, variables: Variables | None) -> Gradients:
+        """Return how to run a `grad_fn`, given with the variables that JAX is tracing.
 
         A variable that `grad_fn` closes over too is the same value: `v is w` holds in it.
         """
-        values = None if variables is None else variables.value(traced)
 
-        def gradients(*cotangents: Any) -> list[Any]:
+        def gradients(parts: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            grad_fn, *traced = parts
+            values = None if variables is None else variables.value(traced)
             return self.gradients(grad_fn, outputs, cotangents, variables, values)
 
         return gradients
