@@ -786,45 +786,6 @@ jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
         UNDECLARED, "float32[2], first used at model.py:3", *REMEDIES,
     ),
     misuse(
-        "Stop the gradient of a weight in `self`, and ask for forward mode in it",
-        """
-class Layer:
-    def __init__(self, w):
-        self.w = w
-
-    @custom_gradient
-    def f(self, x):
-        def grad(dy, variables):
-            return dy @ self.w.T, [x.T @ dy]
-        return x @ jax.lax.stop_gradient(self.w), grad
-
-jax.jvp(lambda w: Layer(w).f(x), (w,), (w,))
-""",
-        TypeError,
-        "passes a differentiated value that it closes over straight to `lax.stop_gradient`",
-        "JAX does not tell which value it is", "Declare it, `custom_gradient(variables=...)`",
-        of="Layer.f", jitted=False,
-    ),
-    misuse(
-        "Keep what the rule reads on `self`, and use the layer twice",
-        """
-class Relu:
-    @custom_gradient
-    def f(self, x):
-        self.mask = x > 0
-        def grad(dy):
-            return jnp.where(self.mask, dy, 0)
-        return jnp.where(self.mask, x, 0), grad
-
-relu = Relu()
-jax.grad(lambda x: jnp.sum(relu.f(relu.f(x) - 2)))(x)
-""",
-        RuntimeError,
-        "reads `mask`, where another call has stored another array since",
-        "Keep what it needs of its own call in a local variable",
-        of="Relu.f", jitted=False,
-    ),
-    misuse(
         "Ask for forward mode in a weight without a gradient",
         """
 def layer(w):
