@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from tfgrad_jax import _errors
-from tfgrad_jax._compat import is_ref, plainly
+from tfgrad_jax._compat import is_ref, is_staging, plainly
 from tfgrad_jax._frontend.grad_fn import (
     Call,
     NeedsValuesError,
@@ -93,7 +93,9 @@ class Body:
         """Return the result for the declared gradient."""
         leaves, outputs, grad_fn = self._on(captured).apply(inputs)
         if not moving and is_traced(leaves):
-            raise HiddenTracerError
+            if not is_staging():
+                raise HiddenTracerError
+            moving = True  # what a `jit` stages of constants is traced too
         used = None
         if isinstance(grad_fn, TracedRule):
             place = {id(c): i for i, c in enumerate(captured)}
