@@ -52,7 +52,8 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
 
     # What is ours stands in slots: `functools.update_wrapper` replaces what is in `__dict__`.
     __slots__ = (
-        "__dict__", "__weakref__", "_convention", "_f", "_in_class", "_method", "_name", "_primal",
+        "__dict__", "__weakref__", "_convention", "_f", "_f_module", "_in_class", "_method", "_name",
+        "_primal", "_scope",
         "_signature", "_source", "_variables",
     )  # fmt: skip
 
@@ -70,6 +71,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         self._method: Any = None  # made when it is asked for
         scope = getattr(f, "__qualname__", "").rpartition(".")[0]
         self._in_class = bool(scope) and not scope.endswith("<locals>")
+        self._scope, self._f_module = scope, getattr(f, "__module__", None)
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Return `y`, whose derivative is the declared one."""
@@ -128,14 +130,20 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         return f"<custom_gradient of {describe(self._f)}>"
 
     def _binds(self, first: Any) -> bool:
-        """Return whether `first` is the `self` of `Model.f(model, x)`, or a classmethod's `cls`."""
+        """Return whether `first` is the instance (of a classmethod, the class) that `f` is for.
+
+        `f` is written in a class body, and may be called through a wrapper that stands there in
+        its place, such as `jax.jit`: so the class is found by its name.
+        """
         is_class = isinstance(first, type)
         for cls in (first if is_class else type(first)).__mro__:
-            found = vars(cls).get(self._name)
-            if found is self:
+            if cls.__qualname__ == self._scope and cls.__module__ == self._f_module:
+                found = vars(cls).get(self._name)
+                if isinstance(found, staticmethod):
+                    return False
+                return isinstance(found, classmethod) is is_class
+            if any(found is self for found in vars(cls).values()):  # borrowed by another class
                 return not is_class
-            if isinstance(found, classmethod) and found.__func__ is self:
-                return is_class
         return False
 
     def _called(
