@@ -11,7 +11,7 @@ import jax
 from jax.tree_util import register_static, tree_unflatten
 
 from tfgrad_jax import _errors
-from tfgrad_jax._closure.body import Body
+from tfgrad_jax._closure.body import Body, HiddenTracerError
 from tfgrad_jax._closure.residuals import Rule, Static, is_traced
 from tfgrad_jax._closure.traced import needed
 from tfgrad_jax._compat import is_ref, is_staging, plainly
@@ -49,7 +49,10 @@ class Program:
         # What is staged may be mapped and then differentiated. Then each output must be mapped
         # that has a mapped operand, even if it ignores it: the rule may use it.
         value = jax.jit(self._body.contract.source.named(self._value), inline=True)
-        jaxpr = without_consts(value.trace(*operands).jaxpr)
+        closed = value.trace(*operands).jaxpr
+        if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
+            raise HiddenTracerError
+        jaxpr = without_consts(closed)
         leaves = value(*operands)
         first = len(jaxpr.invars) - len(operands)
         for i in range(len(leaves)):
