@@ -17,6 +17,7 @@ import jax.extend.core as extend
 import numpy as np
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad
 
 
 def _name(name: str) -> Any:
@@ -166,6 +167,11 @@ def is_reverse(values: Sequence[Any]) -> bool:
 KEEPS_CUSTOM_JVP = jax.__version_info__ >= (0, 12)
 
 
+def can_transpose(primitive: Any) -> bool:
+    """Return whether JAX can transpose an operation, which is linear then."""
+    return primitive in ad.primitive_transposes
+
+
 def is_staging() -> bool:
     """Return whether operations are being recorded, as under `jit` and `scan`, and not run."""
     return isinstance(jax.lax.iota(np.int32, 1), Tracer)
@@ -188,7 +194,7 @@ def instantiate(value: Any) -> Any:
     """Return a tangent or cotangent as an array, zeros if it is a symbolic zero."""
     if isinstance(value, SymbolicZero):
         aval: Any = value.aval
-        return jax.numpy.zeros(aval.shape, aval.dtype)
+        return ad.instantiate_zeros(ad.Zero(aval))
     return value
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from tfgrad_jax._compat import is_ref, is_staging
+from tfgrad_jax._compat import can_transpose, is_ref, is_staging
 from tfgrad_jax._frontend.structure import is_kind
 from tfgrad_jax._jaxpr import flow, without_consts
 
@@ -107,7 +107,8 @@ class _Linearity:
             kinds = [kind for i, kind in enumerate(operands) if i in positions]
             return functools.reduce(functools.partial(self.join, name), kinds)
         if _LINEAR not in operands:
-            return _CONSTANT
+            nothing = can_transpose(eqn.primitive) and set(operands) == {_ZERO}
+            return _ZERO if nothing else _CONSTANT  # what is linear maps zero to zero
         self.unknown.append(eqn)
         return _LINEAR
 

@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tfgrad_jax._closure.residuals import Rule, Run
-from tfgrad_jax._compat import axes_of, batched_type, is_ref, tangent_type, vary
+from tfgrad_jax._compat import batched_type, is_ref, tangent_type
 from tfgrad_jax._source import Source
 from tfgrad_jax._tracebacks import hidden
 
@@ -212,7 +212,7 @@ def _push_value(
     *args: Any, pull: Pull, types: Sequence[Any], count: int, life: Any = None
 ) -> list[Any]:
     residuals = args[:count]
-    zeros = [vary(jnp.zeros(t.shape, t.dtype), axes_of(t)) for t in types]
+    zeros = [ad.instantiate_zeros(ad.Zero(t)) for t in types]
     return push_forward(lambda cts: pull.run(residuals, cts), zeros, args[count:], pull.source)
 
 
