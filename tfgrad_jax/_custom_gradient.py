@@ -137,13 +137,15 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         """
         is_class = isinstance(first, type)
         for cls in (first if is_class else type(first)).__mro__:
-            if cls.__qualname__ == self._scope and cls.__module__ == self._f_module:
-                found = vars(cls).get(self._name)
-                if isinstance(found, staticmethod):
-                    return False
-                return isinstance(found, classmethod) is is_class
-            if any(found is self for found in vars(cls).values()):  # borrowed by another class
-                return not is_class
+            held = vars(cls)
+            ours = [v for v in held.values() if v is self or getattr(v, "__func__", None) is self]
+            if ours:
+                found = ours[0]
+            elif cls.__qualname__ == self._scope and cls.__module__ == self._f_module:
+                found = held.get(self._name)  # what wraps it
+            else:
+                continue
+            return not isinstance(found, staticmethod) and isinstance(found, classmethod) is is_class
         return False
 
     def _called(
