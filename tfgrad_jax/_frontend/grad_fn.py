@@ -13,18 +13,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
 from tfgrad_jax import _errors
 from tfgrad_jax._compat import summed_over, varying
 from tfgrad_jax._source import Source, Where, code_of
+from tfgrad_jax._types import is_array, spec
 
 from .signature import Bound
-from .structure import Layout, Outputs, conjugate, is_array, spec, split
-
-# What asks for a value where there is none raises one of these.
-NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
+from .structure import Layout, Outputs, conjugate, split
 
 _PLAIN = (jax.Array, int, float, complex)
 # The code that is written inside a rule, by its id; the values keep the ids from being used twice.
@@ -100,21 +97,6 @@ NO_VARIABLES = Variables.of([])[0]
 
 # What a rule consists of, cotangents -> gradients of the operands, then of the traced variables.
 Gradients = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
-
-
-class TracedRule(NamedTuple):
-    """A rule in the place of a `grad_fn`: cotangents -> gradients, as `Gradients` returns them."""
-
-    run: Callable[..., list[Any]]
-    variables: Sequence[Any]  # those that JAX is tracing
-
-    def __call__(self, *cotangents: Any) -> list[Any]:
-        return self.run(*cotangents)
-
-
-def run_traced(parts: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """Run a traced rule: its `Gradients`."""
-    return parts[0](*cotangents)
 
 
 class Contract(NamedTuple):

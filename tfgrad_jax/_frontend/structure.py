@@ -6,9 +6,8 @@ run, `Layout.gradients` reads what it returned.
 """
 
 import collections
-import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,50 +17,11 @@ from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_structure, tree_unflatten
 
 from tfgrad_jax import _errors
-from tfgrad_jax._compat import is_ref, tangent_dtype, varying
+from tfgrad_jax._compat import is_ref, tangent_dtype
 from tfgrad_jax._source import Where
+from tfgrad_jax._types import NUMPY, Spec, is_array, is_kind, spec
 
 _LEAF = tree_structure(0)
-_NUMPY = (np.ndarray, np.generic)
-
-
-class Spec(NamedTuple):
-    """The type of an array."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    axes: frozenset[Any] = frozenset()  # of a shard_map, along which it varies
-
-    @property
-    def differentiable(self) -> bool:
-        return is_differentiable(self.dtype)
-
-
-@functools.cache
-def is_differentiable(dtype: Any) -> bool:
-    """Return whether values of a dtype have derivatives; asked at every call."""
-    return tangent_dtype(dtype) != jax.dtypes.float0
-
-
-@functools.cache
-def is_kind(dtype: Any, kind: Any) -> bool:
-    """Return whether a dtype is of a kind, such as `jnp.floating`; asked at every call."""
-    return jnp.issubdtype(dtype, kind)
-
-
-def spec(leaf: Any) -> Spec:
-    """Return the type of an array, a tracer or a Python number."""
-    try:
-        return Spec(leaf.shape, leaf.dtype, varying(leaf))
-    except AttributeError:
-        return Spec(np.shape(leaf), jnp.result_type(leaf))
-
-
-def is_array(leaf: Any) -> bool:
-    """Return whether a leaf is an array: of JAX or NumPy, a NumPy scalar, a tracer."""
-    if isinstance(leaf, jax.Array) or is_ref(leaf):
-        return True
-    return isinstance(leaf, _NUMPY) and (leaf.dtype == bool or is_kind(leaf.dtype, jnp.number))
 
 
 class Layout:
@@ -175,7 +135,7 @@ class Layout:
 
     def _checked(self, gradient: Any, wanted: Spec, leaf: int, where: Where) -> Any:
         dtype_wanted = tangent_dtype(wanted.dtype)
-        if isinstance(gradient, (jax.Array, *_NUMPY)):
+        if isinstance(gradient, (jax.Array, *NUMPY)):
             shape, dtype = gradient.shape, gradient.dtype
             if dtype == dtype_wanted and shape == wanted.shape:
                 return gradient
@@ -244,7 +204,7 @@ def split(values: Any, names: Sequence[str]) -> tuple[list[Any], list[Any], Layo
     specs, positions, operands, numbers, settings = [], [], [], [], []
     for i, leaf in enumerate(leaves):
         specs.append(spec(leaf) if is_array(leaf) else None)
-        if isinstance(leaf, Tracer):
+        if isinstance(leaf, Tracer) or is_ref(leaf):
             positions.append(i)
             operands.append(leaf)
             leaves[i] = None
