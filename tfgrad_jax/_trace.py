@@ -79,7 +79,21 @@ def is_live(tracer: Any) -> bool:
 
 def is_staging() -> bool:
     """Return whether JAX records operations, as under `jit` and `scan`, instead of running them."""
-    return isinstance(jax.lax.iota(np.int32, 1), Tracer)
+    trace = _current_trace(())
+    while hasattr(trace, "parent_trace"):
+        if type(trace) is _staging():
+            return True
+        trace = trace.parent_trace
+    return trace != _IDLE and isinstance(jax.lax.iota(np.int32, 1), Tracer)
+
+
+@functools.cache
+def _staging() -> type:
+    """Return the type of the trace that records operations, seen from inside a staged function."""
+    found: list[type] = []
+    with jax.disable_jit(False):
+        jax.eval_shape(lambda: found.append(type(_current_trace(()))))
+    return found[0]
 
 
 def is_reverse(values: Sequence[Any]) -> bool:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tfgrad_jax._compat import is_ref, keeps_custom_jvp
-from tfgrad_jax._jaxpr import dependence, without_consts
+from tfgrad_jax._jaxpr import dependence, evaluate, without_consts
 from tfgrad_jax._source import Source
 from tfgrad_jax._trace import below, is_reverse, is_staging
 from tfgrad_jax._tracebacks import hidden
@@ -134,13 +134,12 @@ def _value(function: Function, *operands: Any) -> list[Any]:
         return _laid_out(function, function.value(operands))
     # What is staged may be mapped and then differentiated. Then each output must be mapped
     # that has a mapped operand, even if it ignores it: the rule may use that operand.
-    staged = jax.jit(function.source.named(lambda *args: function.value(args)), inline=True)
-    closed = staged.trace(*operands).jaxpr
+    value = function.source.named(lambda *args: function.value(args))
+    closed = jax.jit(value).trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise HiddenTracerError
-    leaves = staged(*operands)
-    masks = dependence(without_consts(closed))
-    first = len(closed.jaxpr.constvars)
+    jaxpr, first = without_consts(closed), len(closed.consts)
+    masks, leaves = dependence(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
     for i, mask in enumerate(masks):
         ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
         if ignored:

@@ -55,7 +55,7 @@ def _mapped(values: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[list
     the value that it differentiates, whatever axis is mapped there.
     """
     found = [
-        jnp.broadcast_to(v, (size, *v.shape)) if d is None else v
+        jnp.broadcast_to(v, (size, *jnp.shape(v))) if d is None else v
         for v, d in zip(values, dims, strict=True)
     ]
     return found, [0 if d is None else d for d in dims]
