@@ -7,7 +7,7 @@ hands the call to JAX as a program that has its rule (`_autodiff`).
 
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -29,7 +29,7 @@ from ._call import run
 from ._closure.reach import JITTED, is_importable
 from ._closure.skeleton import Wrapper
 from ._frontend.grad_fn import Call, checked_outputs, checked_pair, primal_value
-from ._frontend.signature import Bound, Signature
+from ._frontend.signature import Signature, annotations_of
 from ._source import Source, describe
 from ._trace import is_idle
 from ._tracebacks import hidden, hide
@@ -40,7 +40,6 @@ _R = TypeVar("_R")
 _T = TypeVar("_T")
 _Pair: TypeAlias = tuple[_R, Callable[..., Any]]
 
-_NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
 _CONVENTIONS = ("tf", "jax")
 _GIVEN = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "__signature__", "__type_params__"}
 
@@ -112,7 +111,10 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         def __getattr__(self, name):
             if name.startswith("_") and name != "__globals__":  # which jaxtyping asks for
                 raise AttributeError(name)
-            return getattr(self._f, name)
+            try:
+                return getattr(self._f, name)
+            except AttributeError:
+                raise _errors.no_attribute(self._f, name) from None
 
     def __reduce__(self) -> Any:
         if is_importable(self):
@@ -163,9 +165,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
     ) -> Call:
         """Return the call with these arguments."""
-        bound = Bound(args, (), _NO_KEYWORDS)
-        if kwargs or not signature.fits(len(args)):
-            bound = signature.bind(self._f, args, kwargs)
+        bound = signature.bind(self._f, args, kwargs)
         variables = self._variables
         if callable(variables) and all_leaves([variables]):
             try:
@@ -182,10 +182,10 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
 def _show(function: Any, signature: Signature) -> None:
     """Give a function the signature of `f`, with the type of `y` instead of that of the pair."""
     function.__signature__ = signature.of_value
-    annotations = getattr(function, "__annotations__", {})  # a partial has none
+    annotations = annotations_of(function.__wrapped__)
     if "return" in annotations:
-        value = signature.of_value.return_annotation
-        function.__annotations__ = {**annotations, "return": value}
+        annotations = {**annotations, "return": signature.of_value.return_annotation}
+    function.__annotations__ = annotations
 
 
 class _Decorator(Protocol):
@@ -233,7 +233,7 @@ def custom_gradient(
 ) -> _Decorator: ...
 def custom_gradient(
     f: Any = None,
-    *_more: Any,
+    *,
     variables: Any = None,
     primal: Any = None,
     convention: Literal["tf", "jax"] = "tf",
@@ -294,8 +294,6 @@ def custom_gradient(
         >>> float(jax.grad(log1pexp)(100.0))
         1.0
     """
-    if _more:
-        raise _errors.by_position(1 + len(_more))
     if _unknown:
         raise _errors.unknown_option(next(iter(_unknown)))
     if convention not in _CONVENTIONS:

@@ -42,11 +42,10 @@ def is_kind(dtype: Any, kind: Any) -> bool:
 
 
 def spec(leaf: Any) -> Spec:
-    """Return the type of an array, a tracer or a Python number."""
-    try:
-        return Spec(leaf.shape, leaf.dtype, varying(leaf))
-    except AttributeError:
+    """Return the type of an array, a tracer or a Python number, as JAX sees it."""
+    if isinstance(leaf, (*NUMPY, int, float, complex)):  # without 64 bits, doubles are floats
         return Spec(np.shape(leaf), jnp.result_type(leaf))
+    return Spec(leaf.shape, leaf.dtype, varying(leaf))
 
 
 def is_array(leaf: Any) -> bool:
