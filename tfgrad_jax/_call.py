@@ -26,14 +26,12 @@ from ._autodiff.primitives import depend
 from ._autodiff.rule import Run
 from ._closure.reach import reach
 from ._closure.skeleton import Skeleton, dissect, snapshot
-from ._closure.traced import converted, dependence_on, traced
+from ._closure.traced import converted, dependence_on, first_uses, traced
 from ._compat import cotangent_type, is_ref
 from ._frontend.grad_fn import Call, Variables, accepts_variables, is_written_in_rule
 from ._frontend.structure import Outputs
 from ._trace import is_staging, plainly
 from ._types import NeedsValuesError, is_traced, spec
-
-_HELD = ("f", "bound_to", "constants", "rest", "primal")  # of a call: what may hold tracers
 
 
 def run(call: Call, name: str) -> Any:
@@ -101,7 +99,7 @@ class Body:
         # It ends up inside jaxprs, which outlive the tracers.
         self._call = call.replaced(operands=(), variables=None)
         if skeleton is not None:
-            self._call = self._call.replaced(**dict.fromkeys(_HELD))
+            self._call = self._call.holding([None] * len(call.held))
         self._treedef: Any = None  # of `y`, once it has run
         self._types: Any = None  # of its leaves
 
@@ -165,8 +163,7 @@ class Body:
     def _on(self, captured: Sequence[Any]) -> Call:
         if self._skeleton is None:
             return self._call
-        held = self._skeleton(captured)[: len(_HELD)]  # the rest are declared variables
-        return self._call.replaced(**dict(zip(_HELD, held, strict=True)))
+        return self._call.holding(self._skeleton(captured))  # then come declared variables
 
     def _apply(self, captured: Sequence[Any], inputs: Sequence[Any]) -> Any:
         leaves, outputs, grad_fn = self._on(captured).apply(inputs)
@@ -226,12 +223,12 @@ class Body:
             if not is_staging():
                 raise HiddenTracerError
             moving = True  # a `jit` makes tracers of constants
+        positions, variables = self._positions, self._variables
         if isinstance(grad_fn, TracedRule):
             place = {id(c): i for i, c in enumerate(captured)}
             positions = [place[id(v)] for v in grad_fn.variables]
-            gradients, parts = _run_traced, [grad_fn.run]
+            gradients, parts = (lambda rule, cotangents: rule[0](*cotangents)), [grad_fn.run]
         else:
-            positions, variables = self._positions, self._variables
             if self._governs and captured:
                 used = self._used([*captured, *inputs])
                 positions = [i for i in used if spec(captured[i]).differentiable]
@@ -268,28 +265,16 @@ class Body:
         return Result(list(leaves), outputs, both, [*pulled, *residuals], list(moving))
 
 
-def _run_traced(parts: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    return parts[0](*cotangents)
-
-
-def _held(call: Call) -> list[Any]:
-    return [getattr(call, name) for name in _HELD]
-
-
 def body_of(call: Call, name: str, look: bool = True) -> tuple[Body, list[Any]]:
     """Return the call as a function of the tracers that it closes over, and these.
 
     Unless it is to `look` for them, the call is traced.
     """
-    declared: list[Any] = []
-    if call.declared:
-        variables, declared = Variables.of(call.variables)
-        if not (declared or variables.has_values()):
-            raise _errors.no_array_among_variables(call.contract.source, variables.constants[0])
-    reached = None if not look else bool(declared) or reach(_held(call))
+    declared = call.declared_tracers()
+    reached = None if not look else bool(declared) or reach(call.held)
     if reached is False:
         return Body(call.replaced(f=snapshot(call.f)), name, None, []), []
-    found = dissect([*_held(call), *declared]) if reached else None
+    found = dissect([*call.held, *declared]) if reached else None
     if found is None:
         try:
             call = hoisted(call, declared)
@@ -297,7 +282,7 @@ def body_of(call: Call, name: str, look: bool = True) -> tuple[Body, list[Any]]:
             if look and reached is None:  # there is much, and maybe no tracer in it
                 return Body(call, name, None, []), []
             raise
-        found = dissect([*_held(call), *declared])
+        found = dissect([*call.held, *declared])
         assert found is not None
     skeleton, captured = found
     return Body(call, name, skeleton, captured), captured
@@ -322,13 +307,13 @@ def hoisted(call: Call, declared: Sequence[Any]) -> Call:
                 variables = Variables.listed(listed) if listed else None
             gradients, parts = call.contract.rule(outputs, variables), [grad_fn, *listed]
             upstreams = [cotangent_type(leaves[i]) for i in outputs.differentiable]
-            rule = traced(lambda *cotangents: gradients(parts, cotangents), *upstreams)
+            rule, _ = traced(lambda *cotangents: gradients(parts, cotangents), *upstreams)
             found = dissect([TracedRule(rule, listed)])
             assert found is not None
         known[:] = outputs.treedef, found[0]
         return leaves, found[1]
 
-    evaluated = traced(apply, *call.operands)
+    evaluated, _ = traced(apply, *call.operands)
     treedef, skeleton = known
 
     def f(*operands: Any) -> tuple[Any, Any]:
@@ -337,18 +322,13 @@ def hoisted(call: Call, declared: Sequence[Any]) -> Call:
 
     primal = None
     if call.primal is not None:
-        primal = traced(lambda *operands: call.value(operands), *call.operands)
-    return _of_operands(call, f, primal)
-
-
-def _of_operands(call: Call, f: Callable[..., Any], primal: Callable[..., Any] | None) -> Call:
+        primal, _ = traced(lambda *operands: call.value(operands), *call.operands)
     return call.replaced(f=f, primal=primal, bound_to=(), constants=(), rest={}, direct=True)
 
 
 def _listed(call: Call) -> list[Any]:
     """Return the tracers that `y` depends on, in the order of their first use."""
-    value = traced(lambda *operands: call.apply(operands)[0], *call.operands)
-    of_value = _of_operands(call, lambda *operands: (value(*operands), len), None)
-    body, captured = body_of(of_value, "")
-    used = body._used([*captured, *call.operands])
-    return [captured[i] for i in used if spec(captured[i]).differentiable]
+    _, closed = traced(lambda *operands: call.apply(operands)[0], *call.operands)
+    uses = first_uses(closed)
+    used = [closed.consts[i] for i in uses if i < len(closed.consts)]
+    return [v for v in used if is_traced([v]) and spec(v).differentiable]

@@ -5,11 +5,13 @@ that nobody declared.
 """
 
 import contextlib
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Literal
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from tfgrad_jax._jaxpr import dependence, evaluate, without_consts
@@ -18,8 +20,11 @@ from tfgrad_jax._types import NeedsValuesError, spec
 from .skeleton import dissect, snapshot
 
 
-def traced(f: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
-    """Return a function that evaluates a jaxpr of `f`, and holds what `f` captured in a list."""
+def traced(f: Callable[..., Any], *examples: Any) -> tuple[Callable[..., Any], ClosedJaxpr]:
+    """Return a function that evaluates a jaxpr of `f`, and the jaxpr, whose constants `f` captured.
+
+    The function holds these constants in a list, so that it can be copied around others.
+    """
     # A new function at each call: JAX caches no trace of it.
     closed, y = jax.make_jaxpr(lambda *args: f(*args), return_shape=True)(*examples)
     jaxpr, consts, treedef = without_consts(closed), list(closed.consts), tree_structure(y)
@@ -27,7 +32,7 @@ def traced(f: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
     def evaluated(*args: Any) -> Any:
         return tree_unflatten(treedef, evaluate(jaxpr, *consts, *tree_leaves(args)))
 
-    return evaluated
+    return evaluated, closed
 
 
 def converted(
@@ -45,7 +50,7 @@ def converted(
     found = dissect(parts) if moving else None
     if moving and found is None:
         with contextlib.suppress(*NeedsValuesError):
-            at = traced(lambda *args: run(parts, args), *examples)
+            at, _ = traced(lambda *args: run(parts, args), *examples)
             found = dissect([at])
             run = _call
     if found is None:
@@ -84,23 +89,19 @@ def dependence_on(
 
         tangents = [values[i] for i in positions]
         closed = jax.make_jaxpr(jax.linearize(moving, *tangents)[1])(*tangents)
-    return first_uses(closed, positions)
+    uses, first = first_uses(closed), len(closed.consts)
+    found = {i - first: eqn for i, eqn in uses.items() if i >= first}
+    return {positions[i]: eqn for i, eqn in found.items() if i < len(positions)}
 
 
-def first_uses(closed: Any, positions: Sequence[int]) -> dict[int, Any]:
-    """Return which operands the results of a jaxpr depend on, as `dependence_on` does.
+def first_uses(closed: ClosedJaxpr) -> dict[int, Any]:
+    """Return which constants and operands the results of a jaxpr depend on.
 
-    `positions` names the leading operands.
+    They come as in `dependence_on`, the constants before the operands.
     """
-    jaxpr, first = closed.jaxpr, len(closed.jaxpr.constvars)
-    mask = 0
-    for result in dependence(without_consts(closed)):
-        mask |= result >> first
-    wanted = {
-        v: position
-        for i, (position, v) in enumerate(zip(positions, jaxpr.invars, strict=False))
-        if mask >> i & 1
-    }
+    jaxpr = without_consts(closed)
+    mask = functools.reduce(operator.or_, dependence(jaxpr), 0)
+    wanted = {v: i for i, v in enumerate(jaxpr.invars) if mask >> i & 1}
     uses: dict[int, Any] = {}
     for eqn in jaxpr.eqns:
         for atom in eqn.invars:

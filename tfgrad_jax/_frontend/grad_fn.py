@@ -183,6 +183,9 @@ class Contract(NamedTuple):
             raise _errors.wrong_arity(where, len(upstreams), mirrored, misfit) from None
 
 
+_HELD = ("f", "bound_to", "constants", "rest", "primal")
+
+
 class Call:
     """The function, and all of its arguments that are no operands."""
 
@@ -215,6 +218,24 @@ class Call:
     @property
     def declared(self) -> bool:
         return self.variables is not None and not self.autodiff
+
+    def declared_tracers(self) -> list[Any]:
+        """Return the declared variables that JAX is tracing; raise if none is an array."""
+        if not self.declared:
+            return []
+        variables, traced = Variables.of(self.variables)
+        if not (traced or variables.has_values()):
+            raise _errors.no_array_among_variables(self.contract.source, variables.constants[0])
+        return traced
+
+    @property
+    def held(self) -> list[Any]:
+        """What may hold tracers that are no operands."""
+        return [getattr(self, name) for name in _HELD]
+
+    def holding(self, held: Sequence[Any]) -> "Call":
+        """Return the same call with other values for `held`."""
+        return self.replaced(**dict(zip(_HELD, held, strict=False)))
 
     def replaced(self, **attributes: Any) -> "Call":
         """Return the same call of another function, or with other surroundings."""
