@@ -82,7 +82,6 @@ def test_the_stored_outputs_are_clean(path):
         assert not re.search(r"/(home|root|tmp|Users|work)/", str(output))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_fresh_run_gives_the_stored_outputs(path, tmp_path):
     stored = _code_cells(_read(path))

@@ -82,7 +82,6 @@ def test_source(module):
     assert not called & {"eval", "exec", "compile", "open", "__import__"}
 
 
-@pytest.mark.slow
 def test_use():
     """In a process of its own, whose audit events are watched, from the import on."""
     run = subprocess.run([sys.executable, "-c", USE], capture_output=True, text=True, check=False)
