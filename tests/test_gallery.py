@@ -39,13 +39,17 @@ def test_it_says_what_it_is_and_its_picture_can_be_drawn(name):
 
 
 @every
-def test_check_gradient_is_content_and_would_notice_a_factor(name):
+def test_check_gradient_is_content(name):
+    assert ENTRIES[name].check().ok
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if not entry.surrogate])
+def test_check_gradient_would_notice_a_factor(name):
     entry = ENTRIES[name]
-    assert entry.check().ok
-    if not entry.surrogate:
-        twice = jax.custom_vjp(lambda *args: entry.f(*args))
-        twice.defvjp(lambda *args: jax.vjp(entry.f, *args), lambda pull_back, dy: pull_back(2 * dy))
-        assert not check_gradient(twice, *entry.point, reference=entry.f).ok
+    twice = jax.custom_vjp(lambda *args: entry.f(*args))
+    twice.defvjp(lambda *args: jax.vjp(entry.f, *args), lambda pull_back, dy: pull_back(2 * dy))
+    assert not check_gradient(twice, *entry.point, reference=entry.f).ok
 
 
 # The gradients that each declares, worked out with pencil and paper or NumPy:
