@@ -131,7 +131,7 @@ class TestSameResult:
             (2, [], 60),
             (4, ["--shard"], 60),
             (4, [], 60),
-        ],  # fmt: skip
+        ],
     )
     def test_processes(self, example, tmp_path, processes, more, steps):
         program = start(tmp_path / "run", steps, "--processes", str(processes), *more)
