@@ -72,14 +72,8 @@ PARSERS = {
     DOCS / "howto": ("*.md", MYST),
     ROOT / "tfgrad_jax": ("**/*.py", (DocTestParser(optionflags=ELLIPSIS),)),
 }
-LONG = {"guide.md", "from_custom_vjp.md"}
 PAGES = [
-    pytest.param(
-        path,
-        parsers,
-        id=str(path.relative_to(ROOT)),
-        marks=pytest.mark.slow if path.parent.name == "howto" or path.name in LONG else (),
-    )
+    pytest.param(path, parsers, id=str(path.relative_to(ROOT)))
     for folder, (pattern, parsers) in PARSERS.items()
     for path in sorted(folder.glob(pattern))
 ]
