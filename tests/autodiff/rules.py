@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, PartitionSpec
 
 N = 4
 X = jnp.float32([0.5, -1.0, 2.0, 0.25])
@@ -38,17 +37,6 @@ def delayed(body):
 def transpose_of(f, count=1):
     """Return JAX's own pullback of a function at `X`, for `count` copies of the upstream."""
     return lambda dy: jax.vjp(f, X)[1](jnp.concatenate([dy] * count).reshape(f(X).shape))[0]
-
-
-def along(f):
-    """Return a rule of collectives, over four devices."""
-
-    def rule(dy):
-        mesh = jax.make_mesh((N,), ("i",), axis_types=(AxisType.Auto,), devices=jax.devices()[:N])
-        each = PartitionSpec("i")
-        return jax.shard_map(f, mesh=mesh, in_specs=each, out_specs=each, check_vma=False)(dy)
-
-    return rule
 
 
 def soft_path(costs):
@@ -170,11 +158,6 @@ LINEAR = {
     )[1],
     "copy": lambda dy: jnp.copy(dy) + jax.device_put(dy),
     "optimization barrier": lambda dy: _sum_of_barrier(dy, ZEROS, 2 * dy),
-    "psum": along(lambda d: lax.psum(d, "i") * d.size),
-    "all_gather": along(lambda d: X[:2] * lax.all_gather(d, "i")[1:3, 0]),
-    "all_to_all": along(lambda d: lax.all_to_all(jnp.outer(X, d), "i", 0, 0)[:, 0]),
-    "ppermute": along(lambda d: lax.ppermute(d, "i", [(0, 1), (1, 3), (3, 0)])),
-    "psum_scatter": along(lambda d: lax.psum_scatter(d * X, "i", tiled=True)),
     "jit": lambda dy: jax.jit(lambda dy, x: dy * x)(dy, X),
     "jit in jit": lambda dy: jax.jit(lambda dy: jax.jit(lambda dy: dy * 3)(dy) + dy)(dy),
     "jit of a constant": lambda dy: jax.jit(jnp.sin)(X) * dy,
