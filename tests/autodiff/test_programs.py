@@ -90,10 +90,14 @@ def leak_checked(derivative):
     return of
 
 
+def _one(args):
+    return jax.tree.map(lambda a: a[None], args)
+
+
 jacfwd = FORWARD["jacfwd"]
 INSIDE = {
     "switch": lambda loss: lambda *args: lax.switch(1, [lambda *_: jnp.float32(0), loss], *args),
-    "map": lambda loss: lambda *a: lax.map(lambda a: loss(*a), jax.tree.map(lambda x: x[None], a))[0],
+    "map": lambda loss: lambda *a: lax.map(lambda a: loss(*a), _one(a))[0],
     "fori_loop": lambda loss: lambda *args: lax.fori_loop(0, 2, lambda _, c: loss(*args), 0.0),
     "custom_root": by_root,
     "associative scan": in_associative_scan,
@@ -107,12 +111,12 @@ INSIDE = {
         lambda c, _: (c + jax.checkpoint(loss)(*args), None), 0.0, None, length=1
     )[0],
     "jit(vmap(jit))": lambda loss: jax.jit(
-        lambda *a: jax.vmap(jax.jit(loss))(*jax.tree.map(lambda x: x[None], a))[0]
+        lambda *a: jax.vmap(jax.jit(loss))(*_one(a))[0]
     ),
 }  # fmt: skip
 DERIVATIVES = {"grad": gradient, "jacfwd": jacfwd, "hessian": hessian}
 MORE = {
-    f"{n}({k})": lambda l, d=d, f=f: d(f(l))
+    f"{n}({k})": lambda loss, d=d, f=f: d(f(loss))
     for n, d in DERIVATIVES.items()
     for k, f in INSIDE.items()
 }
