@@ -307,9 +307,7 @@ def test_an_axis_that_is_split_may_be_mapped(over):
 
 
 @pytest.mark.parametrize("mode", ["eager", "jit"])
-@pytest.mark.parametrize(
-    "way", ["value", "vjp", "jvp", "linearize", "jvp of jit"]
-)
+@pytest.mark.parametrize("way", ["value", "vjp", "jvp", "linearize", "jvp of jit"])
 def test_values_in_host_memory_stay_there(way, mode):
     host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
     args = [jax.device_put(a, host) for a in (_ROWS[::-1], _ROWS)]
