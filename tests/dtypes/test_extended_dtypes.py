@@ -5,17 +5,17 @@ keeps the scales of its FP8 layers in (`fp32_max_grad`, whose gradients are join
 The value is `s x`; the rules declare `5 x` for the scale `s`, which is 3, and `7 s` for `x`.
 """
 
+import itertools
+
 import jax
 import jax.experimental
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same
+from helpers import assert_same, sample
 from jax import lax
-from ways import AROUND
+from ways import REVERSE
 
 from tfgrad_jax import custom_gradient
-
-pytestmark = pytest.mark.deep
 
 
 class PrimalTangent:
@@ -113,12 +113,14 @@ def of_floats(h, kind):
 
 
 ARGS = jnp.float32(3), jnp.float32(2)
-KINDS = pytest.mark.parametrize("kind", [PrimalTangent, MaxGrad])
-HOW = pytest.mark.parametrize("declare", [decorated, captured, declared])
+KINDS, HOW = (PrimalTangent, MaxGrad), (decorated, captured, declared)
+some_kinds = pytest.mark.parametrize("kind", KINDS)
+every_way = pytest.mark.parametrize("declare", HOW)
+REVERSE_OF_ALL = list(itertools.product(KINDS, HOW, REVERSE))
 
 
 def same_as_by_hand(differentiate, declare, kind, expected):
-    """Compare with numbers by hand, where JAX gets them from a hand-written rule."""
+    """Compare with known numbers, where JAX gets them from a hand-written rule."""
     try:
         assert_same(differentiate(of_floats(by_hand(kind), kind)), expected)
     except Exception as error:  # of many kinds, by version
@@ -126,53 +128,20 @@ def same_as_by_hand(differentiate, declare, kind, expected):
     assert_same(differentiate(of_floats(declare(kind), kind)), expected)
 
 
-@KINDS
-@HOW
-def test_gradient(kind, declare):
-    same_as_by_hand(
-        lambda f: jax.jit(jax.grad(f, (0, 1)))(*ARGS),
-        declare,
-        kind(),
-        (jnp.float32(10), jnp.float32(21)),
-    )
+@pytest.mark.parametrize(("kind", "declare", "way"), sample(REVERSE_OF_ALL, 16))
+def test_gradients_under_transformations(kind, declare, way):
+    """Under `jit`, which all but the dtype of flax need."""
+    expected = jnp.float32(10), jnp.float32(21)
+    same_as_by_hand(lambda f: jax.jit(REVERSE[way](f))(*ARGS), declare, kind(), expected)
 
 
-@KINDS
-@HOW
-@pytest.mark.parametrize("around", AROUND)
-def test_gradient_of_a_transformed_function(kind, declare, around):
-    same_as_by_hand(
-        lambda f: jax.jit(jax.grad(AROUND[around](f), (0, 1)))(*ARGS),
-        declare,
-        kind(),
-        (jnp.float32(10), jnp.float32(21)),
-    )
-
-
-@KINDS
-@HOW
-@pytest.mark.parametrize("around", AROUND)
-def test_transformation_of_the_gradient(kind, declare, around):
-    same_as_by_hand(
-        lambda f: jax.jit(AROUND[around](jax.grad(f, (0, 1))))(*ARGS),
-        declare,
-        kind(),
-        (jnp.float32(10), jnp.float32(21)),
-    )
-
-
-@HOW
+@every_way
 def test_eagerly(declare):
-    """Without `jit`, which only the dtype of flax allows."""
-    same_as_by_hand(
-        lambda f: jax.grad(f, (0, 1))(*ARGS),
-        declare,
-        MaxGrad(),
-        (jnp.float32(10), jnp.float32(21)),
-    )
+    expected = jnp.float32(10), jnp.float32(21)
+    same_as_by_hand(lambda f: jax.grad(f, (0, 1))(*ARGS), declare, MaxGrad(), expected)
 
 
-@HOW
+@every_way
 def test_the_gradient_itself_has_the_dtype_of_flax(declare):
     kind = MaxGrad()
     scale = kind.encode(ARGS[0])
@@ -181,8 +150,8 @@ def test_the_gradient_itself_has_the_dtype_of_flax(declare):
     assert_same((kind.decode(by_scale), by_x), (jnp.float32(10), jnp.float32(21)))
 
 
-@KINDS
-@HOW
+@some_kinds
+@every_way
 def test_second_order(kind, declare):
     """By `x`: `L = h**2` has `L' = 2 h * 7 s` and `L'' = 2 * 7 s * 7 s`."""
     kind = kind()
@@ -191,7 +160,7 @@ def test_second_order(kind, declare):
     assert_same(second(*ARGS), jnp.float32(2 * 21 * 21))
 
 
-@HOW
+@every_way
 def test_gradients_of_two_uses_are_joined_by_max(declare):
     kind = MaxGrad()
 
