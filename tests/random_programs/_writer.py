@@ -25,7 +25,7 @@ from ._oracle import (
     with_base,
     without_tangents,
 )
-from ._vocabulary import BINARY, CONSTANTS, OPERATIONS, SHAPES, UNARY, constant
+from ._vocabulary import BINARY, CONSTANTS, OPERATIONS, SHAPES, UNARY, Pair, constant
 
 
 @functools.cache
@@ -87,6 +87,8 @@ def leaves(tree: Any) -> list[Any]:
     """Return the leaves of a tree of names in the order of JAX."""
     if isinstance(tree, dict):
         return [leaf for k in sorted(tree) for leaf in leaves(tree[k])]
+    if isinstance(tree, Pair):
+        return [*leaves(tree.a), *leaves(tree.b)]
     if isinstance(tree, (list, tuple)):
         return [leaf for t in tree for leaf in leaves(t)]
     return [tree]
@@ -96,6 +98,8 @@ def text(tree: Any, read: Callable[[Any], str]) -> str:
     """Return a tree as Python."""
     if isinstance(tree, dict):
         return "{" + ", ".join(f"{k!r}: {text(v, read)}" for k, v in tree.items()) + "}"
+    if isinstance(tree, Pair):
+        return f"Pair({text(tree.a, read)}, {text(tree.b, read)})"
     if isinstance(tree, list):
         return "[" + ", ".join(text(t, read) for t in tree) + "]"
     if isinstance(tree, tuple):
@@ -108,6 +112,9 @@ def paths(tree: Any, root: str) -> Iterator[tuple[Any, str]]:
     if isinstance(tree, dict):
         for k, v in tree.items():
             yield from paths(v, f"{root}[{k!r}]")
+    elif isinstance(tree, Pair):
+        yield from paths(tree.a, f"{root}.a")
+        yield from paths(tree.b, f"{root}.b")
     elif isinstance(tree, (list, tuple)):
         for i, v in enumerate(tree):
             yield from paths(v, f"{root}[{i}]")
@@ -115,20 +122,29 @@ def paths(tree: Any, root: str) -> Iterator[tuple[Any, str]]:
         yield tree, root
 
 
+def filled(tree: Any, leaf: Callable[[str], Any]) -> Any:
+    """Return a tree of names with something in the place of each."""
+    if isinstance(tree, dict):
+        return {k: filled(t, leaf) for k, t in tree.items()}
+    if isinstance(tree, Pair):
+        return Pair(filled(tree.a, leaf), filled(tree.b, leaf))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(filled(t, leaf) for t in tree)
+    return leaf(tree)
+
+
 class Writer:
     """Writes one program. `features` says what is in it; what is in `without` never is."""
 
-    def __init__(self, seed: int, without: Sequence[str] = (), exact: bool = False) -> None:
+    def __init__(self, seed: int, without: Sequence[str] = ()) -> None:
         self.random = random.Random(seed)
         self.without = set(without)
-        self.exact = exact  # rules are the true derivatives
         self.features: set[str] = set()
         self.count = 0
         self.orders = 0  # of derivatives that the program itself may take
         self.mode = self.feature("mode", ["both", "both", "both", "both", "reverse", "forward"])
         self.scans = self.chance(0.75)
-        drops = self.scans and drops_in_scan()
-        self.custom_jvp_factor = 1.0 if exact or drops else 3.0
+        self.custom_jvp_factor = 1.0 if self.scans and drops_in_scan() else 3.0
 
     # choices
 
@@ -155,9 +171,11 @@ class Writer:
     def arrange(self, names: list[str]) -> Any:
         """Return a random tree of these names."""
         names = list(names)
-        kind = self.random.randrange(4)
+        kind = self.random.randrange(5)
         if len(names) == 1:
-            return [names[0], names[0], {"a": names[0]}, [names[0]]][kind]
+            return [names[0], names[0], {"a": names[0]}, [names[0]], names[0]][kind]
+        if kind == 4:
+            return Pair(self.arrange(names[:-1]), names[-1])
         if kind == 0:
             return {"b": names[0], "a": self.arrange(names[1:])}
         if kind == 1:
@@ -169,15 +187,9 @@ class Writer:
     def assign(self, scope: Scope, operation: str, *args: str, name: str | None = None) -> str:
         template, step, shape = OPERATIONS[operation]
         name = name or self.name("v")
-        scope.shapes[name] = shape(*(scope.shapes[a] for a in args))
-        assert scope.shapes[name] is not None
-        scope.lines.append(f"{name} = " + template.format(*map(scope.read, args)))
-
-        def run(env: Env) -> None:
-            env[name] = step(*(env[a] for a in args))
-
-        scope.steps.append(run)
-        return name
+        found = shape(*(scope.shapes[a] for a in args))
+        expression = template.format(*map(scope.read, args))
+        return self.set(scope, name, found, expression, lambda env: step(*(env[a] for a in args)))
 
     def pick(self, scope: Scope) -> str:
         """Choose a name, preferably a recent one."""
@@ -251,7 +263,7 @@ class Writer:
         kinds += ["scan", "fori_loop", "map"] if self.scans else []
         kinds += ["while_loop"] * 3 if self.scans and (scope.loops or scope.forward) else []
         kinds += ["custom_jvp"] if self.mode != "reverse" else []
-        kinds += [] if self.exact else ["recompute_grad", "grad_pass_through"]
+        kinds += ["recompute_grad", "grad_pass_through"]
         if self.orders:
             kinds += {"reverse": ["grad", "vjp"], "forward": ["jvp"]}.get(
                 self.mode, ["grad", "vjp", "jvp"]
@@ -261,7 +273,7 @@ class Writer:
         shapes = [scope.shapes[a] for a in args]
         result = self.random.choice(SHAPES)
         name = self.name("v")
-        write = functools.partial(self._set, scope, name)
+        write = functools.partial(self.set, scope, name)
         reads = [scope.read(a) for a in args]
         given = ", ".join(reads)
 
@@ -284,58 +296,53 @@ class Writer:
             return write(shapes[0], f"{kind}({b})({reads[0]})", passed)
         if kind in ("vmap", "vmap of vmap"):
             return self._vmap(scope, kind, args, shapes, result, write)
+        stacked = f"jnp.stack([{reads[-1]}, 0.5 * {reads[-1]}])"
         if kind in ("scan", "fori_loop", "while_loop"):
             changes = {"loops": scope.loops} if kind == "while_loop" else {}
-            xs = shapes if kind == "scan" else shapes[:1]
-            b, run = self.nested(scope, xs, shapes[0], **changes)
+            both = kind == "scan" and len(args) == 2
+            b, run = self.nested(scope, shapes if both else shapes[:1], shapes[0], **changes)
+            of_x = f"lax.scan(lambda c, x: ({b}(c, x), None), {reads[0]}, {stacked})[0]"
+            of_c = f"lax.scan(lambda c, _: ({b}(c), None), {reads[0]}, None, length=2)[0]"
+            body = f"lambda s: s[0] < 2, lambda s: (s[0] + 1, {b}(s[1]))"
             steps = {
-                "scan": f"lax.scan(lambda c, x: ({b}(c, x), None), {reads[0]}, "
-                f"jnp.stack([{reads[-1]}, 0.5 * {reads[-1]}]))[0]",
+                "scan": of_x if both else of_c,
                 "fori_loop": f"lax.fori_loop(0, 2, lambda i, c: {b}(c), {reads[0]})",
-                "while_loop": f"lax.while_loop(lambda s: s[0] < 2, "
-                f"lambda s: (s[0] + 1, {b}(s[1])), (0, {reads[0]}))[1]",
+                "while_loop": f"lax.while_loop({body}, (0, {reads[0]}))[1]",
             }
-            if kind == "scan" and len(args) == 1:
-                steps[kind] = (
-                    f"lax.scan(lambda c, _: ({b}(c), None), {reads[0]}, None, length=2)[0]"
-                )
 
             def loop(env: Env) -> Any:
                 c, x = values(env)[0], values(env)[-1]
                 for factor in (1.0, 0.5):
-                    c = run(env, c, scale(factor, x)) if len(xs) == 2 else run(env, c)
+                    c = run(env, c, scale(factor, x)) if both else run(env, c)
                 return c
 
             return write(shapes[0], steps[kind], loop)
         if kind == "map":
-            b, run = self.nested(scope, shapes[:1], result)
-            xs = f"jnp.stack([{reads[0]}, 0.5 * {reads[0]}])"
+            b, run = self.nested(scope, shapes[-1:], result)
             return write(
                 result,
-                f"jnp.sum(lax.map({b}, {xs}), 0)",
-                lambda env: add(run(env, env[args[0]]), run(env, scale(0.5, env[args[0]]))),
+                f"jnp.sum(lax.map({b}, {stacked}), 0)",
+                lambda env: add(run(env, env[args[-1]]), run(env, scale(0.5, env[args[-1]]))),
             )
         if kind in ("cond", "switch"):
             b, run = self.nested(scope, shapes, result)
             c, other = self.nested(scope, shapes, result, count=1)
-            if kind == "switch":
-                index = self.random.choice([0, 1])
-                chosen = [run, other][index]
-                return write(
-                    result,
-                    f"lax.switch({index}, [{b}, {c}], {given})",
-                    lambda env: chosen(env, *values(env)),
-                )
+            index = self.random.choice([0, 1])
+
+            def first(env: Env) -> bool:
+                return not index if kind == "switch" else np.sum(base(env[args[0]])) > 0.2
+
+            condition = f"lax.cond(jnp.sum({reads[0]}) > 0.2, {b}, {c}, {given})"
             return write(
                 result,
-                f"lax.cond(jnp.sum({reads[0]}) > 0.2, {b}, {c}, {given})",
-                lambda env: (run if np.sum(base(env[args[0]])) > 0.2 else other)(env, *values(env)),
+                f"lax.switch({index}, [{b}, {c}], {given})" if kind == "switch" else condition,
+                lambda env: (run if first(env) else other)(env, *values(env)),
             )
         if kind == "custom_jvp":
             return self._custom_jvp(scope, args, shapes, result, given, write)
         return self._derivative(scope, kind, args, shapes, given, write)
 
-    def _set(self, scope: Scope, name: str, shape: Any, expression: str, value: Any) -> str:
+    def set(self, scope: Scope, name: str, shape: Any, expression: str, value: Any) -> str:
         scope.shapes[name] = shape
         scope.lines.append(f"{name} = {expression}")
 
