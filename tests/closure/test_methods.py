@@ -61,7 +61,12 @@ CLASSES = {
     "callable linen": ("", "linen.Module", SETUP),
     "callable": ("", "", INIT),
 }
-LIBRARIES = {"equinox": "equinox", "struct": "flax.struct", "nnx": "flax.nnx", "linen": "flax.linen"}
+LIBRARIES = {
+    "equinox": "equinox",
+    "struct": "flax.struct",
+    "nnx": "flax.nnx",
+    "linen": "flax.linen",
+}
 
 
 def logged(f):

@@ -15,32 +15,24 @@ from tfgrad_jax import custom_gradient
 # --- recursion: `exp(w x)`, declared 2 w y by x and 5 x y by w ------------------------------------
 
 
+def exponential(w, x, again):
+    def grad(dy, variables=()):
+        dx = 2 * dy * w * again(x)
+        return (dx, [5 * dy * x * again(x)]) if len(variables) else dx
+
+    return jnp.exp(w * x), grad
+
+
 def by_itself(w):
-    @custom_gradient
-    def exp(x):
-        def grad(dy, variables=()):
-            dx = 2 * dy * w * exp(x)
-            return (dx, [5 * dy * x * exp(x)]) if len(variables) else dx
-
-        return jnp.exp(w * x), grad
-
+    exp = custom_gradient(lambda x: exponential(w, x, exp))
     return exp
 
 
 def by_each_other(w):
-    def one(other):
-        @custom_gradient
-        def exp(x):
-            def grad(dy, variables=()):
-                dx = 2 * dy * w * functions[other](x)
-                return (dx, [5 * dy * x * functions[other](x)]) if len(variables) else dx
-
-            return jnp.exp(w * x), grad
-
-        return exp
-
-    functions = {"a": one("b"), "b": one("a")}
-    return functions["a"]
+    first = custom_gradient(lambda x: exponential(w, x, functions["second"]))
+    second = custom_gradient(lambda x: exponential(w, x, functions["first"]))
+    functions = {"first": first, "second": second}
+    return first
 
 
 def by_a_method(w):
@@ -50,24 +42,13 @@ def by_a_method(w):
 
         @custom_gradient
         def exp(self, x):
-            def grad(dy, variables=()):
-                dx = 2 * dy * self.w * self.exp(x)
-                return (dx, [5 * dy * x * self.exp(x)]) if len(variables) else dx
-
-            return jnp.exp(self.w * x), grad
+            return exponential(self.w, x, self.exp)
 
     return Model(w).exp
 
 
 def by_a_jitted_partial(w):
-    @custom_gradient
-    def exp(x, *, w):
-        def grad(dy, variables=()):
-            dx = 2 * dy * w * jax.jit(h)(x)
-            return (dx, [5 * dy * x * h(x)]) if len(variables) else dx
-
-        return jnp.exp(w * x), grad
-
+    exp = custom_gradient(lambda x, *, w: exponential(w, x, jax.jit(h)))
     h = functools.partial(exp, w=w)
     return h
 
@@ -159,27 +140,13 @@ def of_function(w, x):
     return f(w, x)
 
 
-def of_lambda(w, x):
-    @custom_gradient
-    def f(w, x):
-        return w * x**2, lambda dy: (
-            5 * dy * x**2,
-            dy * custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))(x),
-        )
-
-    return f(w, x)
-
-
 def of_class_in_helper(w, x):
     @custom_gradient
     def f(w, x):
         def grad(dy):
             def helper():
                 class Slope:
-                    @staticmethod
-                    @custom_gradient
-                    def of(x):
-                        return 7 * w * x, lambda d: 11 * d * w
+                    of = custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))
 
                 return Slope.of
 
@@ -194,11 +161,8 @@ def of_autodiff(w, x):
     @custom_gradient
     def f(w, x):
         def grad(dy):
-            @custom_gradient(variables="autodiff")
-            def slope(x):
-                return 7 * w * x, lambda d: 11 * d * w
-
-            return 5 * dy * x**2, dy * slope(x)
+            slope = lambda x: (7 * w * x, lambda d: 11 * d * w)  # noqa: E731
+            return 5 * dy * x**2, dy * custom_gradient(slope, variables="autodiff")(x)
 
         return w * x**2, grad
 
@@ -209,22 +173,19 @@ def of_variables(w, x):
     @custom_gradient
     def f(w, x):
         def grad(dy):
-            @custom_gradient
-            def slope(x):
-                return 7 * w * x, lambda d, variables: (11 * d * w, [13 * d * x for _ in variables])
-
-            return 5 * dy * x**2, dy * slope(x)
+            rule = lambda d, variables: (11 * d * w, [13 * d * x for _ in variables])  # noqa: E731
+            return 5 * dy * x**2, dy * custom_gradient(lambda x: (7 * w * x, rule))(x)
 
         return w * x**2, grad
 
     return f(w, x)
 
 
-INSIDE = [(of_function, 0), (of_lambda, 0), (of_class_in_helper, 0), (of_autodiff, 14)]
+INSIDE = [(of_function, 0), (of_class_in_helper, 0), (of_autodiff, 14), (of_variables, 26)]
 
 
 @eager_and_jit
-@pytest.mark.parametrize(("h", "by_w"), [*INSIDE, (of_variables, 26)])
+@pytest.mark.parametrize(("h", "by_w"), INSIDE)
 def test_what_a_function_inside_a_rule_captures_is_constant_unless_it_says_so(h, by_w, mode):
     """The second derivatives of `h_x = 7 w x`, declared 11 w by x."""
     assert_same(mode(gradient(h))(*ARGS), (jnp.float32(20), jnp.float32(42)))
@@ -238,16 +199,11 @@ def test_a_function_written_outside_of_the_rule_is_not_inside(mode, where):
     """Wherever it is called: a lost weight is an error, as it is outside of a rule."""
 
     def loss(w, x):
-        @custom_gradient
-        def beside(x):
-            return 7 * w * x, lambda ddx: 11 * ddx * w
+        beside = custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))
 
         @custom_gradient
         def f(x, w):
-            @custom_gradient
-            def in_f(x):
-                return 7 * w * x, lambda ddx: 11 * ddx * w
-
+            in_f = custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))
             called = in_f if where == "in f" else beside
             return w * x**2, lambda dy: (dy * called(x), 5 * dy * x**2)
 
@@ -277,10 +233,9 @@ def test_nothing_depends_on_what_was_called_before(mode):
     def loss(first, variables):
         def of(w, x):
             def f(x):
-                def grad(dy, variables):
-                    return 7 * dy * w * x, [5 * dy * x**2 for _ in variables]
-
-                return w * x**2, grad if variables is None else lambda dy: 7 * dy * w * x
+                rule = lambda dy: 7 * dy * w * x  # noqa: E731
+                more = lambda dy, variables: (rule(dy), [5 * dy * x**2])  # noqa: E731
+                return w * x**2, more if variables is None else rule
 
             g = jax.jit(custom_gradient(f, variables=variables))
             calls[first](g, x)

@@ -38,9 +38,7 @@ USES = {
     "twice": lambda z, a, x: z * x + a * x**2 + z * 0,
     "jit": lambda z, a, x: jax.jit(lambda x: z * x)(x) + a * x**2,
     "checkpoint": lambda z, a, x: jax.checkpoint(lambda x: z * x + a * x**2)(x),
-    "cond": lambda z, a, x: lax.cond(
-        x > 0, lambda x: z * x + a * x**2, lambda x: z * x + a, x
-    ),
+    "cond": lambda z, a, x: lax.cond(x > 0, lambda x: z * x + a * x**2, lambda x: z * x + a, x),
     "scan": lambda z, a, x: lax.scan(lambda c, _: (c + z * x + a * x**2, 0), 0 * x, None, 1)[0],
     "the carry of a loop, in its last round": lambda z, a, x: (
         lax.scan(lambda c, _: ((*c[1:], z * x), 0), (0 * x,) * 3, None, 3)[0][0] + a * x**2
@@ -71,7 +69,7 @@ def using(use):
 
 @pytest.mark.parametrize("use", [u for u in USES if u != "a branch on a value"])
 def test_variables_come_in_the_order_of_first_use(use):
-    ways = {n: w for n, w in {**FEW, **FEW_SECOND}.items() if use != "a Ref" or "grad" == n}
+    ways = {n: w for n, w in {**FEW, **FEW_SECOND}.items() if use != "a Ref" or n == "grad"}
     for way in ways.values():
         assert_derivative(way, using(USES[use]), ORACLE, *ARRAYS)
 
@@ -159,7 +157,9 @@ def test_what_y_ignores_is_no_variable_and_needs_no_gradient(compute, mode):
             def f(x):
                 y, slope = compute(w, x)
                 plain = lambda dy: 7 * dy * slope  # noqa: E731
-                return y, (lambda dy, variables: (plain(dy), variables)) if takes_variables else plain
+                return y, (
+                    lambda dy, variables: (plain(dy), variables)
+                ) if takes_variables else plain
 
             return f(x)
 

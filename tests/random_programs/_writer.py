@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -84,53 +84,28 @@ def indented(lines: Sequence[str]) -> list[str]:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Return the leaves of a tree of names in the order of JAX."""
-    if isinstance(tree, dict):
-        return [leaf for k in sorted(tree) for leaf in leaves(tree[k])]
-    if isinstance(tree, Pair):
-        return [*leaves(tree.a), *leaves(tree.b)]
-    if isinstance(tree, (list, tuple)):
-        return [leaf for t in tree for leaf in leaves(t)]
-    return [tree]
+    return jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
+
+
+def filled(tree: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return a tree with something in the place of each leaf."""
+    return jax.tree.map(leaf, tree, is_leaf=lambda leaf: leaf is None)
+
+
+class Raw(str):
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def text(tree: Any, read: Callable[[Any], str]) -> str:
     """Return a tree as Python."""
-    if isinstance(tree, dict):
-        return "{" + ", ".join(f"{k!r}: {text(v, read)}" for k, v in tree.items()) + "}"
-    if isinstance(tree, Pair):
-        return f"Pair({text(tree.a, read)}, {text(tree.b, read)})"
-    if isinstance(tree, list):
-        return "[" + ", ".join(text(t, read) for t in tree) + "]"
-    if isinstance(tree, tuple):
-        return "(" + "".join(text(t, read) + ", " for t in tree) + ")"
-    return read(tree)
+    return repr(filled(tree, lambda leaf: Raw(read(leaf))))
 
 
-def paths(tree: Any, root: str) -> Iterator[tuple[Any, str]]:
-    """Yield each leaf with the expression that reads it."""
-    if isinstance(tree, dict):
-        for k, v in tree.items():
-            yield from paths(v, f"{root}[{k!r}]")
-    elif isinstance(tree, Pair):
-        yield from paths(tree.a, f"{root}.a")
-        yield from paths(tree.b, f"{root}.b")
-    elif isinstance(tree, (list, tuple)):
-        for i, v in enumerate(tree):
-            yield from paths(v, f"{root}[{i}]")
-    else:
-        yield tree, root
-
-
-def filled(tree: Any, leaf: Callable[[str], Any]) -> Any:
-    """Return a tree of names with something in the place of each."""
-    if isinstance(tree, dict):
-        return {k: filled(t, leaf) for k, t in tree.items()}
-    if isinstance(tree, Pair):
-        return Pair(filled(tree.a, leaf), filled(tree.b, leaf))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(filled(t, leaf) for t in tree)
-    return leaf(tree)
+def paths(tree: Any, root: str) -> list[tuple[Any, str]]:
+    """Return each leaf with the expression that reads it."""
+    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
+    return [(leaf, root + jax.tree_util.keystr(path)) for path, leaf in found]
 
 
 class Writer:
@@ -259,7 +234,7 @@ class Writer:
 
     def block(self, scope: Scope) -> str:
         """Write a transformation of a piece of code, which may close over what is around it."""
-        kinds = ["jit", "checkpoint", "jit of jit", "vmap", "vmap of vmap", "cond", "switch"]
+        kinds = ["jit", "checkpoint", "vmap", "vmap", "cond", "switch"]
         kinds += ["scan", "fori_loop", "map"] if self.scans else []
         kinds += ["while_loop"] * 3 if self.scans and (scope.loops or scope.forward) else []
         kinds += ["custom_jvp"] if self.mode != "reverse" else []
@@ -280,10 +255,9 @@ class Writer:
         def values(env: Env) -> list[Any]:
             return [env[a] for a in args]
 
-        if kind in ("jit", "checkpoint", "jit of jit", "recompute_grad"):
+        if kind in ("jit", "checkpoint", "recompute_grad"):
             b, run = self.nested(scope, shapes, result)
-            around = {"jit of jit": f"jax.jit(jax.jit({b}))", "recompute_grad": f"{kind}({b})"}
-            function = around.get(kind, f"jax.{kind}({b})")
+            function = f"{kind}({b})" if kind == "recompute_grad" else f"jax.{kind}({b})"
             return write(result, f"{function}({given})", lambda env: run(env, *values(env)))
         if kind == "grad_pass_through":
             # The derivative of the identity; what it closes over has none.
@@ -294,8 +268,8 @@ class Writer:
                 return with_base(env[args[0]], value)
 
             return write(shapes[0], f"{kind}({b})({reads[0]})", passed)
-        if kind in ("vmap", "vmap of vmap"):
-            return self._vmap(scope, kind, args, shapes, result, write)
+        if kind == "vmap":
+            return self._vmap(scope, args, shapes, result, write)
         stacked = f"jnp.stack([{reads[-1]}, 0.5 * {reads[-1]}])"
         if kind in ("scan", "fori_loop", "while_loop"):
             changes = {"loops": scope.loops} if kind == "while_loop" else {}
@@ -352,9 +326,7 @@ class Writer:
         scope.steps.append(run)
         return name
 
-    def _vmap(
-        self, scope: Scope, kind: str, args: Any, shapes: Any, result: Any, write: Any
-    ) -> str:
+    def _vmap(self, scope: Scope, args: Any, shapes: Any, result: Any, write: Any) -> str:
         b, run = self.nested(scope, shapes, result)
         mapped = [i == 0 or self.chance(0.5) for i in range(len(args))]
         if self.chance(0.3):
@@ -365,26 +337,15 @@ class Writer:
             axes.append(str(axis))
             x = scope.read(a)
             texts.append(f"jnp.stack([{x}, 0.5 * {x}], {axis})" if m else x)
-        factors = [[f if m else 1.0 for m in mapped] for f in (1.0, 0.5)]
-        function = f"jax.vmap({b}, in_axes=({', '.join(axes)},))"
-        given = ", ".join(texts)
-        if kind == "vmap of vmap":
-            inner, outer = (
-                f"lambda *a: jnp.sum({function}(*a), 0)",
-                ["-1", *["None"] * len(args[1:])],
-            )
-            function = f"jax.vmap({inner}, in_axes=({', '.join(outer)},))"
-            x = texts[0]
-            given = ", ".join([f"jnp.stack([{x}, 0.3 * {x}], -1)", *texts[1:]])
-            factors = [[g * f[0], *f[1:]] for g in (1.0, 0.3) for f in factors]
+        expression = f"jax.vmap({b}, in_axes=({', '.join(axes)},))({', '.join(texts)})"
 
         def value(env: Env) -> Any:
-            ys = [
-                run(env, *(scale(c, env[a]) for c, a in zip(f, args, strict=True))) for f in factors
+            halves = [
+                scale(0.5, env[a]) if m else env[a] for a, m in zip(args, mapped, strict=True)
             ]
-            return functools.reduce(add, ys)
+            return add(run(env, *(env[a] for a in args)), run(env, *halves))
 
-        return write(result, f"jnp.sum({function}({given}), 0)", value)
+        return write(result, f"jnp.sum({expression}, 0)", value)
 
     def _custom_jvp(
         self, scope: Scope, args: Any, shapes: Any, result: Any, given: str, write: Any
