@@ -30,7 +30,7 @@ from ._closure.traced import converted, dependence_on, first_uses, traced
 from ._compat import cotangent_type, is_ref
 from ._frontend.grad_fn import Call, Variables, accepts_variables, is_written_in_rule
 from ._frontend.structure import Outputs
-from ._trace import is_staging, plainly
+from ._trace import plainly
 from ._types import NeedsValuesError, is_traced, spec
 
 
@@ -220,9 +220,11 @@ class Body:
         """Return the result for the declared gradient."""
         leaves, outputs, grad_fn = self._apply(captured, inputs)
         if not moving and is_traced(leaves):
-            if not is_staging():
+            # `jit` and `vmap` may make tracers of constants; or `f` holds one that nobody has seen.
+            closed = jax.make_jaxpr(lambda: self._apply(captured, inputs)[0])()
+            if is_traced(closed.consts):
                 raise HiddenTracerError
-            moving = True  # a `jit` makes tracers of constants
+            moving = True
         positions, variables = self._positions, self._variables
         if isinstance(grad_fn, TracedRule):
             place = {id(c): i for i, c in enumerate(captured)}

@@ -165,7 +165,8 @@ def _attached(function: Function, operands: Sequence[Any]) -> tuple[list[Any], R
     operands = _arrays(operands)
     leaves, outputs, run, residuals = function.forward(operands)
     moved = [i for i, o in enumerate(operands) if is_differentiable(o.dtype) and not is_ref(o)]
-    rule = Rule(residuals, Static(run, outputs, moved, function.source))
+    pure = not any(map(is_ref, operands))
+    rule = Rule(residuals, Static(run, outputs, moved, function.source, pure))
     if is_traced((*operands, *residuals)):
         ys = attach(*rule.pull(), [operands[i] for i in moved], [leaves[i] for i in outputs])
         leaves = list(leaves)

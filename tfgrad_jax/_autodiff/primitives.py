@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
+from tfgrad_jax import _errors
 from tfgrad_jax._compat import batched_type, tangent_type, zeros
 from tfgrad_jax._tracebacks import hidden
 
@@ -125,6 +126,8 @@ def _attach_jvp(primals: Any, tangents: Any, *, count: int, xs: int, pull: Pull,
     dxs = tangents[count : count + xs]
     moved = [i for i, t in enumerate(dxs) if type(t) is not ad.Zero]
     if not moved:
+        if pull.pure and any(type(t) is not ad.Zero for t in tangents[:count]):
+            raise _errors.hidden_tracer(pull.source)  # y varies, and no operand does
         return out, [ad.Zero(tangent_type(y)) for y in ys]
     return out, push(pull.only(moved), residuals, ys, [dxs[i] for i in moved])
 

@@ -27,6 +27,7 @@ class Static:
     outputs: Sequence[int]  # positions of the outputs that have cotangents
     moved: Sequence[int]  # positions of the operands that have gradients
     source: Source
+    pure: bool  # whether no operand is a Ref
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -55,7 +56,7 @@ class Rule:
             found = static.run(filled, cotangents)
             return [found[i] for i in static.moved]
 
-        return Pull(run, static.source), [every[i] for i in places]
+        return Pull(run, static.source, static.pure), [every[i] for i in places]
 
 
 register_pytree_node(
@@ -72,6 +73,7 @@ class Pull:
 
     run: Run
     source: Source
+    pure: bool = True  # whether the function reads no Ref
 
     def __repr__(self) -> str:  # as jaxprs show it
         return f"the rule of {self.source}"
@@ -83,7 +85,7 @@ class Pull:
             found = self.run(residuals, cotangents)
             return [found[i] for i in some]
 
-        return Pull(run, self.source)
+        return dataclasses.replace(self, run=run)
 
     def batched(
         self, axis: Any, dims: Sequence[Any], ys: Sequence[int], mapped: Sequence[bool]
@@ -100,4 +102,4 @@ class Pull:
             )(list(residuals), list(cotangents))  # fmt: skip
             return [g if g is None or m else g.sum(0) for g, m in zip(found, mapped, strict=True)]
 
-        return Pull(run, self.source)
+        return dataclasses.replace(self, run=run)
