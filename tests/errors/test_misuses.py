@@ -38,13 +38,7 @@ def assert_usable():
     assert jax.grad(right)(x) == 7
 
 
-@pytest.mark.parametrize(
-    "misuse",
-    [
-        pytest.param(m, id=m.title, marks=[pytest.mark.slow] * ("distributed" in m.code))
-        for _, m in ALL
-    ],
-)
+@pytest.mark.parametrize("misuse", [pytest.param(m, id=m.title) for _, m in ALL])
 def test_it_says_what_helps(misuse):
     for package in NEEDS if misuse.is_command else ():
         pytest.importorskip(package)  # the ends of the JAX range are tested without some
