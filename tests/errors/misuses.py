@@ -239,10 +239,6 @@ class Model:
         "got convention='torch'; expected 'tf' or 'jax'", **VALUE,
     ),
     misuse(
-        "Ask for all variables", 'custom_gradient(variables="all")',
-        "got variables='all'; expected None, a pytree, a function or 'autodiff'", **VALUE,
-    ),
-    misuse(
         "Pass a kernel by its result", "custom_gradient(primal=x)",
         "got primal=an array of dtype float32 and shape (3, 2); expected None or a function",
         **VALUE,
@@ -265,12 +261,12 @@ class Model:
 FITS = "called with arguments that do not fit its signature, (x): "
 
 CALLING = [
+    misuse(
+        "Forget a keyword-only argument", function("f(x)", args="x, *, scale"),
+        "do not fit its signature, (x, *, scale): missing a required", "argument: 'scale'",
+    ),
     misuse("Forget an argument", function("f()"), FITS + "missing a required argument"),
     misuse("Pass one too many", function("f(x, w)"), FITS + "too many positional arguments"),
-    misuse(
-        "Pass one that it does not have", function("f(x, rate=0.1)"),
-        FITS + "got an unexpected keyword argument 'rate'",
-    ),
     misuse(
         "Call a method on the class",
         """
@@ -282,18 +278,6 @@ class Model:
 Model.predict(x)
 """,
         "do not fit its signature, (self, x): missing a required argument: 'x'", of="Model.predict",
-    ),
-    misuse(
-        "Forget the argument of a method",
-        """
-class Model:
-    @custom_gradient
-    def predict(self, x):
-        return x**2, lambda dy: 2 * x * dy
-
-Model().predict()
-""",
-        FITS + "missing a required argument: 'x'", of="Model.predict",
     ),
 ]  # fmt: skip
 
@@ -314,24 +298,12 @@ RETURNED_BY_F = [
         "`return y` instead of `return y, grad_fn`",
     ),
     misuse(
-        "Return two outputs alone", returning("return x, x**2"),
-        NO_RULE.format("an array of dtype float32 and shape (3, 2)"), CALLED,
-    ),
-    misuse(
         "Return the gradient function alone", returning("return grad"),
         PAIR + "It returned the callable `f.grad`",
     ),
     misuse(
         "Call the gradient function", returning("return x**2, grad(x)"),
         NO_RULE.format("an array of dtype float32 and shape (3, 2)"), CALLED,
-    ),
-    misuse(
-        "Return None as the gradient function", returning("return x**2, None"),
-        NO_RULE.format("None"),
-    ),
-    misuse(
-        "Return a gradient function for each output", returning("return (x, x**2), (grad, grad)"),
-        NO_RULE.format("a tuple of length 2"),
     ),
     misuse(
         "Return the pair the other way round", returning("return grad, x**2"),
@@ -344,10 +316,6 @@ RETURNED_BY_F = [
         "`return y1, y2, grad_fn` instead of `return (y1, y2), grad_fn`",
     ),
     misuse(
-        "Return the pair in a dictionary", returning('return {"y": x**2, "grad": grad}'),
-        PAIR + "It returned an object of type dict",
-    ),
-    misuse(
         "Yield instead of return", returning("yield x**2"),
         PAIR + "It returned an object of type generator",
     ),
@@ -355,10 +323,6 @@ RETURNED_BY_F = [
         "Return a string among the outputs", returning('return (x**2, "relu"), grad'),
         "returned the str 'relu' among its outputs at y[1]", NO_ARRAY,
         "Return other values from an undecorated function around it",
-    ),
-    misuse(
-        "Return an array of strings", returning('return np.array(["relu"]), grad'),
-        "returned an array of dtype <U4 and shape (1,) among its outputs; ", NO_ARRAY,
     ),
     misuse(
         "Return a shape instead of an array",
@@ -381,11 +345,6 @@ RETURNED_BY_F = [
         "Return another structure from `primal`",
         function("jax.vjp(jax.jit(f), x)[0]", option="primal=lambda x: (x**2, x)"),
         MISMATCH + "returned (*, *), of float32[3, 2], float32[3, 2], and the other *, of float32",
-    ),
-    misuse(
-        "Return another shape from `primal`",
-        function("jax.vjp(jax.jit(f), x)[0]", option="primal=lambda x: x[0] ** 2"),
-        MISMATCH + "returned *, of float32[2], and the other *, of float32[3, 2]",
     ),
     misuse(
         "Return another dtype from `primal`",
@@ -412,11 +371,6 @@ UPSTREAMS = [
         "Take one upstream of two outputs",
         rule("return dys[1]", "x", "(x, 2 * x)", "jnp.sum(f(x)[1])", "dys"),
         TWO, "too many positional arguments", "Write `def grad(da, db)` or `def grad(*dys)`",
-    ),
-    misuse(
-        "Take one upstream of a dictionary",
-        rule("return dy['y']", "x", "{'y': x, 'z': 2 * x}", "jnp.sum(f(x)['y'])"),
-        TWO, "in the order of sorted keys",
     ),
     misuse(
         "Take one upstream of many outputs",
@@ -463,10 +417,6 @@ GRADIENTS = [
         "Return None for every input that has no gradient", **COUNT,
     ),
     misuse(
-        "Return no gradient", of_one("[]"),
-        "returned 0 gradients; expected 1, for the input `x`", **COUNT,
-    ),
-    misuse(
         "Forget the `return` of the rule", rule("dx = 2 * dy", "x", "2 * x"),
         "returned None; expected gradients for the input `x`", NONE.format("(None,)"), **COUNT,
     ),
@@ -488,10 +438,6 @@ GRADIENTS = [
         STRUCTURE, "expected: (*, *), for the inputs `x`, `b`", "got:      {'b': *, 'x': *}", FLAT,
     ),
     misuse(
-        "Nest the gradients", rule("return dy, [dy.sum(0)]"),
-        STRUCTURE, "expected: (*, *), for the inputs `x`, `b`", "got:      (*, [*])", FLAT,
-    ),
-    misuse(
         "Return gradients of variables without taking them", of_one("2 * dy, [dy]"),
         STRUCTURE, "expected: *, for the input `x`", "got:      (*, [*])",
     ),
@@ -501,29 +447,16 @@ GRADIENTS = [
         "got:      {'bias': *, 'w': *}", FLAT,
     ),
     misuse(
-        "Leave a key out", of_tree('{"w": dy}'),
-        STRUCTURE, "expected: {'b': *, 'w': *}", "got:      {'w': *}",
-    ),
-    misuse(
         "Return a flat list in another order than that of sorted keys",
         of_tree("[dy, dy.sum(0)]"),
         "returned a gradient of shape (3, 2) for the input `p['b']`; expected its own shape, (2,)",
         "It fits the input `p['w']`: return the gradients in the order of the inputs", **COUNT,
     ),
     misuse(
-        "Return a dictionary for a list", of_tree("{0: dy, 1: dy}", "[x, x]", "p[0] + p[1]"),
-        STRUCTURE, "expected: [*, *], for the inputs `p[0]`, `p[1]`", "got:      {0: *, 1: *}",
-    ),
-    misuse(
         "Return the gradient in the place of a function",
         beside_setting("2 * dy, None", "act, x", "jnp.sin, x"),
         "returned a gradient in the place of `act`, which is no array; expected None",
         "in the order of the inputs",
-    ),
-    misuse(
-        "Return more gradients than arguments",
-        beside_setting("2 * dy, None, None", "x, mode", 'x, "relu"'),
-        "returned 3 gradients; expected 1 or 2, for the input `x`", **COUNT,
     ),
     misuse(
         "Forget to sum over a broadcast axis", rule("return dy, dy"),
@@ -541,11 +474,6 @@ GRADIENTS = [
         of_tree("[dy, dy]", "[x, x[:1]]", "p[0] + p[1]"),
         "of shape (3, 2) for the input `p[1]`; expected its own shape, (1, 2)",
         "as in `g.sum(axis=0, keepdims=True)`?", **COUNT,
-    ),
-    misuse(
-        "Sum too much", rule("return dy, dy.sum()"),
-        "returned a gradient of shape () for the input `b`; expected its own shape, (2,)",
-        "Maybe a broadcast is missing, `jnp.broadcast_to(g, (2,))`", **COUNT,
     ),
     misuse(
         "Return a number for an array", rule("return 7.0", "x", "x.sum()"),
@@ -578,10 +506,6 @@ GRADIENTS = [
         "Return its real part, `jnp.real(...)`",
     ),
     misuse(
-        "Return a Python complex number", of_one("1j"),
-        f"returned the complex 1j {WANTED}", "Return its real part, `jnp.real(...)`",
-    ),
-    misuse(
         "Return a real gradient of a complex input",
         rule("return dy", "z", "z.real").replace("(z)\n", "(x + 1j)\n"),
         "returned an array of dtype float32 and shape (3, 2) for the input `z`",
@@ -591,10 +515,6 @@ GRADIENTS = [
         "Return integers", of_one("jnp.ones((3, 2), int)"),
         f"returned an array of dtype int32 and shape (3, 2) {WANTED}",
         "Convert it, `.astype(float32)`, or return None",
-    ),
-    misuse(
-        "Return a mask", of_one("x > 0"),
-        f"returned an array of dtype bool and shape (3, 2) {WANTED}", "Convert it",
     ),
     misuse(
         "Return a boolean", of_one("False"),
@@ -608,11 +528,6 @@ GRADIENTS = [
         "Return a function", of_one("lambda dy: 2 * dy"),
         f"returned the callable `f.grad.<lambda>` (model.py:4) {WANTED}",
         "Maybe you wrote `return g` instead of `return g(dy)`",
-    ),
-    misuse(
-        "Return a random key", of_one("jax.random.key(0)"),
-        f"returned an array of dtype key<fry> and shape () {WANTED}",
-        "Return None if there is no gradient",
     ),
 ]  # fmt: skip
 
@@ -628,11 +543,6 @@ VARIABLES = [
         "Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
         UNDECLARED, "takes no `variables`", "float32[2, 4], first used at model.py:6\n", *REMEDIES,
         'or decorate with `custom_gradient(variables="autodiff")`', **LOSS,
-    ),
-    misuse(
-        "Call the parameter for variables something else",
-        weight("return dy @ w.T, [x.T @ dy]", "dy, weights=None"),
-        UNDECLARED, "takes no `variables`", **LOSS,
     ),
     misuse(
         "Keep a weight in `self`, and give it no gradient",
@@ -656,12 +566,6 @@ jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
         UNDECLARED, "float32[2], first used at model.py:3",
     ),
     misuse(
-        "Ask for forward mode in a weight without a gradient",
-        weight("return dy @ w.T", "dy").replace("jax.grad(loss, (0, 1))(w, x)",
-                                                "jax.jvp(loss, (w, x), (w, x))"),
-        UNDECLARED, "float32[2, 4], first used at model.py:6", **LOSS,
-    ),
-    misuse(
         "Declare other variables than those in use",
         weight("return dy @ w.T, [None]", option="variables=[b]"),
         UNDECLARED, "not among its declared variables", "Add them to `custom_gradient(variables=",
@@ -676,25 +580,11 @@ jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
         GROUPS, "It returned None. Did it forget its `return`?", **LOSS,
     ),
     misuse(
-        "Return the gradients of two variables without a list",
-        weight("return dy @ w.T, x.T @ dy, None"),
-        GROUPS, "It returned a tuple of length 3", **LOSS,
-    ),
-    misuse(
-        "Return the variables first", weight("return [x.T @ dy], dy @ w.T"),
-        "of shape (2, 4) for the input `x`; expected its own shape, (3, 2)", **LOSS_COUNT,
-    ),
-    misuse(
         "Return the gradient of a frozen weight too",
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v").replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
         f"returned 2 gradients; expected 1, {FEW}. A frozen weight is not among them",
         "To have it at every call, declare it: `custom_gradient(variables=...)`", **LOSS_COUNT,
-    ),
-    misuse(
-        "Return no gradient of a variable", weight("return dy @ w.T, []"),
-        f"returned 0 gradients; expected 1, {FEW}", "Return None for every undeclared variable",
-        **LOSS_COUNT,
     ),
     misuse(
         "Return too many gradients of declared variables",
@@ -715,49 +605,10 @@ jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
         "expected: {'w': *}, for the variable `variables['w']`", "got:      {'weight': *}", **LOSS,
     ),
     misuse(
-        "Forget a transpose in the gradient of a variable",
-        weight("return dy @ w.T, [dy.T @ x]", option="variables=[w]"),
-        "of shape (4, 2) for the variable `variables[0]`; expected its own shape, (2, 4)",
-        "Maybe a transpose is missing, `g.T`", **LOSS_COUNT,
-    ),
-    misuse(
-        "Forget to sum the gradient of a bias",
-        weight("return dy, [dy]", option="variables=[w]", y="x + w[:, 0]"),
-        "of shape (3, 2) for the variable `variables[0]`; expected its own shape, (2, 4)",
-        **LOSS_COUNT,
-    ),
-    misuse(
-        "Return integers for a variable",
-        weight("return dy @ w.T, [jnp.ones((2, 4), int)]", option="variables=[w]"),
-        "returned an array of dtype int32 and shape (2, 4) for the variable `variables[0]`",
-        "Convert it, `.astype(float32)`", **LOSS,
-    ),
-    misuse(
         "Declare variables by their names",
         weight("return dy @ w.T, [x.T @ dy]", option='variables=["w"]'),
         "`variables` of `loss.f`", "holds the str 'w' and no array. Pass arrays, not their names",
         **LOSS,
-    ),
-    misuse(
-        "Declare a Keras Variable",
-        """
-class Variable:
-    def __init__(self, value):
-        self.value = value
-
-def loss(w, x):
-    kernel = Variable(w)
-
-    @custom_gradient(variables=[kernel])
-    def f(x):
-        def grad(dy, variables):
-            return dy @ kernel.value.T, [x.T @ dy]
-        return x @ kernel.value, grad
-    return f(x).sum()
-
-jax.grad(loss, (0, 1))(w, x)
-""",
-        "`variables` of `loss.f`", "holds an object of type Variable", "its `value`", **LOSS,
     ),
     misuse(
         "Declare an attribute that a model does not have",
@@ -776,12 +627,6 @@ jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
 """,
         "no attribute 'params'", "The function given as `variables` of `Layer.f`",
         "It takes the instance for a method", error=AttributeError, of="Layer.f",
-    ),
-    misuse(
-        "Declare the variables of a function as those of a method",
-        weight("return dy @ w.T, [x.T @ dy]", option="variables=lambda self: [w]"),
-        "missing 1 required positional argument: 'self'",
-        "The function given as `variables` of `loss.f`", "and no arguments otherwise", **LOSS,
     ),
 ]  # fmt: skip
 
@@ -812,11 +657,6 @@ FORWARD_MODE = [
         forward("jnp.clip(2 * x * dy, -1, 1)", "jax.hessian(lambda x: (f(x) ** 2).sum())(x)"),
         LINEAR, "`max`", INSTEAD,
     ),
-    misuse(
-        "Ask forward mode of a rule with a wrong shape", forward("2 * dy[0]"),
-        "returned a gradient of shape (2,) for the input `x`; expected its own shape, (3, 2)",
-        error=ValueError,
-    ),
 ]  # fmt: skip
 
 MATCH = "the gradient of the output in its place, so inputs and outputs must match in number"
@@ -843,20 +683,9 @@ HELPERS = [
         "or write the rule with `custom_gradient`", error=ValueError, of="<lambda>",
     ),
     misuse(
-        "Pass two inputs through to one output", "grad_pass_through(lambda x, b: x + b)(x, b)",
-        MATCH, "inputs:  float32[3, 2], float32[2]", "outputs: float32[3, 2]",
-        "Close over the inputs that need no gradient", error=ValueError, of="<lambda>",
-    ),
-    misuse(
         "Forget to return from what is passed through",
         "@grad_pass_through\ndef f(x):\n    y = jnp.round(x)\n\njax.vjp(f, x)",
         MATCH, "inputs:  float32[3, 2]", "outputs: none", error=ValueError,
-    ),
-    misuse(
-        "Give a rule to what is passed through",
-        function("f(x)").replace("@custom_gradient", "@grad_pass_through"),
-        "among its outputs at y[1]", NO_ARRAY,
-        "Only a function under `custom_gradient` returns a gradient function",
     ),
     misuse(
         "Decorate what is passed through", "custom_gradient(grad_pass_through(lambda x: x))",
@@ -867,16 +696,11 @@ HELPERS = [
 
 NOTHING = "check_gradient found nothing to differentiate in `f`"
 EXPLAINS = "explain takes a function that custom_gradient, grad_pass_through or recompute_grad "
-WHOLE_FROM = "a whole number of at least "
 
 CHECKING = [
     misuse(
         "Check the result of a call", function("check_gradient(f(x), x)"),
         "check_gradient got h=an array", "expected a function, and its arguments after it", **VALUE,
-    ),
-    misuse(
-        "Check without a point", function("check_gradient(f)"),
-        FITS + "missing a required argument: 'x'",
     ),
     misuse(
         "Check at integers", function("check_gradient(f, jnp.arange(3))"),
@@ -894,13 +718,6 @@ CHECKING = [
         "Call it outside of `jax.jit`",
     ),
     misuse(
-        "Check against a reference of other arguments",
-        "\ndef reference(x, b):\n    return x**2 + b\n"
-        + function("check_gradient(f, x, reference=reference)"),
-        "do not fit its signature, (x, b): missing a required argument: 'b'",
-        of="reference", jitted=False,
-    ),
-    misuse(
         "Check against a reference of another shape",
         "\ndef reference(x):\n    return (x**2).sum()\n"
         + function("check_gradient(f, x, reference=reference)"),
@@ -914,9 +731,8 @@ CHECKING = [
             f"check_gradient got {name}={value}; expected {expected}", **VALUE,
         )
         for name, value, expected in (
-            ("reference", "1.0", "None or a function"), ("kwargs", "['x']", "None or a dict"),
-            ("expect", "'close'", "'exact' or 'surrogate'"), ("order", "0", WHOLE_FROM + "1"),
-            ("near", "0.1", WHOLE_FROM + "0"), ("seed", "-1", WHOLE_FROM + "0"),
+            ("reference", "1.0", "None or a function"), ("order", "0", "a whole number of at least 1"),
+            ("expect", "'close'", "'exact' or 'surrogate'"),
             ("tolerance", "0", "None or a positive number"),
         )
     ),
@@ -942,10 +758,6 @@ CHECKING = [
         EXPLAINS, "`explain(h.__wrapped__, ...)`",
     ),
     misuse(
-        "Explain without arguments", function("explain(f)"),
-        FITS + "missing a required argument: 'x'",
-    ),
-    misuse(
         "Explain a function that branches, by a shape",
         function(
             "explain(f, jax.ShapeDtypeStruct((3, 2), jnp.float32))",
@@ -960,14 +772,10 @@ DISTRIBUTED = {"script": "train_distributed"}
 
 EXAMPLES = [
     command("--steps 0", f"--steps: {WHOLE} '0'"),
-    command("--batch many", f"--batch: {WHOLE} 'many'"),
     command("--batch 1348", "--batch: there are 1347 images to train on, fewer than the 1348"),
-    command("--seed 1.5", "--seed: expected a whole number from 0 to 2147483647, got '1.5'"),
     command("--out digits.xyz", "--out: 'digits.xyz' must end in one of the formats"),
     command("--out nowhere/digits.png", "--out: there is no directory 'nowhere'"),
-    command("--out folder.png", "--out: 'folder.png' is a directory"),
     command("--epochs 3", "unrecognized arguments: --epochs 3"),
-    command("--save-every x", f"--save-every: {WHOLE} 'x'", **DISTRIBUTED),
     command("--out file", "--out: 'file' is not a directory", **DISTRIBUTED),
 ]
 
@@ -990,11 +798,6 @@ JAX_ITSELF = [
         "Let `jax.jit` trace a number that is a setting",
         function("jax.jit(f)(x, 6)", "x.reshape(n), lambda dy: (dy.reshape(3, 2), None)", "x, n"),
         LINE_1, "static_argnums", of="",
-    ),
-    misuse(
-        "Give `jax.jit` a string",
-        function("jax.jit(f)(x, 'relu')", "x, lambda dy: dy", "x, mode"),
-        "type <class 'str'>", "static_argnums",
     ),
     misuse(
         "Differentiate with respect to a string",
@@ -1057,13 +860,6 @@ jax.grad(jax.grad(f))(2.0)
         "Sum over devices in a rule that runs outside of the mesh",
         function("jax.grad(f)(1.0)", 'x**2, lambda dy: jax.lax.psum(2 * x * dy, "devices")'),
         "unbound axis name", error=NameError, of="", jitted=False,
-    ),
-    misuse(
-        "Return a string from what is recomputed",
-        '@recompute_grad\ndef f(x):\n    return x**2, "relu"\n\n'
-        "jax.grad(lambda x: jnp.sum(f(x)[0]))(x)",
-        "function f at model.py:1", "returned a value of type <class 'str'>",
-        "not a valid JAX type", of="",
     ),
 ]  # fmt: skip
 

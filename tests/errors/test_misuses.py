@@ -65,7 +65,6 @@ def assert_names(text, misuse):
 
 
 def test_each_is_there_once():
-    assert len(ALL) >= 80
     for field in ("title", "code"):
         values = [(section, getattr(m, field)) for section, m in ALL]
         assert len(values) == len(set(values))
