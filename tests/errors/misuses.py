@@ -731,7 +731,8 @@ CHECKING = [
             f"check_gradient got {name}={value}; expected {expected}", **VALUE,
         )
         for name, value, expected in (
-            ("reference", "1.0", "None or a function"), ("order", "0", "a whole number of at least 1"),
+            ("reference", "1.0", "None or a function"),
+            ("order", "0", "a whole number of at least 1"),
             ("expect", "'close'", "'exact' or 'surrogate'"),
             ("tolerance", "0", "None or a positive number"),
         )
