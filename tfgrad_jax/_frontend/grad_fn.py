@@ -14,18 +14,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 from jax.tree_util import tree_flatten, tree_leaves
 
 from tfgrad_jax import _errors
 from tfgrad_jax._compat import summed_over, varying
 from tfgrad_jax._source import Source, Where, code_of
+from tfgrad_jax._types import is_array
 
 from .signature import Bound
-from .structure import Layout, Outputs, conjugate, is_array, split
-
-# What asks for a value where there is none raises one of these.
-NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
+from .structure import Layout, Outputs, conjugate, split
 
 _PLAIN = (jax.Array, int, float, complex)
 # The code of rules and of what is written inside them, by its id, as long as it lives.
@@ -101,21 +98,6 @@ NO_VARIABLES = Variables.of([])[0]
 
 # What a rule consists of, cotangents -> gradients of the operands, then of the traced variables.
 Gradients = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
-
-
-class TracedRule(NamedTuple):
-    """A rule in the place of a `grad_fn`: cotangents -> gradients, as `Gradients` returns them."""
-
-    run: Callable[..., list[Any]]
-    variables: Sequence[Any]  # those that JAX is tracing
-
-    def __call__(self, *cotangents: Any) -> list[Any]:
-        return self.run(*cotangents)
-
-
-def run_traced(parts: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """Run a traced rule: its `Gradients`."""
-    return parts[0](*cotangents)
 
 
 class Contract(NamedTuple):
@@ -201,6 +183,9 @@ class Contract(NamedTuple):
             raise _errors.wrong_arity(where, len(upstreams), mirrored, misfit) from None
 
 
+_HELD = ("f", "bound_to", "constants", "rest", "primal")
+
+
 class Call:
     """The function, and all of its arguments that are no operands."""
 
@@ -233,6 +218,24 @@ class Call:
     @property
     def declared(self) -> bool:
         return self.variables is not None and not self.autodiff
+
+    def declared_tracers(self) -> list[Any]:
+        """Return the declared variables that JAX is tracing; raise if none is an array."""
+        if not self.declared:
+            return []
+        variables, traced = Variables.of(self.variables)
+        if not (traced or variables.has_values()):
+            raise _errors.no_array_among_variables(self.contract.source, variables.constants[0])
+        return traced
+
+    @property
+    def held(self) -> list[Any]:
+        """What may hold tracers that are no operands."""
+        return [getattr(self, name) for name in _HELD]
+
+    def holding(self, held: Sequence[Any]) -> "Call":
+        """Return the same call with other values for `held`."""
+        return self.replaced(**dict(zip(_HELD, held, strict=False)))
 
     def replaced(self, **attributes: Any) -> "Call":
         """Return the same call of another function, or with other surroundings."""

@@ -6,9 +6,8 @@ run, `Layout.gradients` reads what it returned.
 """
 
 import collections
-import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,50 +23,12 @@ from jax.tree_util import (
 )
 
 from tfgrad_jax import _errors
-from tfgrad_jax._compat import is_ref, tangent_dtype, varying
+from tfgrad_jax._compat import is_ref, tangent_dtype
 from tfgrad_jax._source import Where
+from tfgrad_jax._types import NUMPY, Spec, is_array, is_kind, spec
 
 _LEAF = tree_structure(0)
-_NUMPY = (np.ndarray, np.generic)
 _NUMBERS = (int, float, complex)
-
-
-class Spec(NamedTuple):
-    """The type of an array."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    axes: frozenset[Any] = frozenset()  # of a shard_map, along which it varies
-
-    @property
-    def differentiable(self) -> bool:
-        return is_differentiable(self.dtype)
-
-
-@functools.cache
-def is_differentiable(dtype: Any) -> bool:
-    """Return whether values of a dtype have derivatives; asked at every call."""
-    return tangent_dtype(dtype) != jax.dtypes.float0
-
-
-@functools.cache
-def is_kind(dtype: Any, kind: Any) -> bool:
-    """Return whether a dtype is of a kind, such as `jnp.floating`; asked at every call."""
-    return jnp.issubdtype(dtype, kind)
-
-
-def spec(leaf: Any) -> Spec:
-    """Return the type of an array, a tracer or a Python number, as JAX sees it."""
-    if isinstance(leaf, (*_NUMPY, *_NUMBERS)):  # without 64 bits, their doubles are floats
-        return Spec(np.shape(leaf), jnp.result_type(leaf))
-    return Spec(leaf.shape, leaf.dtype, varying(leaf))
-
-
-def is_array(leaf: Any) -> bool:
-    """Return whether a leaf is an array: of JAX or NumPy, a NumPy scalar, a tracer."""
-    if isinstance(leaf, jax.Array) or is_ref(leaf):
-        return True
-    return isinstance(leaf, _NUMPY) and (leaf.dtype == bool or is_kind(leaf.dtype, jnp.number))
 
 
 class Layout:
@@ -197,7 +158,7 @@ class Layout:
         """Raise unless a gradient has the kind and the shape of its leaf."""
         wanted: Any = self.specs[leaf]
         dtype_wanted = tangent_dtype(wanted.dtype)
-        if isinstance(gradient, (jax.Array, *_NUMPY)):
+        if isinstance(gradient, (jax.Array, *NUMPY)):
             shape, dtype = gradient.shape, gradient.dtype
             if dtype == dtype_wanted and shape == wanted.shape:
                 return
@@ -275,7 +236,7 @@ def split(values: Any, names: Sequence[str]) -> tuple[list[Any], list[Any], Layo
     """
     leaves, treedef = tree_flatten(values)
     specs = [spec(leaf) if is_array(leaf) else None for leaf in leaves]
-    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer) or is_ref(leaf)]
     layout = Layout(treedef, specs, list(map(type, leaves)), positions, names)
     operands = [leaves[i] for i in positions]
     for i in positions:
