@@ -258,7 +258,7 @@ class Model:
     ),
 ]  # fmt: skip
 
-FITS = "called with arguments that do not fit its signature, (x): "
+FITS = "got arguments that do not fit its signature, (x): "
 
 CALLING = [
     misuse(
@@ -533,7 +533,7 @@ GRADIENTS = [
 
 UNDECLARED = "is differentiated with respect to values that it closes over"
 REMEDIES = ("Pass them as arguments", "`def grad(dy, variables): ... return grad_xs, grad_vars`")
-GROUPS = "was called with `variables=` and must return a pair (grad_xs, grad_vars)"
+GROUPS = "was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned "
 FEW = "for the undeclared variable `variables[0]`"
 LOSS: Any = {"of": "loss.f"}
 LOSS_COUNT: Any = {"of": "loss.f", "error": ValueError}
@@ -573,11 +573,11 @@ jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
     ),
     misuse(
         "Return the gradient of the input alone", weight("return dy @ w.T"),
-        GROUPS, "It returned an array of dtype float32 and shape (3, 2).", **LOSS,
+        GROUPS + "an array of dtype float32 and shape (3, 2).", **LOSS,
     ),
     misuse(
         "Forget the `return` of a rule with variables", weight("dw = x.T @ dy"),
-        GROUPS, "It returned None. Did it forget its `return`?", **LOSS,
+        GROUPS + "None.", **LOSS,
     ),
     misuse(
         "Return the gradient of a frozen weight too",
@@ -607,7 +607,7 @@ jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
     misuse(
         "Declare variables by their names",
         weight("return dy @ w.T, [x.T @ dy]", option='variables=["w"]'),
-        "`variables` of `loss.f`", "holds the str 'w' and no array. Pass arrays, not their names",
+        "`variables` of `loss.f`", "holds 'w' and no array. Pass arrays, not their names",
         **LOSS,
     ),
     misuse(
