@@ -159,6 +159,13 @@ def test_quick_run_writes_json_and_report_draws_it(tmp_path, capsys, monkeypatch
     assert "| eager jvp, inputs only | hand-written custom_jvp | 3.00x | not measured |" in table
 
 
+def test_the_page_on_performance_has_the_numbers_of_the_run_that_its_chart_shows():
+    found = [Results.load(path) for path in sorted(report.RESULTS.glob("*.json"))]
+    text = report.PAGE.read_text()
+    assert "| eager gradient |" in text
+    assert report.page(report.shown(report.ordered(found)), text) == text
+
+
 def test_only_keeps_what_was_measured_before(tmp_path):
     pytest.importorskip("tqdm")  # the ends of the JAX range are tested without it
     results = Results.here(quick=True)
