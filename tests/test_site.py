@@ -4,6 +4,7 @@ Skipped where it is not built; `nox -f .ci/noxfile.py -s docs` does both.
 """
 
 import copy
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_the_pages_are_there():
     assert {
         "index", "install", "getting_started", "gallery/index", "howto/index", "guide",
         "distributed", "from_tensorflow", "from_custom_vjp", "errors", "faq", "limits",
-        "performance", "interop", "peers", "design", "api", "changelog",
+        "performance", "interop", "peers", "design", "api/index", "changelog",
     } <= names  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def test_no_formula_is_left_as_text(path):
     [
         ("howto/implicit.md", "θ"),
         ("howto/complex.md", "∂"),
-        ("gallery/index.md", "log"),
+        ("gallery/exact.md", "log"),
         ("notebooks/01_custom_gradient.ipynb", "log"),
         ("notebooks/02_layers_with_weights.ipynb", "y"),
     ],
@@ -83,21 +84,60 @@ def test_a_formula_becomes_one(source, words):
 
 
 def test_every_public_name_has_an_entry():
-    listed = re.findall(r"^\.\. auto\w+:: ([\w.]+)$", (ROOT / "docs/api.md").read_text(), re.M)
-    built = page(SITE / "api.html")
-    for name in listed:
-        assert built.find(id=name) is not None, name
+    for source in (ROOT / "docs/api").glob("*.md"):
+        built = page(SITE / "api" / f"{source.stem}.html")
+        for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)$", source.read_text(), re.M):
+            assert built.find(id=name) is not None, name
+
+
+def test_every_function_has_one_signature_without_private_names():
+    signatures = [s for p in (SITE / "api").glob("*.html") for s in page(p).select("dt.sig")]
+    named = [s["id"] for s in signatures if s.get("id")]
+    assert len(named) == len(set(named)) == len(signatures) >= 7
+    assert not any(re.search(r"\b_[A-Z]", s.get_text()) for s in signatures)
+
+
+def test_outputs_have_no_copy_button():
+    """`sphinx_copybutton` adds the buttons in the browser, to what its selector finds."""
+    script = (SITE / "_static" / "copybutton.js").read_text()
+    (selector,) = re.findall(r"COPYBUTTON_SELECTOR = '(.+?)'", script)
+    landing = article(SITE / "index.html")
+    chosen = landing.select(selector)
+    assert chosen and landing.select(".highlight-output pre")
+    assert not any(pre.find_parent(class_="highlight-output") for pre in chosen)
+
+
+FOUND = {
+    "bfloat16": "howto/mixed_precision",
+    "mixed precision": "howto/mixed_precision",
+    "unhashable": "faq",
+    "linear upstream gradients transposed": "errors",
+    "must return a pair": "errors",
+}
+
+
+@pytest.mark.parametrize("words", FOUND)
+def test_the_search_finds(words):
+    """Sphinx's search shows the pages that hold all words, whose endings it ignores."""
+    index = (SITE / "searchindex.js").read_text()
+    index = json.loads(index[index.index("(") + 1 : index.rindex(")")])
+    for word in words.split():
+        hits = set()
+        for term, found in [*index["terms"].items(), *index["titleterms"].items()]:
+            if len(word) > 2 and (term.startswith(word[:6]) or word.startswith(term)):
+                hits |= {found} if isinstance(found, int) else set(found)
+        assert len(word) < 3 or index["docnames"].index(FOUND[words]) in hits, word
 
 
 def test_the_reference_has_no_docstring_of_python_itself():
-    text = article(SITE / "api.html").get_text()
+    text = article(SITE / "api/decorators.html").get_text()
     assert "Alias for field" not in text
     assert "Create a new string" not in text
 
 
 def test_the_type_lines_keep_their_lines():
     (block,) = (
-        pre for pre in page(SITE / "api.html").find_all("pre") if "f : a ->" in pre.get_text()
+        pre for pre in page(SITE / "api/decorators.html").find_all("pre") if "f : a ->" in pre.get_text()
     )
     assert len(block.get_text().strip().splitlines()) == 2
 
@@ -138,7 +178,7 @@ ROLES = {
     ],
     "someone who knows jax.custom_vjp": ["from_custom_vjp"],
     "an author of kernels": ["howto/kernels", "howto/external"],
-    "an author of a library": ["interop", "howto/keras", "api"],
+    "an author of a library": ["interop", "howto/keras", "api/index"],
     "someone who trains on many devices": ["howto/sharding", "distributed"],
     "someone whose gradient is wrong": ["howto/nan", "errors", "howto/explain"],
     "someone who evaluates the package": ["peers", "performance", "limits", "design", "install"],
