@@ -38,7 +38,6 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from tqdm import tqdm
 from train_digits import (
     CLASSES,
     HIDDEN,
@@ -46,6 +45,7 @@ from train_digits import (
     NOISE,
     Digits,
     Params,
+    Progress,
     binary,
     initialize,
     load,
@@ -161,11 +161,10 @@ def train(options: argparse.Namespace) -> float:
         ),
     ) as manager:
         first, state = restore(manager, options, state)
-        progress = tqdm(
+        progress = Progress(
             range(first + 1, options.steps + 1),
             initial=first,
             total=options.steps,
-            unit="step",
             disable=jax.process_index() > 0,
         )
         for step in progress:
