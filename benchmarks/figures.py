@@ -6,6 +6,7 @@ same for a phone. `costs`, `growth` and `memory` show one section each.
 
 import itertools
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -65,7 +66,8 @@ def draw(found: Sequence[Results], folder: Path) -> None:
 def _figure(title: str, results: Results, size: tuple[float, float]) -> Figure:
     figure = Figure(figsize=size)
     where = f"{results.meta['processor']}, JAX {results.meta['versions']['jax']}"
-    figure.suptitle(f"{title}  ({where})", fontsize=11, x=0.01, ha="left")
+    between = "  " if size[0] > 5 else "\n"
+    figure.suptitle(f"{title}{between}({where})", fontsize=11, x=0.01, ha="left")
     return figure
 
 
@@ -101,9 +103,9 @@ def glance(results: Results, narrow: bool = False) -> Figure | None:
     first, *rest = [show for show, found in panels.items() if found] or [None]
     if first is None:
         return None
-    figure = _figure("tfgrad_jax at a glance", results, (4.4, 10) if narrow else (8.5, 6.2))
+    figure = _figure("tfgrad_jax at a glance", results, (3.7, 11) if narrow else (8.5, 6.2))
     if narrow:  # one below the other
-        heights = {_paid: 1.3, _saved: 1, _batch: 0.8}
+        heights = {_paid: 1.8, _saved: 1, _batch: 0.7}
         shown = figure.subplot_mosaic(
             [[show] for show in (first, *rest)], height_ratios=[heights[s] for s in (first, *rest)]
         )
@@ -111,14 +113,21 @@ def glance(results: Results, narrow: bool = False) -> Figure | None:
         shown = figure.subplot_mosaic([[first, x] for x in rest] or [[first]])
     for show, axes in shown.items():
         show(axes, panels[show])
+        if narrow:
+            labels = [_wrapped(text.get_text()) for text in axes.get_yticklabels()]
+            axes.set_yticks(axes.get_yticks(), labels)
     same, of = report.same_programs(results)
     breaks = "\n" if narrow else " "
-    lines = ["Orange: tfgrad_jax. Green: tfgrad_jax, where it is faster than the baseline."]
+    lines = [f"Orange: tfgrad_jax.{breaks}Green: tfgrad_jax, where it is faster than the baseline."]
     if of:
-        lines.append(f"Compiled programs: {same} of {of} counts of flops, bytes and memory{breaks}")
+        lines.append(f"Compiled programs: {same} of {of} counts of flops,{breaks}bytes and memory ")
         lines[-1] += "are no more than those of hand-written rules."
     figure.supxlabel("\n".join(lines), fontsize=7 if narrow else 8)
     return figure
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.fill(line, 20) for line in text.splitlines())
 
 
 def _paid(axes: Axes, ratios: dict[str, float]) -> None:

@@ -40,7 +40,7 @@ PAGE = """\
 # Gallery
 
 Twenty gradients from papers and libraries, each with its code, its source and the report of
-`check_gradient`. In the pictures blue is the value and orange the declared gradient. The code is in
+`check_gradient`. In the pictures the value is blue; declared gradients are orange and green. The code is in
 `examples/gallery.py`, which begins with
 
 ```py
