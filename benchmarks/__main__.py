@@ -1,4 +1,4 @@
-"""Measure what a custom gradient costs and what it saves: `python -m benchmarks --help`.
+"""Measure the cost of a custom gradient, and the memory it saves: `python -m benchmarks --help`.
 
 `main` runs the chosen `parts` in order, saves after each of them, and prints the tables.
 """

@@ -1,7 +1,7 @@
 """Settings of the site: `sphinx-build docs docs/_build`.
 
-The build makes the gallery and its pictures from `examples/gallery.py`, the mistakes on the page of
-errors from `tests/errors/misuses.py`, and copies the notebooks, examples and charts into this folder.
+The build makes the gallery and its pictures from `examples/gallery.py`, and the mistakes on the page
+of errors from `tests/errors/misuses.py`. It copies notebooks, examples and charts into this folder.
 """
 
 import pathlib
