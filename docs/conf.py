@@ -1,6 +1,6 @@
 """Settings of the site: `sphinx-build docs docs/_build`.
 
-The build makes the gallery and its pictures from `examples/gallery.py`, and the mistakes on the page
+The build makes the gallery and its pictures from `examples/gallery.py` and the mistakes on the page
 of errors from `tests/errors/misuses.py`. It copies notebooks, examples and charts into this folder.
 """
 

@@ -106,8 +106,8 @@ def square_root(again: bool) -> Callable[[Any], Any]:
 
 limit(
     "rules that read the result of a loop",
-    "`grad` of `grad` cannot pass through a `while_loop` or a callback whose result the rule reads. "
-    "Let the rule call the decorated function again instead.",
+    "`grad` of `grad` cannot pass through a `while_loop` or a callback whose result the rule "
+    "reads. Let the rule call the decorated function again instead.",
     "JAX has no reverse mode of `while_loop`; the function that is called again has a rule.",
     lambda: jax.grad(jax.grad(square_root(again=False)))(jnp.float32(4)),
     ValueError,

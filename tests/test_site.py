@@ -137,7 +137,9 @@ def test_the_reference_has_no_docstring_of_python_itself():
 
 def test_the_type_lines_keep_their_lines():
     (block,) = (
-        pre for pre in page(SITE / "api/decorators.html").find_all("pre") if "f : a ->" in pre.get_text()
+        pre
+        for pre in page(SITE / "api/decorators.html").find_all("pre")
+        if "f : a ->" in pre.get_text()
     )
     assert len(block.get_text().strip().splitlines()) == 2
 
