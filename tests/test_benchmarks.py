@@ -104,7 +104,16 @@ def test_quick_run_writes_json_and_report_draws_it(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     assert report.main() == 0
     assert "chained calls" in (tmp_path / f"{path.stem}-growth.svg").read_text()
-    assert f"![{path.stem}-growth]" in (tmp_path / "README.md").read_text()
+    table = (tmp_path / "README.md").read_text()
+    assert f"![{path.stem}-growth]" in table
+    assert "| eager jvp, inputs only | hand-written custom_jvp | 3.00x | not measured |" in table
+
+
+def test_the_page_on_performance_has_the_numbers_of_the_run_that_its_chart_shows():
+    found = [Results.load(path) for path in sorted(report.RESULTS.glob("*.json"))]
+    text = report.PAGE.read_text()
+    assert "| eager gradient |" in text
+    assert report.page(report.shown(report.ordered(found)), text) == text
 
 
 def test_part_that_fails_does_not_end_the_run(monkeypatch, capsys):

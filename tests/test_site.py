@@ -4,6 +4,7 @@ Skipped where it is not built; `nox -f .ci/noxfile.py -s docs` does both.
 """
 
 import copy
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_the_pages_are_there():
     assert {
         "index", "install", "getting_started", "gallery/index", "howto/index", "guide",
         "distributed", "from_tensorflow", "from_custom_vjp", "errors", "faq", "limits",
-        "performance", "interop", "peers", "design", "api", "changelog",
+        "performance", "interop", "peers", "design", "api/index", "changelog",
     } <= names  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def test_a_page_says_what_it_is_for_and_where_to_go_on(path):
 
 @pytest.mark.parametrize(
     ("source", "words"),
-    [("howto/implicit", "θ"), ("gallery/index", "log"), ("notebooks/01_custom_gradient", "log")],
+    [("howto/implicit", "θ"), ("gallery/exact", "log"), ("notebooks/01_custom_gradient", "log")],
 )
 def test_a_formula_becomes_one(source, words):
     formulas = article(SITE / f"{source}.html").find_all("math")
@@ -84,13 +85,64 @@ def test_a_formula_becomes_one(source, words):
     assert all("\\" not in formula.get_text() for formula in formulas)
 
 
-def test_the_reference_has_every_public_name_and_its_type_lines():
-    listed = re.findall(r"^\.\. auto\w+:: ([\w.]+)$", (ROOT / "docs/api.md").read_text(), re.M)
-    built = page(SITE / "api.html")
-    for name in listed:
-        assert built.find(id=name) is not None, name
-    assert "Alias for field" not in article(SITE / "api.html").get_text()
-    (block,) = (pre for pre in built.find_all("pre") if "f : a ->" in pre.get_text())
+def test_every_public_name_has_an_entry():
+    for source in (ROOT / "docs/api").glob("*.md"):
+        built = page(SITE / "api" / f"{source.stem}.html")
+        for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)$", source.read_text(), re.M):
+            assert built.find(id=name) is not None, name
+
+
+def test_every_function_has_one_signature_without_private_names():
+    signatures = [s for p in (SITE / "api").glob("*.html") for s in page(p).select("dt.sig")]
+    named = [s["id"] for s in signatures if s.get("id")]
+    assert len(named) == len(set(named)) == len(signatures) >= 7
+    assert not any(re.search(r"\b_[A-Z]", s.get_text()) for s in signatures)
+
+
+def test_outputs_have_no_copy_button():
+    """`sphinx_copybutton` adds the buttons in the browser, to what its selector finds."""
+    script = (SITE / "_static" / "copybutton.js").read_text()
+    (selector,) = re.findall(r"COPYBUTTON_SELECTOR = '(.+?)'", script)
+    landing = article(SITE / "index.html")
+    chosen = landing.select(selector)
+    assert chosen and landing.select(".highlight-output pre")
+    assert not any(pre.find_parent(class_="highlight-output") for pre in chosen)
+
+
+FOUND = {
+    "bfloat16": "howto/mixed_precision",
+    "mixed precision": "howto/mixed_precision",
+    "unhashable": "faq",
+    "linear upstream gradients transposed": "errors",
+    "must return a pair": "errors",
+}
+
+
+@pytest.mark.parametrize("words", FOUND)
+def test_the_search_finds(words):
+    """Sphinx's search shows the pages that hold all words, whose endings it ignores."""
+    index = (SITE / "searchindex.js").read_text()
+    index = json.loads(index[index.index("(") + 1 : index.rindex(")")])
+    for word in words.split():
+        hits = set()
+        for term, found in [*index["terms"].items(), *index["titleterms"].items()]:
+            if len(word) > 2 and (term.startswith(word[:6]) or word.startswith(term)):
+                hits |= {found} if isinstance(found, int) else set(found)
+        assert len(word) < 3 or index["docnames"].index(FOUND[words]) in hits, word
+
+
+def test_the_reference_has_no_docstring_of_python_itself():
+    text = article(SITE / "api/decorators.html").get_text()
+    assert "Alias for field" not in text
+    assert "Create a new string" not in text
+
+
+def test_the_type_lines_keep_their_lines():
+    (block,) = (
+        pre
+        for pre in page(SITE / "api/decorators.html").find_all("pre")
+        if "f : a ->" in pre.get_text()
+    )
     assert len(block.get_text().strip().splitlines()) == 2
 
 
@@ -122,7 +174,7 @@ def clicks():
 @pytest.mark.parametrize(
     "name",
     [
-        "from_tensorflow", "from_custom_vjp", "getting_started", "gallery/index", "api", "interop",
+        "from_tensorflow", "from_custom_vjp", "getting_started", "gallery/index", "api/index", "interop",
         "peers", "performance", "limits", "design", "install", "distributed", "errors",
         "howto/clip", "howto/quantization", "howto/spiking", "howto/kernels", "howto/external",
         "howto/keras", "howto/sharding", "howto/nan", "howto/explain", "howto/implicit",
