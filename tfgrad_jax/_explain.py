@@ -1,27 +1,111 @@
-"""Show what a custom gradient is at some arguments: what it keeps, for whom, and what it costs.
+"""Show what a custom gradient does at some arguments: what it keeps, for whom, and what it costs.
 
-`explain` finds out whose call it is (`_owner`). `_study.py` collects what it reports, and
-`_report.py` makes the table.
+What a call keeps for its backward pass is what `jax.vjp` of it returns: the leaves of its
+pull-back. `explain` traces these to a jaxpr in which every array is an operand, and reads there
+where each comes from.
 """
 
+import contextlib
 import functools
+import math
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from . import _errors
-from ._custom_gradient import CustomGradient
+from ._arrays import Held, arrays_in, is_known
+from ._autodiff.linearity import NotLinearError
+from ._autodiff.transpose import transposed
+from ._closure.traced import needed
+from ._compat import is_ref, tangent_dtype
+from ._custom_gradient import CustomGradient, custom_gradient
 from ._family import is_recomputed
-from ._report import Explanation
-from ._study import Study
+from ._frontend.grad_fn import NeedsValuesError
+from ._frontend.signature import Signature
+from ._frontend.structure import is_array, spec
+from ._jaxpr import without_consts
+from ._source import Source
+from ._words import aligned, size_of, type_name
+
+_runs: ContextVar[list[Any]] = ContextVar("runs")  # of a watched function: outputs, rule, arrays
+
+
+class Seen(NamedTuple):
+    """An array that the function reads, and the gradient it gets if JAX differentiates it."""
+
+    name: str
+    type: str
+    gradient: str  # "by the rule", "autodiff", "zero", "constant", or "none: " and why
+
+
+class Residual(NamedTuple):
+    """An array that is kept for the backward pass."""
+
+    name: str  # the rule's variable, or the operation and the line that compute it
+    type: str
+    bytes: int
+    # "input", "captured" or "output" (the same array, unless the forward pass is compiled alone and
+    # returns both), or "new"
+    origin: str
+
+
+class Explanation(NamedTuple):
+    """What a custom gradient does at some arguments. Prints as a table."""
+
+    name: str
+    inputs: Sequence[Seen]
+    captured: Sequence[Seen]
+    residuals: Sequence[Residual]
+    autodiff: Sequence[Residual] | None  # what plain autodiff keeps; None if it does not work
+    forward_mode: bool | None  # None: unknown
+    obstacle: str  # why forward mode does not work, or why that is unknown
+    costs: Callable[[], dict[str, dict[str, float]]]  # compiles: the estimates for each program
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of all residuals."""
+        return sum(r.bytes for r in self.residuals)
+
+    @property
+    def new_bytes(self) -> int:
+        """The bytes of the residuals that are no input, output or captured value."""
+        return sum(r.bytes for r in self.residuals if r.origin == "new")
+
+    @property
+    def autodiff_bytes(self) -> int | None:
+        """The bytes that plain autodiff keeps."""
+        return None if self.autodiff is None else sum(r.bytes for r in self.autodiff)
+
+    def __str__(self) -> str:
+        rows = [(r.name, r.type, size_of(r.bytes), r.origin) for r in self.residuals]
+        new = f"of it {size_of(self.new_bytes)} new"
+        rows.append(("in all", "", size_of(self.kept_bytes), new))
+        rows.append(("by autodiff", "", size_of(self.autodiff_bytes), ""))
+        lines = [f"Custom gradient of `{self.name}`"]
+        for head, table in (
+            (("inputs", "", "gradient"), self.inputs),
+            (("closed over", "", "gradient"), self.captured),
+            (("kept by the rule", "", "", ""), rows),
+        ):
+            first, *others = aligned([head, *table])
+            lines += [f"  {first}", *(f"    {line}" for line in others)] if table else []
+        forward = {True: "works", False: "no: ", None: "unknown: "}[self.forward_mode]
+        return "\n".join([*lines, f"  forward mode: {forward}{self.obstacle}"])
+
+    __repr__ = __str__
 
 
 def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Report what a custom gradient does: its inputs, what it closes over and keeps, and its cost.
+    """Report which gradients a custom gradient has, what it keeps, and what it costs.
 
     Every array among the arguments counts as traced, as under `jax.jit`, and so does every array
-    that the function closes over. `h` is run, traced and compiled, and not executed unless it
-    branches on values.
+    that the function closes over. `h` is traced, and executed only if it branches on values.
 
     Args:
         h: a function that `custom_gradient`, `grad_pass_through` or `recompute_grad` returned.
@@ -29,10 +113,10 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         **kwargs: its keyword arguments.
 
     Returns:
-        An `Explanation`, which prints as a table, with the fields `inputs`, `captured` (and the
-        gradient that each gets), `residuals`, `autodiff` (what JAX would keep for the undecorated
-        function; by version), `forward_mode` and the `obstacle` to it, `costs` by the compiler, and
-        `notes` on what is not known. `kept_bytes`, `new_bytes` and `autodiff_bytes` are the sums.
+        An `Explanation`, which prints as a table: the arrays among the `inputs` and the `captured`
+        values, with the gradient of each; the `residuals`, and what JAX would keep for the
+        undecorated function (`autodiff`, by version), with totals in bytes; `forward_mode`, and
+        the `obstacle` to it. `costs()` compiles, and returns the compiler's estimates.
 
     Raises:
         TypeError: if `h` is not such a function, or needs values and got none.
@@ -45,38 +129,206 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         ...     y = jnp.tanh(x)
         ...     return y, lambda dy: dy * (1 - y**2)
         >>> found = explain(tanh, jax.ShapeDtypeStruct((512, 512), jnp.float32))
-        >>> [(r.name, r.bytes, r.origin) for r in found.residuals]
-        [('y', 1048576, 'output')]
-        >>> found.new_bytes
-        0
+        >>> [(r.name, r.bytes, r.origin) for r in found.residuals], found.new_bytes
+        ([('y', 1048576, 'output')], 0)
     """
-    owner, bound_to, args, recomputed = _owner(h, args)
-    study = Study(owner, bound_to, args, kwargs, recomputed)
-    study.run()
-    return Explanation(
-        study.name, study.inputs(), study.captured_values(), study.residuals, study.autodiff,
-        study.forward_mode, study.obstacle, study.costs, tuple(study.notes),
-    )  # fmt: skip
+    call = _Call(h, args, kwargs)
+    try:
+        closed, shapes = jax.make_jaxpr(call.look, return_shape=True)(*call.values)
+        found = tree_unflatten(jax.tree.structure(shapes), closed.jaxpr.outvars)
+        return call.explanation(closed.jaxpr.invars, closed.jaxpr.eqns, *found)
+    except NeedsValuesError as error:
+        if any(isinstance(v, jax.ShapeDtypeStruct) for v in call.values):
+            raise _errors.explain_needs_values(call.name) from error
+        call.eager, values = True, list(map(jnp.asarray, call.values))
+        return call.explanation(values, (), *call.look(*values))
 
 
-def _owner(h: Any, args: tuple[Any, ...]) -> tuple[CustomGradient, tuple[Any, ...], Any, bool]:
-    """Return whose call it is, what that is bound to, its arguments and whether it recomputes."""
-    f, bound_to = h, ()
-    if isinstance(h, types.MethodType):
-        f, bound_to = h.__func__, (h.__self__,)
-    if is_recomputed(f):
+class _Call:
+    """A call of a decorated function, and what is found out about copies of it."""
 
-        @functools.wraps(f)
-        def both(*args: Any, **kwargs: Any) -> Any:
-            return f.__wrapped__(*args, **kwargs), lambda: f(*args, **kwargs)
+    def __init__(self, h: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        f, bound_to = (h.__func__, (h.__self__,)) if isinstance(h, types.MethodType) else (h, ())
+        owner, inner = getattr(f, "_custom_gradient", f), getattr(h, "__wrapped__", None)
+        self._recomputes, self._is_method, self.eager = is_recomputed(f), bool(bound_to), False
+        variables, primal, self._convention = "autodiff", None, "tf"
+        if isinstance(owner, CustomGradient) and (owner is f or owner._method is f):
+            f, variables, primal, self._convention = owner.unwrapped()[1]
+        elif not self._recomputes:
+            wraps = isinstance(inner, CustomGradient) or is_recomputed(inner)
+            raise _errors.not_explainable(h, wraps)
+        self._source = Source.of(f)
+        self.name = self._source.name.replace("<locals>.", "")
+        is_self = lambda v: any(v is obj for obj in bound_to)  # noqa: E731
+        leaves, self._treedef = tree_flatten(((*bound_to, *args), kwargs), is_leaf=is_self)
+        signature, names = Signature(f), [""] * len(leaves)
+        bound = signature.bind(f, *tree_unflatten(self._treedef, range(len(leaves))))
+        first = [*signature.input_names(bound), *bound.rest]
+        for path, i in tree_flatten_with_path((*bound.inputs, *bound.rest.values()))[0]:
+            names[i] = first[path[0].idx] + keystr(path[1:])
+        given = [is_array(v) or isinstance(v, jax.ShapeDtypeStruct) for v in leaves]
+        self._given = [i for i, is_one in enumerate(given) if is_one]
+        settings = [None if is_one else v for v, is_one in zip(leaves, given, strict=True)]
+        roots = [("", f), *zip(names, settings, strict=True), ("", primal)]
+        self._held = held = Held([*roots, ("variables", variables)])
+        self.values = [*held.arrays, *(leaves[i] for i in self._given)]
+        self._names = [*held.names, *(names[i] for i in self._given)]
+        of_held = "autodiff" if isinstance(variables, str) else "by the rule"
+        of_given = "autodiff" if self._recomputes else "by the rule"
+        self._kinds = [of_held] * len(held.arrays) + [of_given] * len(self._given)
 
-        return CustomGradient(both, "autodiff", None, "tf"), bound_to, args, True
-    owner = getattr(f, "_custom_gradient", f)
-    if not isinstance(owner, CustomGradient) or (owner is not f and owner._method is not f):
-        inner = getattr(h, "__wrapped__", None)
-        raise _errors.not_explainable(h, isinstance(inner, CustomGradient) or is_recomputed(inner))
-    if owner is f:
-        args = (*bound_to, *args)
-        bound = owner._in_class and args and owner._binds(args[0])
-        bound_to, args = (args[:1], args[1:]) if bound else ((), args)
-    return owner, bound_to, args, False
+    def _value(self, values: Sequence[Any], plain: bool = False) -> Any:
+        """Return the value of a copy of the function, or of the undecorated one."""
+        n = len(self._held.arrays)
+        f, *leaves, primal, variables = self._held(values[:n])
+        for i, v in zip(self._given, values[n:], strict=True):
+            leaves[i] = v
+        args, kwargs = tree_unflatten(self._treedef, leaves)
+        if self._recomputes:
+            return (f.__wrapped__ if plain else f)(*args, **kwargs)
+        if plain:
+            return f(*args, **kwargs)[0]
+        options: Any = {"variables": variables, "primal": primal, "convention": self._convention}
+        h: Any = custom_gradient(_watched(f), **options)
+        return h.__get__(args[0])(*args[1:], **kwargs) if self._is_method else h(*args, **kwargs)
+
+    def _vjp(self, moved: Sequence[int], values: Sequence[Any], plain: bool = False) -> Any:
+        """Return the outputs that have a derivative, and the pull-back to the values that move."""
+
+        def moving(moved: dict[int, Any]) -> list[Any]:
+            y = self._value([moved.get(i, v) for i, v in enumerate(values)], plain)
+            return [jnp.asarray(v) for v in tree_leaves(y) if spec(v).differentiable]
+
+        return jax.vjp(moving, {i: values[i] for i in moved})
+
+    def _can_move(self, moved: Sequence[int], values: Sequence[Any]) -> bool:
+        with contextlib.suppress(TypeError):  # it says that a captured value has no gradient
+            return bool(self._vjp(moved, values))
+        return False
+
+    def look(self, *values: Any) -> tuple[Any, ...]:
+        """Find out which values have gradients, and whether forward mode works.
+
+        Return what is kept, the outputs and what the rule holds, by name, and the outputs of plain
+        autodiff and what that keeps.
+        """
+        self._moved = moved = [i for i, v in enumerate(values) if spec(v).differentiable]
+        self._gradients = [f"none: {spec(v).dtype} has no derivative" for v in values]
+        for i in moved:
+            self._gradients[i] = self._kinds[i]
+        if not self._can_move(moved, values):
+            for i in [i for i in moved if not self._can_move([i], values)]:
+                self._gradients[i] = "none: an error where it is differentiated"
+                moved.remove(i)
+        token = _runs.set([])
+        try:
+            ys, pull = self._vjp(moved, values)
+            runs = [run for run in _runs.get() if all(map(is_known, run[0].values()))]
+        finally:
+            _runs.reset(token)
+        outputs, grad_fn, arrays = runs[-1] if runs else ({}, None, {})
+        held = {(i, name): v for i, (name, v) in enumerate(arrays.values()) if is_known(v)}
+        kept = [*_kept(pull), *(held.values() if self.eager else ())]  # the rule keeps constants
+        self._ys = jax.tree.map(jax.typeof, ys)
+        self._look_at_rule(ys, pull, values, grad_fn)
+        try:
+            zs, plain = self._vjp(moved, values, plain=True)
+            jax.eval_shape(plain, zs)  # a loop says only now that it has no derivative
+        except NeedsValuesError:
+            raise
+        except Exception:  # of any type: that of an operation without a derivative
+            return kept, outputs, held, (), None
+        return kept, outputs, held, zs, _kept(plain)
+
+    def _look_at_rule(self, ys: Any, pull: Any, values: Sequence[Any], grad_fn: Any) -> None:
+        """Find out whether forward mode works, and which gradients are zero."""
+        types = [spec(values[i]) for i in self._moved]
+        tangents = [jnp.zeros(s.shape, tangent_dtype(s.dtype)) for s in types]
+        self._forward, zero = (True, ""), "zero"
+        try:
+            if ys and types and not self._recomputes:
+                transposed(lambda cotangents: tree_leaves(pull(cotangents)), ys, tangents)
+        except NotLinearError as error:
+            line = Source.of(grad_fn).first_use(error.eqn)
+            self._forward, zero = (False, f"{error} ({Path(line).name})"), "zero or constant"
+        except Exception as error:  # of any type: that of the rule
+            if isinstance(error, NeedsValuesError) and not self.eager:
+                raise
+            text = f"the rule raised {type(error).__name__}: {error}".partition("\n")[0]
+            self._forward = None, text
+        if self._forward[0] is None or self.eager:
+            return  # it may need values
+        closed = jax.make_jaxpr(pull)(ys)
+        for k, i in enumerate(self._moved):
+            used = needed(without_consts(closed), [j == k for j in range(len(types))])
+            if not any(used[len(closed.consts) :]):
+                self._gradients[i] = zero
+
+    def explanation(self, operands: Any, eqns: Any, *found: Any) -> Explanation:
+        """Return what was found out: variables of a jaxpr, or arrays, stand for the values."""
+        kept, outputs, held, zs, plain = found
+        constants, n = self._held.constants, len(self._held.arrays)
+        rows = [(name, "new", v) for (_, name), v in held.items()]
+        rows += [(name, "output", v) for name, v in [*outputs.items(), *(("y", z) for z in zs)]]
+        rows += [(name, "captured", v) for name, v in constants]
+        origins = ["captured"] * n + ["input"] * len(self._given)
+        rows += zip(self._names, origins, operands, strict=True)
+        known: dict[int, tuple[str, str]] = {}
+        for name, origin, v in rows:
+            known[id(v)] = known.get(id(v), (name,))[0], origin  # the rule's name comes first
+        made = {id(v): eqn for eqn in eqns for v in eqn.outvars}
+
+        def row(v: Any) -> Residual:
+            name, origin = known.get(id(v), ("a constant", "new"))
+            if id(v) not in known and (eqn := made.get(id(v))):
+                line = Path(self._source.first_use(eqn)).name
+                name = f"`{eqn.params.get('name', eqn.primitive.name)}` ({line})"
+            t = v.aval if hasattr(v, "aval") else jax.typeof(v)
+            return Residual(name, type_name(t), math.prod(t.shape) * t.dtype.itemsize, origin)
+
+        residuals = list({id(v): row(v) for v in kept}.values())
+        autodiff = None if plain is None else list({id(v): row(v) for v in plain}.values())
+        seen = list(map(Seen, self._names, map(type_name, map(spec, self.values)), self._gradients))
+        others = [Seen(name, type_name(v), "constant") for name, v in constants]
+        return Explanation(
+            self.name, seen[n:], seen[:n] + others, residuals, autodiff, *self._forward, self._costs
+        )
+
+    def _costs(self) -> dict[str, dict[str, float]]:
+        """Compile the value and the gradients; return the compiler's estimates."""
+
+        def gradient(cotangents: Any, *values: Any, plain: bool = False) -> Any:
+            return self._vjp(self._moved, values, plain)[1](cotangents)
+
+        programs: dict[str, Any] = {"value": lambda cotangents, *values: self._value(values)}
+        if self._moved and self._ys:
+            programs["gradient"] = gradient
+            programs["gradient by autodiff"] = functools.partial(gradient, plain=True)
+        found = {}
+        for of, program in programs.items():
+            with contextlib.suppress(Exception):  # of any type: that of tracing or compiling
+                compiled = jax.jit(program).lower(self._ys, *self.values).compile()
+                found[of] = dict(compiled.cost_analysis() or {})
+                found[of]["temporary bytes"] = compiled.memory_analysis().temp_size_in_bytes
+        return found
+
+
+def _watched(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which notes its outputs, its rule and the arrays of that."""
+
+    @functools.wraps(f)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        pair = f(*args, **kwargs)
+        with contextlib.suppress(
+            TypeError, ValueError, LookupError
+        ):  # the engine says what is wrong
+            y, grad_fn = pair
+            outputs = {f"y{keystr(path)}": v for path, v in tree_flatten_with_path(y)[0]}
+            _runs.get().append((outputs, grad_fn, arrays_in([("", grad_fn)])))
+        return pair
+
+    return watched
+
+
+def _kept(pull: Any) -> list[Any]:
+    return [v for v in tree_leaves(pull) if not is_ref(v)]

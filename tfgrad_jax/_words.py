@@ -1,5 +1,6 @@
 """How messages write what they are about: types, dtypes, shapes, structures, numbers of things."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,3 +40,21 @@ def types_of(types: Sequence[Any]) -> str:
 
 def tree_of(treedef: Any) -> str:
     return str(treedef).removeprefix("PyTreeDef(").removesuffix(")")
+
+
+def type_name(array: Any) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def size_of(count: int | None) -> str:
+    """Write a number of bytes with its unit; None is unknown."""
+    if count is None:
+        return "unknown"
+    power = min(int(math.log(max(count, 1), 1024)), 3)
+    return f"{count / 1024**power:.1f} {'KMG'[power - 1]}iB" if power else f"{count} B"
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Write the rows of a table as lines, with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
