@@ -19,9 +19,9 @@ _MANY = 5_000  # objects to look at for names
 
 
 class Held:
-    """The arrays that values hold, by name. Called with others, it copies the values around these.
+    """The arrays that values hold, by name. Called with others, it copies the values around them.
 
-    What cannot be copied, such as a jitted function, stays as it is, and its arrays are `constants`.
+    What cannot be copied, such as a jitted function, stays itself, and its arrays are `constants`.
     """
 
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:

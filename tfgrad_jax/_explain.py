@@ -10,7 +10,7 @@ import functools
 import math
 import types
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from ._jaxpr import without_consts
 from ._source import Source
 from ._words import aligned, size_of, type_name
 
+_TYPE = jax.ShapeDtypeStruct
 _runs: ContextVar[list[Any]] = ContextVar("runs")  # of a watched function: outputs, rule, arrays
 
 
@@ -62,36 +63,24 @@ class Explanation(NamedTuple):
     inputs: Sequence[Seen]
     captured: Sequence[Seen]
     residuals: Sequence[Residual]
+    kept_bytes: int
+    new_bytes: int  # of the residuals that are no input, output or captured value
     autodiff: Sequence[Residual] | None  # what plain autodiff keeps; None if it does not work
+    autodiff_bytes: int | None
     forward_mode: bool | None  # None: unknown
     obstacle: str  # why forward mode does not work, or why that is unknown
     costs: Callable[[], dict[str, dict[str, float]]]  # compiles: the estimates for each program
 
-    @property
-    def kept_bytes(self) -> int:
-        """The bytes of all residuals."""
-        return sum(r.bytes for r in self.residuals)
-
-    @property
-    def new_bytes(self) -> int:
-        """The bytes of the residuals that are no input, output or captured value."""
-        return sum(r.bytes for r in self.residuals if r.origin == "new")
-
-    @property
-    def autodiff_bytes(self) -> int | None:
-        """The bytes that plain autodiff keeps."""
-        return None if self.autodiff is None else sum(r.bytes for r in self.autodiff)
-
     def __str__(self) -> str:
-        rows = [(r.name, r.type, size_of(r.bytes), r.origin) for r in self.residuals]
         new = f"of it {size_of(self.new_bytes)} new"
-        rows.append(("in all", "", size_of(self.kept_bytes), new))
-        rows.append(("by autodiff", "", size_of(self.autodiff_bytes), ""))
+        kept = [(r.name, r.type, size_of(r.bytes), r.origin) for r in self.residuals]
+        kept += [("in all", "", size_of(self.kept_bytes), new)]
+        kept += [("by autodiff", "", size_of(self.autodiff_bytes), "")]
         lines = [f"Custom gradient of `{self.name}`"]
         for head, table in (
             (("inputs", "", "gradient"), self.inputs),
             (("closed over", "", "gradient"), self.captured),
-            (("kept by the rule", "", "", ""), rows),
+            (("kept by the rule", "", "", ""), kept),
         ):
             first, *others = aligned([head, *table])
             lines += [f"  {first}", *(f"    {line}" for line in others)] if table else []
@@ -132,16 +121,7 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         >>> [(r.name, r.bytes, r.origin) for r in found.residuals], found.new_bytes
         ([('y', 1048576, 'output')], 0)
     """
-    call = _Call(h, args, kwargs)
-    try:
-        closed, shapes = jax.make_jaxpr(call.look, return_shape=True)(*call.values)
-        found = tree_unflatten(jax.tree.structure(shapes), closed.jaxpr.outvars)
-        return call.explanation(closed.jaxpr.invars, closed.jaxpr.eqns, *found)
-    except NeedsValuesError as error:
-        if any(isinstance(v, jax.ShapeDtypeStruct) for v in call.values):
-            raise _errors.explain_needs_values(call.name) from error
-        call.eager, values = True, list(map(jnp.asarray, call.values))
-        return call.explanation(values, (), *call.look(*values))
+    return copy_context().run(_Call(h, args, kwargs).explained)
 
 
 class _Call:
@@ -150,13 +130,13 @@ class _Call:
     def __init__(self, h: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         f, bound_to = (h.__func__, (h.__self__,)) if isinstance(h, types.MethodType) else (h, ())
         owner, inner = getattr(f, "_custom_gradient", f), getattr(h, "__wrapped__", None)
-        self._recomputes, self._is_method, self.eager = is_recomputed(f), bool(bound_to), False
         variables, primal, self._convention = "autodiff", None, "tf"
         if isinstance(owner, CustomGradient) and (owner is f or owner._method is f):
             f, variables, primal, self._convention = owner.unwrapped()[1]
-        elif not self._recomputes:
+        elif not is_recomputed(f):
             wraps = isinstance(inner, CustomGradient) or is_recomputed(inner)
             raise _errors.not_explainable(h, wraps)
+        self._recomputes, self._is_method, self._eager = is_recomputed(f), bool(bound_to), False
         self._source = Source.of(f)
         self.name = self._source.name.replace("<locals>.", "")
         is_self = lambda v: any(v is obj for obj in bound_to)  # noqa: E731
@@ -166,16 +146,27 @@ class _Call:
         first = [*signature.input_names(bound), *bound.rest]
         for path, i in tree_flatten_with_path((*bound.inputs, *bound.rest.values()))[0]:
             names[i] = first[path[0].idx] + keystr(path[1:])
-        given = [is_array(v) or isinstance(v, jax.ShapeDtypeStruct) for v in leaves]
+        given = [isinstance(v, _TYPE) or (is_array(v) and not is_ref(v)) for v in leaves]
         self._given = [i for i, is_one in enumerate(given) if is_one]
-        settings = [None if is_one else v for v, is_one in zip(leaves, given, strict=True)]
-        roots = [("", f), *zip(names, settings, strict=True), ("", primal)]
-        self._held = held = Held([*roots, ("variables", variables)])
-        self.values = [*held.arrays, *(leaves[i] for i in self._given)]
+        settings = [(names[i], None if given[i] else v) for i, v in enumerate(leaves)]
+        self._held = held = Held([("", f), *settings, ("", primal), ("variables", variables)])
+        self._values = [*held.arrays, *(leaves[i] for i in self._given)]
         self._names = [*held.names, *(names[i] for i in self._given)]
-        of_held = "autodiff" if isinstance(variables, str) else "by the rule"
-        of_given = "autodiff" if self._recomputes else "by the rule"
-        self._kinds = [of_held] * len(held.arrays) + [of_given] * len(self._given)
+        self._kinds = ["autodiff" if variables == "autodiff" else "by the rule"] * len(held.arrays)
+        self._kinds += ["autodiff" if self._recomputes else "by the rule"] * len(self._given)
+
+    def explained(self) -> Explanation:
+        """Trace the call, or run it where it branches on values."""
+        _runs.set([])
+        try:
+            closed, shapes = jax.make_jaxpr(self._look, return_shape=True)(*self._values)
+            found = tree_unflatten(jax.tree.structure(shapes), closed.jaxpr.outvars)
+            return self._explanation(closed.jaxpr.invars, closed.jaxpr.eqns, *found)
+        except NeedsValuesError as error:
+            if any(isinstance(v, _TYPE) for v in self._values):
+                raise _errors.explain_needs_values(self.name) from error
+            self._eager, values = True, list(map(jnp.asarray, self._values))
+            return self._explanation(values, (), *self._look(*values))
 
     def _value(self, values: Sequence[Any], plain: bool = False) -> Any:
         """Return the value of a copy of the function, or of the undecorated one."""
@@ -188,29 +179,40 @@ class _Call:
             return (f.__wrapped__ if plain else f)(*args, **kwargs)
         if plain:
             return f(*args, **kwargs)[0]
+
+        @functools.wraps(f)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            pair = f(*args, **kwargs)
+            with contextlib.suppress(TypeError, ValueError, LookupError):  # no pair: an error later
+                y, grad_fn = pair
+                outputs = {f"y{keystr(path)}": v for path, v in tree_flatten_with_path(y)[0]}
+                _runs.get().append((outputs, grad_fn, arrays_in([("", grad_fn)])))
+            return pair
+
         options: Any = {"variables": variables, "primal": primal, "convention": self._convention}
-        h: Any = custom_gradient(_watched(f), **options)
+        h: Any = custom_gradient(watched, **options)
         return h.__get__(args[0])(*args[1:], **kwargs) if self._is_method else h(*args, **kwargs)
 
     def _vjp(self, moved: Sequence[int], values: Sequence[Any], plain: bool = False) -> Any:
-        """Return the outputs that have a derivative, and the pull-back to the values that move."""
+        """Return the outputs that have a derivative, their pull-back, and what that keeps."""
 
         def moving(moved: dict[int, Any]) -> list[Any]:
             y = self._value([moved.get(i, v) for i, v in enumerate(values)], plain)
             return [jnp.asarray(v) for v in tree_leaves(y) if spec(v).differentiable]
 
-        return jax.vjp(moving, {i: values[i] for i in moved})
+        ys, pull = jax.vjp(moving, {i: values[i] for i in moved})
+        return ys, pull, [v for v in tree_leaves(pull) if not is_ref(v)]
 
     def _can_move(self, moved: Sequence[int], values: Sequence[Any]) -> bool:
         with contextlib.suppress(TypeError):  # it says that a captured value has no gradient
             return bool(self._vjp(moved, values))
         return False
 
-    def look(self, *values: Any) -> tuple[Any, ...]:
+    def _look(self, *values: Any) -> tuple[Any, ...]:
         """Find out which values have gradients, and whether forward mode works.
 
-        Return what is kept, the outputs and what the rule holds, by name, and the outputs of plain
-        autodiff and what that keeps.
+        Return what is kept, the outputs and what the rule holds, by name, and what plain autodiff
+        returns and keeps.
         """
         self._moved = moved = [i for i, v in enumerate(values) if spec(v).differentiable]
         self._gradients = [f"none: {spec(v).dtype} has no derivative" for v in values]
@@ -220,51 +222,45 @@ class _Call:
             for i in [i for i in moved if not self._can_move([i], values)]:
                 self._gradients[i] = "none: an error where it is differentiated"
                 moved.remove(i)
-        token = _runs.set([])
-        try:
-            ys, pull = self._vjp(moved, values)
-            runs = [run for run in _runs.get() if all(map(is_known, run[0].values()))]
-        finally:
-            _runs.reset(token)
+        ys, pull, kept = self._vjp(moved, values)
+        runs = [run for run in _runs.get() if all(map(is_known, run[0].values()))]
         outputs, grad_fn, arrays = runs[-1] if runs else ({}, None, {})
         held = {(i, name): v for i, (name, v) in enumerate(arrays.values()) if is_known(v)}
-        kept = [*_kept(pull), *(held.values() if self.eager else ())]  # the rule keeps constants
+        kept += held.values() if self._eager else ()  # the rule keeps what JAX is not tracing
         self._ys = jax.tree.map(jax.typeof, ys)
         self._look_at_rule(ys, pull, values, grad_fn)
         try:
-            zs, plain = self._vjp(moved, values, plain=True)
+            zs, plain, kept_plainly = self._vjp(moved, values, plain=True)
             jax.eval_shape(plain, zs)  # a loop says only now that it has no derivative
-        except NeedsValuesError:
-            raise
         except Exception:  # of any type: that of an operation without a derivative
-            return kept, outputs, held, (), None
-        return kept, outputs, held, zs, _kept(plain)
+            zs, kept_plainly = (), None
+        return kept, outputs, held, zs, kept_plainly
 
     def _look_at_rule(self, ys: Any, pull: Any, values: Sequence[Any], grad_fn: Any) -> None:
         """Find out whether forward mode works, and which gradients are zero."""
-        types = [spec(values[i]) for i in self._moved]
-        tangents = [jnp.zeros(s.shape, tangent_dtype(s.dtype)) for s in types]
+        moved = [values[i] for i in self._moved]
+        tangents = [jnp.zeros(v.shape, tangent_dtype(v.dtype)) for v in moved]
         self._forward, zero = (True, ""), "zero"
         try:
-            if ys and types and not self._recomputes:
+            if ys and moved and not self._recomputes:
                 transposed(lambda cotangents: tree_leaves(pull(cotangents)), ys, tangents)
         except NotLinearError as error:
             line = Source.of(grad_fn).first_use(error.eqn)
             self._forward, zero = (False, f"{error} ({Path(line).name})"), "zero or constant"
         except Exception as error:  # of any type: that of the rule
-            if isinstance(error, NeedsValuesError) and not self.eager:
+            if isinstance(error, NeedsValuesError) and not self._eager:
                 raise
             text = f"the rule raised {type(error).__name__}: {error}".partition("\n")[0]
             self._forward = None, text
-        if self._forward[0] is None or self.eager:
+        if self._forward[0] is None or self._eager:
             return  # it may need values
         closed = jax.make_jaxpr(pull)(ys)
         for k, i in enumerate(self._moved):
-            used = needed(without_consts(closed), [j == k for j in range(len(types))])
+            used = needed(without_consts(closed), [j == k for j in range(len(moved))])
             if not any(used[len(closed.consts) :]):
                 self._gradients[i] = zero
 
-    def explanation(self, operands: Any, eqns: Any, *found: Any) -> Explanation:
+    def _explanation(self, operands: Any, eqns: Any, *found: Any) -> Explanation:
         """Return what was found out: variables of a jaxpr, or arrays, stand for the values."""
         kept, outputs, held, zs, plain = found
         constants, n = self._held.constants, len(self._held.arrays)
@@ -287,48 +283,31 @@ class _Call:
             return Residual(name, type_name(t), math.prod(t.shape) * t.dtype.itemsize, origin)
 
         residuals = list({id(v): row(v) for v in kept}.values())
-        autodiff = None if plain is None else list({id(v): row(v) for v in plain}.values())
-        seen = list(map(Seen, self._names, map(type_name, map(spec, self.values)), self._gradients))
-        others = [Seen(name, type_name(v), "constant") for name, v in constants]
+        autodiff = plain and list({id(v): row(v) for v in plain}.values())
+        types = map(type_name, map(spec, self._values))
+        seen = list(map(Seen, self._names, types, self._gradients))
+        captured = seen[:n] + [Seen(name, type_name(v), "constant") for name, v in constants]
         return Explanation(
-            self.name, seen[n:], seen[:n] + others, residuals, autodiff, *self._forward, self._costs
-        )
+            self.name, seen[n:], captured, residuals, _total(residuals),
+            _total([r for r in residuals if r.origin == "new"]), autodiff,
+            None if plain is None else _total(autodiff), *self._forward, self._costs,
+        )  # fmt: skip
 
     def _costs(self) -> dict[str, dict[str, float]]:
         """Compile the value and the gradients; return the compiler's estimates."""
-
-        def gradient(cotangents: Any, *values: Any, plain: bool = False) -> Any:
-            return self._vjp(self._moved, values, plain)[1](cotangents)
-
-        programs: dict[str, Any] = {"value": lambda cotangents, *values: self._value(values)}
-        if self._moved and self._ys:
-            programs["gradient"] = gradient
-            programs["gradient by autodiff"] = functools.partial(gradient, plain=True)
+        programs: dict[str, Callable[..., Any]] = {
+            "value": lambda _, *values: self._value(values),
+            "gradient": lambda dys, *vs: self._vjp(self._moved, vs)[1](dys),
+            "gradient by autodiff": lambda dys, *vs: self._vjp(self._moved, vs, plain=True)[1](dys),
+        }
         found = {}
         for of, program in programs.items():
             with contextlib.suppress(Exception):  # of any type: that of tracing or compiling
-                compiled = jax.jit(program).lower(self._ys, *self.values).compile()
+                compiled = jax.jit(program).lower(self._ys, *self._values).compile()
                 found[of] = dict(compiled.cost_analysis() or {})
                 found[of]["temporary bytes"] = compiled.memory_analysis().temp_size_in_bytes
         return found
 
 
-def _watched(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, which notes its outputs, its rule and the arrays of that."""
-
-    @functools.wraps(f)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        pair = f(*args, **kwargs)
-        with contextlib.suppress(
-            TypeError, ValueError, LookupError
-        ):  # the engine says what is wrong
-            y, grad_fn = pair
-            outputs = {f"y{keystr(path)}": v for path, v in tree_flatten_with_path(y)[0]}
-            _runs.get().append((outputs, grad_fn, arrays_in([("", grad_fn)])))
-        return pair
-
-    return watched
-
-
-def _kept(pull: Any) -> list[Any]:
-    return [v for v in tree_leaves(pull) if not is_ref(v)]
+def _total(rows: Sequence[Residual]) -> int:
+    return sum(r.bytes for r in rows)
