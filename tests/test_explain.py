@@ -16,6 +16,7 @@ from tfgrad_jax import custom_gradient, explain, grad_pass_through, recompute_gr
 N, M, F = 4, 8, 4  # rows, columns, bytes of a float32
 X, W, B = jnp.ones((N, M)), jnp.full((M, M), 0.5), jnp.ones((1, M))
 RULE = "by the rule"
+FIXED = "unknown: it cannot be replaced"
 ERROR = "none: an error where it is differentiated"
 
 
@@ -224,7 +225,7 @@ def test_gradients_of_closed_over_values():
         (scaled, {"scale": ERROR, "w": "zero"}),
         (looked_up, {"table": "none: int32 has no derivative"}),
         (grad_pass_through(lambda x: x * w[:1]), {"w": "zero"}),
-        (custom_gradient(lambda x: (x * B, lambda dy: dy * B)), {"B": "constant"}),  # global
+        (custom_gradient(lambda x: (x * B, lambda dy: dy * B)), {"B": FIXED}),  # global
     ):
         assert gradients(explain(h, X)) == {"x": RULE, **expected}
     with pytest.raises(TypeError, match="differentiated with respect to values"):
@@ -278,6 +279,7 @@ HOLDERS = [  # the name of a weight, what holds it, and how to get at it
     ("holder.layers[0]['w']", Plain, lambda holder: holder.layers[0]["w"]),
     ("holder.layers[0]['w']", lambda w: Plain(w).__call__, lambda h: h.__self__.layers[0]["w"]),
     ("holder.w", lambda w: lambda: w, lambda holder: holder()),
+    ("holder.w", lambda w: jax.jit(lambda: w), lambda holder: holder()),
     ("holder.v", lambda w: lambda v=w: v, lambda holder: holder()),
     ("holder.v", lambda w: lambda *, v=w: v, lambda holder: holder()),
     ("holder.args[0]", lambda w: functools.partial(jnp.add, w), lambda holder: holder.args[0]),
@@ -313,7 +315,8 @@ def test_methods_and_keywords(bound):
 
 def test_what_cannot_be_copied_stays_as_it_is():
     w, ref = W, jax.new_ref(jnp.zeros(M))
-    product = jax.jit(lambda x: x @ w)
+    product = jax.custom_vjp(lambda x: x @ w)
+    product.defvjp(lambda x: (x @ w, w), lambda w, dy: (dy @ w.T,))
 
     @custom_gradient
     def logged(x):
@@ -324,7 +327,7 @@ def test_what_cannot_be_copied_stays_as_it_is():
         return product(x), grad
 
     found = explain(logged, X)
-    assert gradients(found) == {"x": RULE, "product.w": "constant"}
+    assert gradients(found) == {"x": RULE, "product.w": FIXED}
     assert found.forward_mode is False and "`swap`" in found.obstacle
     np.testing.assert_array_equal(ref[...], np.zeros(M))
 

@@ -11,7 +11,7 @@ import jax
 from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from ._closure.cells import JITTED, Skeleton, Wrapper, content_of
+from ._closure.cells import Skeleton, Wrapper, content_of
 from ._compat import is_live, is_ref
 from ._source import names_in
 
@@ -21,7 +21,8 @@ _MANY = 5_000  # objects to look at for names
 class Held:
     """The arrays that values hold, by name. Called with others, it copies the values around them.
 
-    What cannot be copied, such as a jitted function, stays itself, and its arrays are `constants`.
+    What Python cannot copy stays itself; its arrays, and global ones, are `constants`. A jitted
+    function is copied without the `jit`.
     """
 
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
@@ -62,7 +63,7 @@ def _steps(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, types.FunctionType):
         code, defaults = value.__code__, value.__defaults__ or ()
         scope = {n: value.__globals__.get(n) for n in sorted(names_in(code))}
-        found = {n: v for n, v in scope.items() if isinstance(v, jax.Array | dict | list | tuple)}
+        found = {n: v for n, v in scope.items() if isinstance(v, jax.Array)}
         found |= zip(code.co_freevars, map(content_of, value.__closure__ or ()), strict=True)
         found |= zip(code.co_varnames[: code.co_argcount][::-1], defaults[::-1], strict=False)
         found |= value.__kwdefaults__ or {}
@@ -70,17 +71,17 @@ def _steps(value: Any) -> Iterable[tuple[str, Any]]:
         return [("", wrapped), *((f".{n}", v) for n, v in found.items())]
     if isinstance(value, types.MethodType):
         return ("", value.__func__), ("", value.__self__)
+    if isinstance(value, Wrapper):
+        return [("", part) for part in value.unwrapped()[1]]
+    if type(value).__module__.partition(".")[0] in ("jax", "jaxlib", "numpy"):
+        return [("", getattr(value, "__wrapped__", None))]  # of a jitted function
     if isinstance(value, functools.partial):
         return ("", value.func), (".args", value.args), (".keywords", value.keywords)
-    if isinstance(value, Wrapper | JITTED):
-        parts = value.unwrapped()[1] if isinstance(value, Wrapper) else [value.__wrapped__]
-        return [("", part) for part in parts]
-    if type(value).__module__.partition(".")[0] in ("jax", "jaxlib", "numpy"):
-        return ()
     with contextlib.suppress(TypeError, ValueError):  # such as keys that cannot be sorted
         leaves = tree_flatten_with_path(value, is_leaf=lambda v: v is not value)[0]
         if len(leaves) != 1 or leaves[0][1] is not value:
             return [(keystr(path), leaf) for path, leaf in leaves]
     slots = [getattr(c, "__slots__", ()) for c in type(value).__mro__]
     names = [n for s in slots for n in ([s] if isinstance(s, str) else s)]
-    return [(f".{n}", getattr(value, n, None)) for n in (*names, *getattr(value, "__dict__", ()))]
+    names += getattr(value, "__dict__", ())
+    return [("" if n == "__wrapped__" else f".{n}", getattr(value, n, None)) for n in names]

@@ -31,7 +31,7 @@ from ._frontend.signature import Signature
 from ._frontend.structure import is_array, spec
 from ._jaxpr import without_consts
 from ._source import Source
-from ._words import aligned, size_of, type_name
+from ._words import aligned, type_name
 
 _TYPE = jax.ShapeDtypeStruct
 _runs: ContextVar[list[Any]] = ContextVar("runs")  # of a watched function: outputs, rule, arrays
@@ -72,10 +72,10 @@ class Explanation(NamedTuple):
     costs: Callable[[], dict[str, dict[str, float]]]  # compiles: the estimates for each program
 
     def __str__(self) -> str:
-        new = f"of it {size_of(self.new_bytes)} new"
-        kept = [(r.name, r.type, size_of(r.bytes), r.origin) for r in self.residuals]
-        kept += [("in all", "", size_of(self.kept_bytes), new)]
-        kept += [("by autodiff", "", size_of(self.autodiff_bytes), "")]
+        plain = "unknown" if self.autodiff_bytes is None else f"{self.autodiff_bytes:,} B"
+        kept = [(r.name, r.type, f"{r.bytes:,} B", r.origin) for r in self.residuals]
+        kept += [("in all", "", f"{self.kept_bytes:,} B", f"of it {self.new_bytes:,} B new")]
+        kept += [("by autodiff", "", plain, "")]
         lines = [f"Custom gradient of `{self.name}`"]
         for head, table in (
             (("inputs", "", "gradient"), self.inputs),
@@ -102,10 +102,9 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         **kwargs: its keyword arguments.
 
     Returns:
-        An `Explanation`, which prints as a table: the arrays among the `inputs` and the `captured`
-        values, with the gradient of each; the `residuals`, and what JAX would keep for the
-        undecorated function (`autodiff`, by version), with totals in bytes; `forward_mode`, and
-        the `obstacle` to it. `costs()` compiles, and returns the compiler's estimates.
+        An `Explanation`, which prints as a table: the arrays that `h` reads and the gradient of
+        each; what the rule keeps, and what JAX would keep for the undecorated function (by
+        version); whether forward mode works. `costs()` compiles, and returns estimates.
 
     Raises:
         TypeError: if `h` is not such a function, or needs values and got none.
@@ -113,13 +112,10 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from tfgrad_jax import custom_gradient, explain
-        >>> @custom_gradient
-        ... def tanh(x):
-        ...     y = jnp.tanh(x)
-        ...     return y, lambda dy: dy * (1 - y**2)
-        >>> found = explain(tanh, jax.ShapeDtypeStruct((512, 512), jnp.float32))
+        >>> square = custom_gradient(lambda x: (x * x, lambda dy: 2 * x * dy))
+        >>> found = explain(square, jax.ShapeDtypeStruct((512, 512), jnp.float32))
         >>> [(r.name, r.bytes, r.origin) for r in found.residuals], found.new_bytes
-        ([('y', 1048576, 'output')], 0)
+        ([('x', 1048576, 'input')], 0)
     """
     return copy_context().run(_Call(h, args, kwargs).explained)
 
@@ -152,7 +148,9 @@ class _Call:
         self._held = held = Held([("", f), *settings, ("", primal), ("variables", variables)])
         self._values = [*held.arrays, *(leaves[i] for i in self._given)]
         self._names = [*held.names, *(names[i] for i in self._given)]
-        self._kinds = ["autodiff" if variables == "autodiff" else "by the rule"] * len(held.arrays)
+        self._kinds = ["autodiff" if isinstance(variables, str) else "by the rule"] * len(
+            held.arrays
+        )
         self._kinds += ["autodiff" if self._recomputes else "by the rule"] * len(self._given)
 
     def explained(self) -> Explanation:
@@ -240,8 +238,10 @@ class _Call:
         """Find out whether forward mode works, and which gradients are zero."""
         moved = [values[i] for i in self._moved]
         tangents = [jnp.zeros(v.shape, tangent_dtype(v.dtype)) for v in moved]
+        closed: Any = None
         self._forward, zero = (True, ""), "zero"
         try:
+            closed = None if self._eager else jax.make_jaxpr(pull)(ys)  # it may need values
             if ys and moved and not self._recomputes:
                 transposed(lambda cotangents: tree_leaves(pull(cotangents)), ys, tangents)
         except NotLinearError as error:
@@ -251,11 +251,8 @@ class _Call:
             if isinstance(error, NeedsValuesError) and not self._eager:
                 raise
             text = f"the rule raised {type(error).__name__}: {error}".partition("\n")[0]
-            self._forward = None, text
-        if self._forward[0] is None or self._eager:
-            return  # it may need values
-        closed = jax.make_jaxpr(pull)(ys)
-        for k, i in enumerate(self._moved):
+            self._forward, closed = (None, text), None
+        for k, i in enumerate(self._moved if closed else ()):
             used = needed(without_consts(closed), [j == k for j in range(len(moved))])
             if not any(used[len(closed.consts) :]):
                 self._gradients[i] = zero
@@ -275,22 +272,26 @@ class _Call:
         made = {id(v): eqn for eqn in eqns for v in eqn.outvars}
 
         def row(v: Any) -> Residual:
-            name, origin = known.get(id(v), ("a constant", "new"))
+            name, origin = known.get(id(v), ("(unnamed)", "new"))
             if id(v) not in known and (eqn := made.get(id(v))):
                 line = Path(self._source.first_use(eqn)).name
                 name = f"`{eqn.params.get('name', eqn.primitive.name)}` ({line})"
-            t = v.aval if hasattr(v, "aval") else jax.typeof(v)
+            t = getattr(v, "aval", v)
             return Residual(name, type_name(t), math.prod(t.shape) * t.dtype.itemsize, origin)
 
         residuals = list({id(v): row(v) for v in kept}.values())
         autodiff = plain and list({id(v): row(v) for v in plain}.values())
         types = map(type_name, map(spec, self._values))
         seen = list(map(Seen, self._names, types, self._gradients))
-        captured = seen[:n] + [Seen(name, type_name(v), "constant") for name, v in constants]
+        fixed = "unknown: it cannot be replaced"
+        captured = seen[:n] + [Seen(name, type_name(v), fixed) for name, v in constants]
+        kept_bytes, of_autodiff = (
+            sum(r.bytes for r in rows or ()) for rows in (residuals, autodiff)
+        )
+        new_bytes = sum(r.bytes for r in residuals if r.origin == "new")
         return Explanation(
-            self.name, seen[n:], captured, residuals, _total(residuals),
-            _total([r for r in residuals if r.origin == "new"]), autodiff,
-            None if plain is None else _total(autodiff), *self._forward, self._costs,
+            self.name, seen[n:], captured, residuals, kept_bytes, new_bytes, autodiff,
+            None if plain is None else of_autodiff, *self._forward, self._costs,
         )  # fmt: skip
 
     def _costs(self) -> dict[str, dict[str, float]]:
@@ -304,10 +305,6 @@ class _Call:
         for of, program in programs.items():
             with contextlib.suppress(Exception):  # of any type: that of tracing or compiling
                 compiled = jax.jit(program).lower(self._ys, *self._values).compile()
-                found[of] = dict(compiled.cost_analysis() or {})
-                found[of]["temporary bytes"] = compiled.memory_analysis().temp_size_in_bytes
+                temporary = getattr(compiled.memory_analysis(), "temp_size_in_bytes", math.nan)
+                found[of] = {**(compiled.cost_analysis() or {}), "temporary bytes": temporary}
         return found
-
-
-def _total(rows: Sequence[Residual]) -> int:
-    return sum(r.bytes for r in rows)

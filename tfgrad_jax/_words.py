@@ -1,6 +1,5 @@
 """How messages write what they are about: types, dtypes, shapes, structures, numbers of things."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,14 +43,6 @@ def tree_of(treedef: Any) -> str:
 
 def type_name(array: Any) -> str:
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
-
-
-def size_of(count: int | None) -> str:
-    """Write a number of bytes with its unit; None is unknown."""
-    if count is None:
-        return "unknown"
-    power = min(int(math.log(max(count, 1), 1024)), 3)
-    return f"{count / 1024**power:.1f} {'KMG'[power - 1]}iB" if power else f"{count} B"
 
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:

@@ -257,6 +257,8 @@ class Skeleton:
         found = reach([value], self._takes) if self._search else wrapper
         if found is False:
             return same(value)
+        if found and self._takes is not None and cls in _CACHED:
+            return self._plan(value.__wrapped__)  # a copy need not remember anything
         if found is None or isinstance(value, type) or cls in _CACHED:
             raise OpaqueError
         if cls is tuple:
