@@ -16,7 +16,7 @@ from tfgrad_jax import custom_gradient, explain, grad_pass_through, recompute_gr
 N, M, F = 4, 8, 4  # rows, columns, bytes of a float32
 X, W, B = jnp.ones((N, M)), jnp.full((M, M), 0.5), jnp.ones((1, M))
 RULE = "by the rule"
-FIXED = "unknown: it cannot be replaced"
+FIXED = "unknown: not replaced"
 ERROR = "none: an error where it is differentiated"
 
 
