@@ -24,7 +24,7 @@ def test_surrogates_are_measured():
 def test_linearity_is_a_fact():
     found = fact(quick(full_square, X), "linear")
     assert (found.ok, found.text) == (None, "yes")
-    found = fact(quick(full_square, X, linear=True), "linear")
+    found = fact(quick(full_square, X), "linear")
     assert (found.ok, found.text) == (True, "yes")
     for rule, text in (
         (lambda x, dy: jnp.clip(dy, -0.1, 0.1), "no: grad(dy1 + dy2) is not grad(dy1) + grad(dy2)"),
@@ -35,7 +35,7 @@ def test_linearity_is_a_fact():
         h = declare(lambda x: x, rule)
         found = fact(quick(h, X, expect="surrogate"), "linear")
         assert found.ok is None and found.text.startswith(text)
-        assert fact(quick(h, X, expect="surrogate", linear=True), "linear").ok is False
+        assert fact(quick(h, X, expect="surrogate"), "linear").ok is False
 
 
 def test_large_upstreams_are_tried():

@@ -1,12 +1,12 @@
 """What is checked, as functions of arrays alone: of arguments and of weights.
 
-`Problem` is made first, and looks for the weights that can be replaced. Each evaluation then goes
-through `_tree`, which puts new arrays among the arguments and in the places of the weights.
+`Problem` is made first. It names the leaves of the arguments, and looks for the weights that the
+function follows where it is copied around others (`_weights`). Each evaluation then goes through
+`_call`, on new arrays and on such a copy: what the user holds is never written to.
 """
 
 import contextlib
 import functools
-import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,16 +14,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr, tree_flatten, tree_unflatten
+from jax.tree_util import all_leaves, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
-from tfgrad_jax._closure.residuals import is_traced
+from tfgrad_jax import _errors
 from tfgrad_jax._custom_gradient import CustomGradient
 from tfgrad_jax._frontend.grad_fn import NeedsValuesError, accepts_variables, checked_outputs
 from tfgrad_jax._frontend.signature import Signature
-from tfgrad_jax._frontend.structure import is_array, spec, split
+from tfgrad_jax._frontend.structure import is_array, spec
 from tfgrad_jax._source import describe
 
-from .weights import flat, places, replaced
+from .vectors import OfArrays
+from .weights import arrays_in, copies, scoped
 
 
 class Problem:
@@ -32,61 +33,50 @@ class Problem:
     def __init__(
         self, h: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], reference: Any
     ) -> None:
-        signature = Signature(h)
-        bound = signature.bind(h, args, kwargs)
-        if is_traced(jax.tree.leaves((args, kwargs))):
+        self._copies: Any = None
+        self._leaves, self._treedef = tree_flatten((args, dict(kwargs)))
+        names, by_keyword = self._names(h)
+        if any(isinstance(v, jax.core.Tracer) for v in self._leaves):
             raise TypeError(
                 f"check_gradient compares values, but {describe(h)} got an argument that JAX is "
                 "tracing. Call it outside of `jax.jit`, `jax.grad` and the like: it looks at these "
                 "itself."
             )
-        plain: Any = getattr(h, "__wrapped__", None)
-        bound_to, ours, rule = (), h, None
-        if isinstance(h, types.MethodType):
-            bound_to, ours = (h.__self__,), inspect.getattr_static(h.__self__, h.__name__, None)
-            ours = getattr(ours, "__func__", ours)
-            plain = plain and functools.partial(plain, *bound_to)
+        ours, rule = _custom_gradient(h), None
+        self._held = h, reference
+        if ours is not None and (new := scoped(ours)) is not ours:
+            self._held = new.__get__(*_bound_to(h)) if _bound_to(h) else new, reference
         with contextlib.suppress(Exception):  # not one of ours, if it returns no pair
-            _, rule = plain(*args, **kwargs)
-        plain = plain if callable(rule) else None
-        ours = ours if isinstance(ours, CustomGradient) else None
+            _, rule = h.__wrapped__(*_bound_to(h), *args, **kwargs)
         variables = ours and ours._variables
-        listed = variables is None and rule is not None and accepts_variables(rule)
-        asked = plain is None or listed or isinstance(variables, str)
-        arrays = {k: v for k, v in bound.rest.items() if asked and any(_arrays(v))}
-        self._named = (*bound.named, *arrays)  # the last of the inputs
-        self._rest = {k: v for k, v in bound.rest.items() if k not in arrays}
-        inputs = (*bound.inputs, *arrays.values())
-        self._leaves, self._treedef = tree_flatten(inputs)
-        names = split(inputs, (*signature.input_names(bound), *arrays))[-1].leaf_paths()
-        self._moving = [i for i, x in enumerate(self._leaves) if _has_derivative(x)]
-        self.xs: list[Any] = [self._leaves[i] for i in self._moving]
-        self.paths: list[str] = [names[i] for i in self._moving]
-        self._weights: list[int] = []  # the ids of those that are replaced
-        self._places: Any = places([ours, *bound_to, reference]) if ours else ()
-        undecorated = functools.partial(self._run, plain, True) if plain else None
-        self.h: Callable[..., list[jax.Array]] = functools.partial(self._run, h, False)
-        # For finite differences: what `primal` stands for. For plain autodiff: None if unknown.
-        self.value: Callable[..., list[jax.Array]] = undecorated or self.h
-        self.plain: Callable[..., list[jax.Array]] | None = (
-            functools.partial(self._run, reference, False) if reference else undecorated
-        )
-        self.primal: Any = ours and ours._primal and functools.partial(ours._primal, *bound_to)
-        # The value by `primal`, and that which it stands for.
-        values = (self.primal, False), (plain, True)
-        self.pair: list[Callable[..., Any]] = [
-            functools.partial(self._tree, *value) for value in values
+        listed = variables is None and callable(rule) and accepts_variables(rule)
+        asked = not callable(rule) or listed or isinstance(variables, str)
+        self._moving = [
+            i
+            for i, v in ((i, self._leaves[i]) for i in names)
+            if _has_derivative(v) and (i not in by_keyword or (asked and is_array(v)))
         ]
+        self.xs: list[Any] = [self._leaves[i] for i in self._moving]
+        self.names = [names[i] for i in self._moving]
+        self.h: OfArrays = self._function(lambda h, _: h)
+        undecorated = self._function(lambda h, _: _of_value(h))
+        # For finite differences: what `primal` stands for. For plain autodiff: None if unknown.
+        self.value = undecorated if callable(rule) else self.h
+        self.plain = undecorated if callable(rule) else None
+        if reference:
+            self.plain = self._function(lambda _, reference: reference)
+        self.primal = ours is not None and ours._primal is not None
         self.missed: list[str] = []  # variables that are not checked
         if listed:
-            found = [(n + keystr(p), v) for *_, n, c in self._places for p, v in flat(c)]
-            held = [(p, v) for p, v in found if isinstance(v, jax.Array)]
+            roots = ("", self._held[0]), ("", getattr(self._held[0], "__wrapped__", None))
             known = set(map(id, self._leaves))
-            self._add_weights([(p, w) for p, w in held[::-1] if id(w) not in known], False)
-        elif ours and variables is not None and not asked:
-            variables = variables(*bound_to) if callable(variables) else variables
-            paths = split((variables,), ("variables",))[-1].leaf_paths()
-            self._add_weights(zip(paths, jax.tree.leaves(variables), strict=True), True)
+            found = [(name, w) for name, w in arrays_in(roots) if id(w) not in known]
+            self._add_weights(found, False)
+        elif variables is not None and not asked:
+            if callable(variables) and all_leaves([variables]):
+                variables = variables(*_bound_to(h))
+            found = tree_flatten_with_path(variables)[0]
+            self._add_weights([("variables" + keystr(path), w) for path, w in found], True)
         ys = self.value(*self.xs) if self.xs else []
         if not ys:
             raise ValueError(
@@ -96,68 +86,103 @@ class Problem:
             )
         if reference and self.plain:
             Signature(reference).bind(reference, args, kwargs)
-            got, wanted = ([spec(y).shape for y in f] for f in (self.plain(*self.xs), ys))
+            got, wanted = ([y.shape for y in f] for f in (self.plain(*self.xs), ys))
             if got != wanted:
                 raise ValueError(
                     f"The reference {describe(reference)} of check_gradient must return arrays of "
                     f"the shapes that {describe(h)} returns, {wanted}, but returned {got}."
                 )
 
-    def _add_weights(self, weights: Any, declared: bool) -> None:
+    def _names(self, h: Any) -> tuple[dict[int, str], set[int]]:
+        """Return the names of the leaves, by position, and which are passed by keyword alone."""
+        args, kwargs = tree_unflatten(self._treedef, range(len(self._leaves)))
+        signature, names, by_keyword = Signature(h).of_value, {}, set()
+        try:
+            bound = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise _errors.bad_call(h, signature, error) from None
+        for name, value in bound.items():
+            kind = signature.parameters[name].kind
+            for path, i in tree_flatten_with_path(value)[0]:
+                inside = kind is kind.VAR_KEYWORD
+                names[i] = path[0].key + keystr(path[1:]) if inside else name + keystr(path)
+                if inside or kind is kind.KEYWORD_ONLY:
+                    by_keyword.add(i)
+        return names, by_keyword
+
+    def values(self, xs: Sequence[Any]) -> tuple[Any, Any]:
+        """Return the value by `primal`, and the one that it stands for."""
+        return self._call(lambda h, _: _primal(h), xs), self._call(lambda h, _: _of_value(h), xs)
+
+    def _call(self, pick: Callable[[Any, Any], Any], xs: Sequence[Any]) -> Any:
+        """Call a function that `pick` finds, on other arrays and other weights."""
+        leaves, n = list(self._leaves), len(self._moving)
+        for i, x in zip(self._moving, xs, strict=False):
+            leaves[i] = x
+        args, kwargs = tree_unflatten(self._treedef, leaves)
+        held = self._copies(xs[n:]) if self._copies else self._held
+        return pick(*held)(*args, **kwargs)
+
+    def _function(self, pick: Callable[[Any, Any], Any]) -> OfArrays:
+        """Return the leaves of the value that have a derivative, as a function of arrays."""
+
+        def f(*xs: Any) -> list[jax.Array]:
+            y = checked_outputs(pick(*self._held), self._call(pick, xs))
+            leaves = map(jnp.asarray, jax.tree.leaves(y))
+            return [leaf for leaf in leaves if spec(leaf).differentiable]
+
+        return f
+
+    def _add_weights(self, weights: Sequence[tuple[str, Any]], declared: bool) -> None:
         """Differentiate in what is closed over too, where the value is seen to follow it."""
         functions = [f for f in (self.value, self.plain) if f is not None]
-        before = [f(*self.xs) for f in functions]
-        added: list[Any] = []
-        for key, (path, w) in {id(w): (p, w) for p, w in weights if any(_arrays(w))}.items():
-            self._weights, after = [key], before
-            with contextlib.suppress(Exception):  # outside of its domain
+        before, added = [f(*self.xs) for f in functions], {}
+        for name, w in weights:
+            if id(w) in added or not (is_array(w) and spec(w).differentiable):
+                continue
+            after, follows = before, not declared  # or else it is reported
+            try:
+                self._copies = copies(self._held, [w])
                 after = [f(*self.xs, jnp.asarray(w) * 1.25 + 0.25) for f in functions]
+            except Exception:  # it cannot be copied, or is outside of its domain
+                follows = False
             if not any(all(map(np.array_equal, *ys)) for ys in zip(before, after, strict=True)):
-                added.append((key, path, w))
-            elif declared:
-                self.missed.append(path)
-        self._weights = [key for key, *_ in added]
-        xs, paths = [*self.xs, *(w for *_, w in added)], [p for _, p, _ in added]
+                added[id(w)] = name, w
+            elif not follows and name not in self.missed:
+                self.missed.append(name)
+        xs = [w for _, w in added.values()]
+        self._copies = copies(self._held, xs) if xs else None
         try:
-            jax.vjp(self.h, *xs)
+            jax.vjp(self.h, *self.xs, *xs)
         except NeedsValuesError:  # it branches on values: leave them as they are
-            self._weights, self.missed = [], self.missed + paths
+            self._copies, self.missed = None, self.missed + [name for name, _ in added.values()]
             return
         except Exception:  # the check will report it
             pass
-        self.xs = xs
-        for path in paths:  # two closures may use one name
-            self.paths.append(path + "'" * self.paths.count(path))
+        self.xs += xs
+        for name, _ in added.values():  # two closures may use one name
+            self.names.append(name + "'" * self.names.count(name))
 
-    def _tree(self, f: Any, pair: bool, *xs: Any) -> Any:
-        """Return the value on other arrays."""
-        leaves = list(self._leaves)
-        for i, x in zip(self._moving, xs, strict=False):
-            leaves[i] = x
-        values = tree_unflatten(self._treedef, leaves)
-        count = len(values) - len(self._named)
-        named = dict(zip(self._named, values[count:], strict=True))
-        with self.at(xs):
-            y = f(*values[:count], **named, **self._rest)
-        return y[0] if pair else y
 
-    def at(self, xs: Sequence[Any]) -> Any:
-        """Hold the weights at a point, where a rule may read them long after the function ran."""
-        weights = zip(self._weights, xs[len(self._moving) :], strict=True)
-        return replaced(self._places if self._weights else (), dict(weights))
+def _bound_to(h: Any) -> tuple[Any, ...]:
+    return (h.__self__,) if isinstance(h, types.MethodType) else ()
 
-    def _run(self, f: Any, pair: bool, *xs: Any) -> list[jax.Array]:
-        """Return the leaves of the value that have a derivative."""
-        y = checked_outputs(f, self._tree(f, pair, *xs))
-        leaves = map(jnp.asarray, jax.tree.leaves(y))
-        return [leaf for leaf in leaves if spec(leaf).differentiable]
+
+def _custom_gradient(h: Any) -> CustomGradient[..., Any] | None:
+    f = getattr(h, "__func__", h)
+    found = getattr(f, "_custom_gradient", f)
+    return found if isinstance(found, CustomGradient) else None
+
+
+def _of_value(h: Any) -> Any:
+    """Return what returns the value of the undecorated function, without the rule."""
+    return lambda *args, **kwargs: h.__wrapped__(*_bound_to(h), *args, **kwargs)[0]
+
+
+def _primal(h: Any) -> Any:
+    return functools.partial(_custom_gradient(h)._primal, *_bound_to(h))
 
 
 def _has_derivative(leaf: Any) -> bool:
     number = isinstance(leaf, float | complex)
     return (number or (is_array(leaf) and not isinstance(leaf, bool))) and spec(leaf).differentiable
-
-
-def _arrays(value: Any) -> list[bool]:
-    leaves = jax.tree.leaves(value)
-    return [isinstance(v, jax.Array | np.ndarray) and spec(v).differentiable for v in leaves]

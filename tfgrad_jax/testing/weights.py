@@ -1,63 +1,82 @@
-"""The arrays that a function closes over, and the same function with others in their places.
+"""The arrays that a function closes over: their names, and the function copied around others.
 
-`places` runs once, when a problem is made; `replaced` around every evaluation. It puts back what
-was there: so global variables, methods and objects with attributes are reached.
+`scoped` and `arrays_in` run when a problem is made; `copies` for each choice of weights, and what
+it returns at every evaluation. Nothing is written to what the user holds.
 """
 
-import contextlib
+import functools
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten_with_path
 
+from tfgrad_jax._closure.cells import Skeleton, content_of, reach
 from tfgrad_jax._custom_gradient import CustomGradient
 from tfgrad_jax._source import names_in
 
 _MANY = 5_000  # objects to look at
-Place = tuple[Any, str, str, Any]  # an owner, the key or attribute, its name for users, the content
 
 
-def places(roots: Sequence[Any]) -> list[Place]:
-    """Return where functions hold arrays: in cells, defaults, attributes and global variables."""
-    found, pending, seen = [], list(roots), {}
+class _Scoped:
+    """A function with global variables of its own, which are copied like other attributes."""
+
+    def __init__(self, f: types.FunctionType, scope: dict[str, Any]) -> None:
+        functools.update_wrapper(self, f)
+        self._f, self._scope = f, scope
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        f = self._f
+        scope = {**f.__globals__, **self._scope}
+        new = types.FunctionType(f.__code__, scope, f.__name__, f.__defaults__, f.__closure__)
+        new.__kwdefaults__ = f.__kwdefaults__
+        return new(*args, **kwargs)
+
+
+def scoped(value: Any, seen: tuple[Any, ...] = ()) -> Any:
+    """Return a function that has those global variables that hold arrays as its own."""
+    if isinstance(value, CustomGradient):
+        parts = value._f, value._variables, value._primal, value._convention
+        f = scoped(value._f, seen)
+        return value if f is value._f else CustomGradient(f, *parts[1:])
+    if not isinstance(value, types.FunctionType) or value in seen or _is_foreign(value):
+        return value
+    scope = {}
+    for name in sorted(names_in(value.__code__) & value.__globals__.keys()):
+        held = value.__globals__[name]
+        new = scoped(held, (*seen, value))
+        if new is not held or reach([held], lambda v: isinstance(v, jax.Array)):
+            scope[name] = new
+    return _Scoped(value, scope) if scope else value
+
+
+def arrays_in(roots: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Return the arrays that functions and objects hold, as the user would write them."""
+    pending, seen = list(roots), {}
     while pending and len(seen) < _MANY:
-        value = pending.pop(0)
+        name, value = pending.pop(0)
         if id(value) not in seen and not _is_foreign(value):
             seen[id(value)] = value
-            for owner, key, name in _slots(value):
-                content = _get(owner, key)
-                leaves = [leaf for _, leaf in flat(content)]
-                if any(isinstance(leaf, jax.Array) for leaf in leaves):
-                    found.append((owner, key, name, content))
-                pending += leaves
-    return found
+            pending += _held(name, value)
+        if isinstance(value, jax.Array):
+            yield name, value
 
 
-@contextlib.contextmanager
-def replaced(found: Sequence[Place], new: Mapping[int, Any]) -> Iterator[None]:
-    """Put other values in the places of the arrays with these ids, for a while."""
-    before = [(owner, key, _get(owner, key)) for owner, key, *_ in found]
-    try:
-        for owner, key, _, value in found:
-            _put(owner, key, jax.tree.map(lambda v: new.get(id(v), v), value, is_leaf=_is_leaf))
-        yield
-    finally:
-        for place in before:
-            _put(*place)
-
-
-def flat(value: Any) -> Sequence[tuple[Any, Any]]:
-    """Return what containers hold, with paths; the attributes of an object are other places."""
-    try:
-        return tree_flatten_with_path(value, is_leaf=_is_leaf)[0]
-    except (TypeError, ValueError):  # such as keys that cannot be sorted
-        return []
-
-
-def _is_leaf(value: Any) -> bool:
-    return not isinstance(value, list | tuple | dict)
+def _held(name: str, value: Any) -> Sequence[tuple[str, Any]]:
+    if isinstance(value, types.FunctionType):
+        cells = map(content_of, value.__closure__ or ())
+        return [*zip(value.__code__.co_freevars, cells, strict=True), ("", value.__defaults__)]
+    if isinstance(value, types.MethodType):
+        return ("", value.__func__), ("self", value.__self__)
+    if isinstance(value, CustomGradient):
+        return ("", value._f), ("", value._primal), ("variables", value._variables)
+    if isinstance(value, _Scoped):
+        return [("", value._f), *value._scope.items()]
+    if isinstance(value, dict):
+        return [(f"{name}[{key!r}]", v) for key, v in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"{name}[{i}]", v) for i, v in enumerate(value)]
+    return [(f"{name}.{key}", v) for key, v in getattr(value, "__dict__", {}).items()]
 
 
 def _is_foreign(value: Any) -> bool:
@@ -67,28 +86,12 @@ def _is_foreign(value: Any) -> bool:
     return isinstance(value, types.ModuleType | type) or root in ("jax", "jaxlib", "numpy")
 
 
-def _slots(value: Any) -> list[tuple[Any, str, str]]:
-    if isinstance(value, CustomGradient):
-        return [(value, name, name) for name in ("_f", "_variables", "_primal")]
-    if isinstance(value, types.FunctionType):
-        cells = zip(value.__closure__ or (), value.__code__.co_freevars, strict=True)
-        used = [n for n in names_in(value.__code__) if n in value.__globals__]
-        held = [(cell, "cell_contents", name) for cell, name in cells]
-        return [*held, *((value.__globals__, n, n) for n in used), (value, "__defaults__", "")]
-    if isinstance(value, types.MethodType):
-        return [(value, "__func__", ""), (value, "__self__", "")]
-    held = getattr(value, "__dict__", {})
-    return [(held, key, f"self.{key}") for key in held]
-
-
-def _get(owner: Any, key: str) -> Any:
-    # A cell of a variable that is not assigned yet has no contents.
-    with contextlib.suppress(ValueError):
-        return owner[key] if isinstance(owner, dict) else getattr(owner, key)
-
-
-def _put(owner: Any, key: str, value: Any) -> None:
-    if isinstance(owner, dict):
-        owner[key] = value
-    else:
-        setattr(owner, key, value)
+def copies(values: Sequence[Any], weights: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return what copies the values around other weights; raise where Python cannot copy one."""
+    ids = [id(w) for w in weights]
+    skeleton = Skeleton(lambda v: id(v) in ids)
+    for value in values:
+        skeleton.add(value)
+    order = [ids.index(id(w)) for w in skeleton.tracers]
+    skeleton.finish()
+    return lambda new: skeleton([new[i] for i in order])
