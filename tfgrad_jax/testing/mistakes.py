@@ -1,25 +1,17 @@
-"""Name the mistake that explains a wrong gradient, or one that is not finite.
+"""Name the mistake that explains a wrong gradient: `mistake` runs when a row has failed.
 
-`mistake` runs when a row has failed. It names the first guess of what was declared that is true at
-all points where the gradient is wrong. `first_place` runs when a number is not finite: it runs the
-function again, where JAX raises at the first such number.
+It names the first guess of what was declared that is true at all points where the gradient is wrong.
 """
 
-import contextlib
-import io
-import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from .study import Study
-from .vectors import Flat, Matrix, Space, ratio
+from .vectors import Matrix, Space, ratio
 
 _ENTRIES = 100  # of an argument, to be looked at one by one
-_OWN = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
 
 
 def mistake(i: int, names: Sequence[str], points: Sequence[Sequence[Study]]) -> str:
@@ -60,41 +52,41 @@ def mistake(i: int, names: Sequence[str], points: Sequence[Sequence[Study]]) -> 
         return f"{sign}declared = {factor:.4g} x expected{summed}"
     u, v = np.unravel_index(np.argmax(abs(first.declared - first.expected)), first.declared.shape)
     found = f"declared {first.declared[u, v]:.4g}, expected {first.expected[u, v]:.4g}"
-    along = first.vs[space.parts[i], v]
+    along = first.vs[first.part, v]
     if shapes[i] and np.count_nonzero(along) == 1:
         entry = int(np.argmax(along)) * int(np.prod(shapes[i])) // len(along)
         return f"{found} at {[int(n) for n in np.unravel_index(entry, shapes[i])]}"
     return _varying_factor(i, names[i], studies) or found
 
 
-def _guesses(s: Study, i: int, names: Sequence[str]) -> list[tuple[str, Matrix, Matrix, Matrix]]:
-    """Return notes, and the point, upstreams and rows of gradients that would then agree."""
-    space, found = s.f.space, []
+def _guesses(s: Study, i: int, names: Sequence[str]) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield notes, with the point, upstreams and rows of gradients that would then agree."""
+    space = s.f.space
     ys = s.f.of_arrays(*space.fill(s.x))
     to = Space(ys)
     if np.iscomplexobj(space.arrays[i]):
         for us in (s.us * to.signs, s.us):
-            found.append(("declared = conjugate of expected", s.x, us, s.rows * space.signs))
-    turned = [space.transposed(j) for j in range(len(names))]
-    if turned[i] is not None:
-        found.append(("declared = transpose of expected", s.x, s.us, s.rows[:, turned[i]]))
-    for name, order in zip(names, turned, strict=True):
-        if order is not None:
-            found.append((f"missing transpose of `{name}`?", s.x[order], s.us, s.rows))
+            yield "declared = conjugate of expected", s.x, us, s.rows * space.signs
+    for j, (a, part) in enumerate(zip(space.arrays, space.parts, strict=True)):
+        if np.ndim(a) == 2 and len(a) == a.size // len(a):
+            order = np.arange(len(s.x))
+            order[part] = np.swapaxes(order[part].reshape(*a.shape, -1), 0, 1).ravel()
+            if j == i:
+                yield "declared = transpose of expected", s.x, s.us, s.rows[:, order]
+            yield f"missing transpose of `{names[j]}`?", s.x[order], s.us, s.rows
     for y, part in zip(ys, to.parts, strict=True):
         for axis in range(y.ndim):
             first, us = np.indices(y.shape)[axis].ravel() == 0, s.us.copy()
             us[:, part] *= np.repeat(first, 1 + np.iscomplexobj(y))
-            found.append((f"missing sum over axis {axis} of the upstream?", s.x, us, s.rows))
-    return found
+            yield f"missing sum over axis {axis} of the upstream?", s.x, us, s.rows
 
 
 def _varying_factor(i: int, name: str, studies: Sequence[Study]) -> str:
     """Say by which factor each entry differs, if it is the same for every upstream."""
-    factors, part, space = [], studies[0].f.space.parts[i], studies[0].f.space
+    factors, part = [], studies[0].part
     for s in studies:
         d = s.rows[:, part]
-        if d.shape[1] > _ENTRIES or np.iscomplexobj(space.arrays[i]):
+        if d.shape[1] > _ENTRIES or np.iscomplexobj(s.f.space.arrays[i]):
             return ""
         e = s.true(s.x, s.us, np.eye(len(s.x))[:, part])[0]
         factors.append(np.sum(d * e, 0) / np.sum(e * e, 0))
@@ -107,21 +99,3 @@ def _varying_factor(i: int, name: str, studies: Sequence[Study]) -> str:
             return f"wrong power: declared = {c[0]:.4g} x expected x `{name}`**{power}"
     between = f"{factor.min():.3g} to {factor.max():.3g}"
     return f"declared = expected x a factor that depends on the input, {between}"
-
-
-def first_place(f: Flat, x: Matrix, us: Matrix) -> str:
-    """Name the operation, and its line, in the value or in the gradient for some upstreams."""
-    if not np.isfinite(x).all():
-        return ": neither is the argument"
-    nan = np.isnan(f(x)).any() or np.isnan(f.rows(x, us)).any()
-    raises = jax.debug_nans if nan else jax.debug_infs  # -inf may be a mask
-    try:
-        with raises(True), contextlib.redirect_stdout(io.StringIO()):
-            f.rows(x, us) if len(us) else f(x)
-    except FloatingPointError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [f for f in frames if not f.filename.startswith((*_OWN, "<"))]
-        place = f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
-        name = str(error).split()[5]  # invalid value (nan) encountered in log
-        return f", first in `{name}`{place}"
-    return ""

@@ -1,7 +1,7 @@
 """The declared derivative against the true one, in one argument of a function, at one point.
 
 For upstreams, the rows of `us`, and directions, the columns of `vs`, `Study` compares `us @ J @ vs`
-as the rule declares it with what finite differences and plain autodiff say.
+as the rule declares it with what finite differences (`true`) and plain autodiff say.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from .vectors import Flat, Matrix, ratio
 
 
 class Study:
-    """The declared derivative in the i-th argument against the true one.
+    """The declared derivative in the i-th argument, whose part of the Jacobian it is.
 
     Near the given point a rule is wrong only where nothing speaks for it: no kink, no noise, and
     both judges against it.
@@ -24,9 +24,9 @@ class Study:
         rows: Matrix, plain_rows: Matrix | None, small: float, near: bool,
     ) -> None:  # fmt: skip
         self.f, self.x, self.us, self.vs, self.rows = f, x, us, vs, rows
-        self._part, self._dtype = f.space.parts[i], jnp.result_type(f.space.arrays[i])
+        self.part, self._dtype = f.space.parts[i], jnp.result_type(f.space.arrays[i])
         self.declared = d = rows @ vs
-        size = np.linalg.norm(rows[:, self._part], axis=1, keepdims=True)
+        size = np.linalg.norm(rows[:, self.part], axis=1, keepdims=True)
         value, blur, low, high, noise = self.true(x, us, vs)
         sharp = blur <= 0.01 * np.maximum(size, abs(value))
         self.scale = np.maximum(np.maximum(size, abs(d)), np.where(sharp, abs(value), 0))
@@ -38,9 +38,7 @@ class Study:
         judged = 0.0 if nothing else None
         self.differences = ratio(off[sharp], self.scale) if sharp.any() else judged
         self.autodiff: float | None = None
-        self.expected, wrong = value, sharp & ~inside
-        if near:
-            wrong &= low == high
+        self.expected, wrong = value, sharp & ~inside & ((low == high) | (not near))
         plain = None if plain_rows is None else plain_rows @ vs
         if plain is not None and np.isfinite(plain).all():
             self.autodiff = ratio(plain - d, self.scale)
@@ -53,15 +51,15 @@ class Study:
         self.ok = (finite or near) and not (finite and wrong.any())
 
     def true(self, x: Matrix, us: Matrix, vs: Matrix) -> Matrix:
-        """Return `us @ J @ vs` by finite differences.
+        """Return `us @ J @ vs`, its error, the least and greatest it may be, its rounding error.
 
-        The results are its value, its error, the least and greatest it may be, and its rounding
-        error. Central differences at two steps tell their own error. One-sided ones tell a kink:
-        there, every number between the two is a derivative.
+        Central differences at two steps tell their own error. One-sided ones tell a kink: there,
+        every number between the two is a derivative.
         """
-        y, own = self.f(x), x[self._part]
-        finite, eps = np.isfinite(y), float(jnp.finfo(self._dtype).eps)
+        y, eps = self.f(x), float(jnp.finfo(self._dtype).eps)
+        finite = np.isfinite(y)
         size = (abs(us) @ np.where(finite, abs(y), 0))[:, None]
+        typical = np.linalg.norm(x[self.part]) / max(x[self.part].size, 1) ** 0.5 or 1.0
 
         def change(t: float) -> Matrix:
             moved = np.array([self.f(x + t * v) for v in vs.T]).reshape(vs.shape[1], len(y))
@@ -69,15 +67,15 @@ class Study:
 
         best: Any = None
         for power in (0.25, 0.4):
-            t = eps**power * (float(np.linalg.norm(own)) / max(len(own), 1) ** 0.5 or 1.0)
+            t = float(eps**power * typical)
             a, b, c, d = (change(s) for s in (t, -t, t / 2, -t / 2))
             noise = 8 * eps * size / t + 0 * a
             blur = np.nan_to_num(abs((a - b) / (2 * t) - (c - d) / t) + noise, nan=np.inf)
             jump, half = abs(a + b) / t, abs(c + d) / t * 2
             value = (4 * (c - d) / t - (a - b) / (2 * t)) / 3
             kink = (half > 0.7 * jump) & (half > 10 * noise)
-            sides = np.sort([c / t * 2, -d / t * 2], axis=0)
-            new = np.stack([value, blur, *(np.where(kink, s, value) for s in sides), noise])
+            low, high = np.where(kink, np.sort([c / t * 2, -d / t * 2], axis=0), value)
+            new = np.stack([value, blur, low, high, noise])
             best = new if best is None else np.where(new[1] < best[1], new, best)
             if (best[1] <= 1e-6 * abs(best[0])).all():
                 break

@@ -14,17 +14,13 @@ import numpy as np
 Matrix: TypeAlias = np.ndarray[Any, Any]
 OfArrays: TypeAlias = Callable[..., list[Any]]  # a function of arrays that returns arrays
 
-_MANY = 100_000  # entries of a matrix that may be orthogonal
-
 
 def numbers(x: Any) -> Matrix:
-    """Return an array in double precision."""
     x = np.asarray(x)
     return x.astype(complex if np.iscomplexobj(x) else float)
 
 
 def vector(arrays: Sequence[Any]) -> Matrix:
-    """Return all real numbers in the arrays."""
     return np.concatenate([np.zeros(0), *(numbers(a).ravel().view(float) for a in arrays)])
 
 
@@ -39,10 +35,10 @@ class Space:
 
     def __init__(self, arrays: Sequence[Any]) -> None:
         self.arrays = arrays
+        ones = [np.full(np.shape(a), 1 - 1j if np.iscomplexobj(a) else 1.0) for a in arrays]
         # Of a complex conjugate: JAX pairs a cotangent with a tangent without one, as `ct * t`.
-        signs = [np.tile([1.0, -1.0][: 1 + np.iscomplexobj(a)], np.size(a)) for a in arrays]
-        self.signs = np.concatenate([np.zeros(0), *signs])
-        ends = np.cumsum([0, *map(len, signs)])
+        self.signs = vector(ones)
+        ends = np.cumsum([0, *(len(vector([one])) for one in ones)])
         self.parts = [slice(*ends) for ends in itertools.pairwise(ends)]
 
     def fill(self, x: Matrix) -> list[Any]:
@@ -54,14 +50,6 @@ class Space:
             is_number = isinstance(a, float | complex)
             found.append(type(a)(new) if is_number else jnp.asarray(new, jnp.result_type(a)))
         return found
-
-    def transposed(self, i: int) -> Matrix | None:
-        """Return how to permute a vector so that the i-th array, a square matrix, is transposed."""
-        new, shape = np.arange(len(self.signs)), np.shape(self.arrays[i])
-        if len(shape) != 2 or shape != shape[::-1]:
-            return None
-        new[self.parts[i]] = np.swapaxes(new[self.parts[i]].reshape(*shape, -1), 0, 1).ravel()
-        return new
 
 
 class Flat:
@@ -77,8 +65,8 @@ class Flat:
         """Return `us @ J` as it is declared: the gradient for each upstream."""
         ys, pull_back = jax.vjp(self.of_arrays, *self.space.fill(x))
         to = Space(ys)
-        rows = [self.space.signs * vector(pull_back(to.fill(to.signs * u))) for u in us]
-        return np.array(rows).reshape(len(us), len(x))
+        rows = [vector(pull_back(to.fill(to.signs * u))) for u in us]
+        return self.space.signs * np.array(rows).reshape(len(us), len(x))
 
     def derivative(self, seed: int) -> "Flat":
         """Return the gradient for one upstream, as a function."""
@@ -112,7 +100,7 @@ def _symmetric(a: Matrix) -> Any:
 
 
 def _orthogonal(a: Matrix) -> Any:
-    if a.ndim < 2 or a.size > _MANY or not np.isfinite(a).all():
+    if a.ndim < 2 or a.size > 100_000 or not np.isfinite(a).all():
         return np.nan
     u, _, v = np.linalg.svd(a, full_matrices=False)
     return u @ v
@@ -127,7 +115,7 @@ _KEPT: list[Callable[[Matrix], Any]] = [  # what a rule may rely on
 ]
 
 
-def nearby(x: Any, seed: Sequence[int], radius: float) -> Matrix:
+def nearby(x: Any, *seed: int, radius: float) -> Matrix:
     """Return an array near `x`, of distinct entries; zeros and signs stay."""
     a = numbers(x)
     change = radius * np.random.default_rng([*seed, *a.shape]).uniform(-1, 1, a.shape)
