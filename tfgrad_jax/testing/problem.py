@@ -34,14 +34,13 @@ class Problem:
     ) -> None:
         signature = Signature(h)
         self._bound = bound = signature.bind(h, args, kwargs)
-        inputs = (*bound.inputs, *bound.rest.values())
-        self._leaves, self._treedef = tree_flatten(inputs)
-        names = split(inputs, (*signature.input_names(bound), *bound.rest))[-1].leaf_paths()
+        self._leaves, self._treedef = tree_flatten((*bound.inputs, *bound.rest.values()))
+        inputs = tree_unflatten(self._treedef, self._leaves)
+        paths = split(inputs, (*signature.input_names(bound), *bound.rest))[-1].leaf_paths()
         if any(isinstance(v, jax.core.Tracer) for v in self._leaves):
             raise TypeError(
                 f"check_gradient compares values, but {describe(h)} got an argument that JAX is "
-                "tracing. Call it outside of `jax.jit`, `jax.grad` and the like: it looks at these "
-                "itself."
+                "tracing. Call it outside of `jax.jit`, `jax.grad` and the like."
             )
         self._moving: list[int] = []
         self._held, self._copy = (h, reference), None
@@ -51,12 +50,14 @@ class Problem:
         variables = ours and ours._variables
         listed = variables is None and callable(rule) and accepts_variables(rule)
         asked = not callable(rule) or listed or isinstance(variables, str)
-        positional = len(jax.tree.leaves(bound.inputs))
-        for i, v in enumerate(self._leaves):  # a number that is passed by keyword is a setting
-            if _has_derivative(v) and (i < positional or (asked and is_array(v))):
-                self._moving.append(i)
-        self.xs: list[Any] = [self._leaves[i] for i in self._moving]
-        self.names = [names[i] for i in self._moving]
+        count = len(jax.tree.leaves(bound.inputs))  # a number that is passed by keyword is a setting
+        self._moving = [
+            i
+            for i, v in enumerate(self._leaves)
+            if (is_array(v) and (i < count or asked)) or (isinstance(v, float | complex) and i < count)
+            if spec(v).differentiable
+        ]
+        self.xs, self.names = ([every[i] for i in self._moving] for every in (self._leaves, paths))
         self.h: OfArrays = functools.partial(self._outputs, "h")
         # For finite differences: what `primal` stands for. For plain autodiff: None if unknown.
         undecorated = functools.partial(self._outputs, "pair") if callable(rule) else None
@@ -65,7 +66,7 @@ class Problem:
         self.has_primal = ours is not None and ours._primal is not None
         self.missed: list[str] = []  # variables that are not checked
         if listed:
-            self._add_weights(self._captured(h, ours), False)
+            self._add_weights(self._captured(ours), False)
         elif variables is not None and not asked:
             if callable(variables) and all_leaves([variables]):
                 variables = variables(*_bound_to(h))
@@ -78,100 +79,84 @@ class Problem:
                 f"floating array among its {'outputs' if self.xs else 'arguments'}. Pass floats, "
                 "not integers; of a function of integers, or to them, there is no gradient."
             )
-        if reference:
-            Signature(reference).bind(reference, args, kwargs)
-            got, wanted = ([y.shape for y in f] for f in (self.plain(*self.xs), ys))
-            if got != wanted:
-                raise ValueError(
-                    f"The reference {describe(reference)} of check_gradient must return arrays of "
-                    f"the shapes that {describe(h)} returns, {wanted}, but returned {got}."
-                )
+        got, wanted = ([y.shape for y in f] for f in (self.plain(*self.xs) if self.plain else ys, ys))
+        if got != wanted:
+            raise ValueError(
+                f"The reference {describe(reference)} of check_gradient must return arrays of "
+                f"the shapes that {describe(h)} returns, {wanted}, but returned {got}."
+            )
 
     def _value(self, which: str, *xs: Any) -> Any:
         """Call `h`, what it decorates ("pair"), its `primal`, or the reference on other arrays."""
-        leaves, n = list(self._leaves), len(self._moving)
-        for i, x in zip(self._moving, xs, strict=False):
-            leaves[i] = x
-        values, keywords = tree_unflatten(self._treedef, leaves), self._bound.named
-        keywords = (*keywords, *self._bound.rest)
-        count = len(values) - len(keywords)
-        h, reference = self._copy(xs[n:]) if self._copy else self._held
-        args, f = (*_bound_to(h), *values[:count]), getattr(h, "__wrapped__", None)
-        if which == "primal":
-            f = _custom_gradient(h)._primal
-        elif which != "pair":
-            f, args = h if which == "h" else reference, values[:count]
-        return f(*args, **dict(zip(keywords, values[count:], strict=True)))
+        given = dict(zip(self._moving, xs, strict=False))
+        leaves = [given.get(i, v) for i, v in enumerate(self._leaves)]
+        values = tree_unflatten(self._treedef, leaves)
+        names = (*self._bound.named, *self._bound.rest)
+        args, kwargs = values[: -len(names) or None], values[len(values) - len(names) :]
+        h, reference = self._copy(xs[len(self._moving) :]) if self._copy else self._held
+        if which in ("pair", "primal"):
+            args = (*_bound_to(h), *args)
+            f = h.__wrapped__ if which == "pair" else _custom_gradient(h)._primal
+        else:
+            f = h if which == "h" else reference
+        return f(*args, **dict(zip(names, kwargs, strict=True)))
 
     def _outputs(self, which: str, *xs: Any) -> list[jax.Array]:
         """Return the leaves of the value that have a derivative."""
         y = self._value(which, *xs)
-        y = y[0] if which == "pair" else y
-        leaves = map(jnp.asarray, jax.tree.leaves(checked_outputs(self._held[0], y)))
-        return [leaf for leaf in leaves if spec(leaf).differentiable]
+        y = checked_outputs(self._held[0], y[0] if which == "pair" else y)
+        return [leaf for leaf in map(jnp.asarray, jax.tree.leaves(y)) if spec(leaf).differentiable]
 
-    def values(self, xs: Sequence[Any]) -> tuple[Any, Any]:
-        """Return the value by `primal`, and the one that it stands for."""
+    def primal_and_value(self, xs: Sequence[Any]) -> tuple[Any, Any]:
         return self._value("primal", *xs), self._value("pair", *xs)[0]
 
-    def _captured(self, h: Any, ours: Any) -> list[tuple[str, Any]]:
+    def _captured(self, ours: Any) -> list[tuple[str, Any]]:
         """Return the arrays that a function holds, by name."""
-        held = {}
+        held, h = {}, self._held[0]
         for instance in _bound_to(h):
             held |= {f"self.{k}": v for k, v in getattr(instance, "__dict__", {}).items()}
         with contextlib.suppress(TypeError):  # not a function of Python
             found = inspect.getclosurevars(ours._f)
             held |= found.nonlocals
-            for name, value in found.globals.items():
-                self.missed += [name] * any(_is_jax(v) for v in jax.tree.leaves(value))
+            arrays_in = {k: list(map(_is_jax, jax.tree.leaves(v))) for k, v in found.globals.items()}
+            self.missed += [name for name, found in arrays_in.items() if any(found)]
         paths = tree_flatten_with_path(held)[0]
         names = {id(w): path[0].key + keystr(path[1:]) for path, w in paths}
-        known, arrays = set(map(id, self._leaves)), Skeleton(_is_jax)
         try:
-            arrays.add(h)
+            _, arrays = _copies([h], _is_jax)
         except OpaqueError:
-            self.missed += list(names.values())
-            return []
-        found = [w for w in arrays.tracers if id(w) not in known]
-        return [(names.get(id(w), f"captured[{i}]"), w) for i, w in enumerate(found)]
+            arrays = [w for _, w in paths]  # each is then found to be opaque
+        known = set(map(id, self._leaves))
+        arrays = [w for w in arrays if id(w) not in known]
+        return [(names.get(id(w), f"captured[{i}]"), w) for i, w in enumerate(arrays)]
 
     def _add_weights(self, weights: Sequence[tuple[str, Any]], declared: bool) -> None:
         """Differentiate in what is closed over too, where the value is seen to follow it."""
         functions: Any = [f for f in (self.value, self.plain) if f is not None]
         before, added = [f(*self.xs) for f in functions], {}
         for name, w in weights:
-            if not (is_array(w) and spec(w).differentiable):
-                continue
             follows = False
             with contextlib.suppress(Exception):  # it cannot be copied, or is out of its domain
-                self._copy = _copies(self._held, [w])
+                self._copy, _ = _copies(self._held, lambda v, w=w: v is w)
                 after = [f(*self.xs, jnp.asarray(w) * 1.25 + 0.25) for f in functions]
                 pairs = zip(before, after, strict=True)
                 follows = not any(all(map(np.array_equal, *ys)) for ys in pairs)
             if follows:
-                added.setdefault(id(w), (name, w))
+                added.setdefault(id(w), name)
             elif declared:
                 self.missed.append(name)
-        names, xs = [name for name, _ in added.values()], [w for _, w in added.values()]
-        self._copy = _copies(self._held, xs) if xs else None
-        try:
-            jax.vjp(self.h, *self.xs, *xs)
-        except NeedsValuesError:  # it branches on values: leave them as they are
-            self._copy, names, xs, self.missed = None, [], [], self.missed + names
-        except Exception:  # the check will report it
-            pass
-        self.xs, self.names = self.xs + xs, self.names + names
+        self._copy, xs = _copies(self._held, lambda v: id(v) in added)
+        self.xs, self.names = self.xs + xs, self.names + [added[id(w)] for w in xs]
 
 
-def _copies(values: Sequence[Any], weights: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-    """Return what copies functions around other weights; raise where Python cannot copy one."""
-    ids = [id(w) for w in weights]
-    skeleton = Skeleton(lambda v: id(v) in ids)
+def _copies(values: Sequence[Any], takes: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
+    """Return what copies functions around other weights, and these; raise if Python cannot."""
+    skeleton = Skeleton(takes)
     for value in values:
         skeleton.add(value)
-    order = [ids.index(id(w)) for w in skeleton.tracers]
+    weights = skeleton.tracers
     skeleton.finish()
-    return lambda new: skeleton([new[i] for i in order])
+    return skeleton, weights
 
 
 def _bound_to(h: Any) -> tuple[Any, ...]:
@@ -186,8 +171,3 @@ def _custom_gradient(h: Any) -> Any:
 
 def _is_jax(value: Any) -> bool:
     return isinstance(value, jax.Array)
-
-
-def _has_derivative(leaf: Any) -> bool:
-    number = isinstance(leaf, float | complex)
-    return (number or (is_array(leaf) and not isinstance(leaf, bool))) and spec(leaf).differentiable

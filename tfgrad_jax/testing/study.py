@@ -29,26 +29,22 @@ class Study:
         size = np.linalg.norm(rows[:, self.part], axis=1, keepdims=True)
         value, blur, low, high, noise = self.true(x, us, vs)
         sharp = blur <= 0.01 * np.maximum(size, abs(value))
-        self.scale = np.maximum(np.maximum(size, abs(d)), np.where(sharp, abs(value), 0))
-        slack = small * self.scale + 2 * blur
-        inside = (d >= low - slack) & (d <= high + slack)
-        off = np.maximum(low - d, 0) + np.maximum(d - high, 0)
+        self.scale = scale = np.maximum(np.maximum(size, abs(d)), np.where(sharp, abs(value), 0))
+        slack, off = small * scale + 2 * blur, np.maximum(np.maximum(low - d, d - high), 0)
         # Differences that are nothing but rounding say that there is no gradient.
-        nothing = bool((inside & (self.scale <= blur) & (blur <= 2 * noise)).all())
-        judged = 0.0 if nothing else None
-        self.differences = ratio(off[sharp], self.scale) if sharp.any() else judged
+        nothing = ((off <= slack) & (scale <= blur) & (blur <= 2 * noise)).all()
+        self.differences = ratio(off[sharp], scale) if sharp.any() else 0.0 if nothing else None
         self.autodiff: float | None = None
-        self.expected, wrong = value, sharp & ~inside & ((low == high) | (not near))
+        self.expected, wrong = value, sharp & (off > slack) & ((low == high) | (not near))
         plain = None if plain_rows is None else plain_rows @ vs
         if plain is not None and np.isfinite(plain).all():
-            self.autodiff = ratio(plain - d, self.scale)
-            self.expected = np.where(sharp, value, plain)
+            self.autodiff, self.expected = ratio(plain - d, scale), np.where(sharp, value, plain)
             if near:
                 wrong &= abs(plain - value) <= slack
             else:
-                wrong |= ~sharp & (abs(plain - d) > small * np.maximum(self.scale, abs(plain)))
-        finite = bool(np.isfinite(d).all())
-        self.ok = (finite or near) and not (finite and wrong.any())
+                wrong |= ~sharp & (abs(plain - d) > small * np.maximum(scale, abs(plain)))
+        finite = np.isfinite(d).all()
+        self.ok = bool((finite or near) and not (finite and wrong.any()))
 
     def true(self, x: Matrix, us: Matrix, vs: Matrix) -> Matrix:
         """Return `us @ J @ vs`, its error, the least and greatest it may be, its rounding error.

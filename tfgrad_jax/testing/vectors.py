@@ -30,6 +30,21 @@ def random(rows: int, columns: int, *key: int) -> Matrix:
     return normal.astype(jnp.bfloat16).astype(float)
 
 
+def ratio(error: Any, size: Any) -> float:
+    """Return the largest error relative to the largest size."""
+    error, size = (float(np.max(np.abs(v), initial=0.0)) for v in (error, size))
+    return 0.0 if error == 0 else error / size if size else float("inf")
+
+
+def distance(a: Any, b: Any) -> float:
+    """Return the largest difference relative to 1 or the largest number."""
+    if np.shape(a) != np.shape(b) or jnp.result_type(a) != jnp.result_type(b):
+        raise TypeError("has another shape or dtype than the value")
+    a, b = numbers(a), numbers(b)
+    error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, abs(a - b))
+    return ratio(np.nan_to_num(error, nan=np.inf), np.nan_to_num(abs(b), nan=0, posinf=0).max(initial=1))
+
+
 class Space:
     """The vectors of arrays of given shapes and dtypes."""
 
@@ -77,20 +92,6 @@ class Flat:
             return list(pull_back(to.fill(random(1, len(to.signs), seed)[0])))
 
         return Flat(gradient, self.space.arrays)
-
-
-def ratio(error: Any, size: Any) -> float:
-    """Return the largest error relative to the largest size."""
-    error, size = (float(np.max(np.abs(v), initial=0.0)) for v in (error, size))
-    return 0.0 if error == 0 else error / size if size else float("inf")
-
-
-def distance(a: Any, b: Any) -> float:
-    """Return the largest difference relative to 1 or the largest number."""
-    a, b = numbers(a), numbers(b)
-    error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, abs(a - b))
-    size = np.max(abs(b), initial=1.0, where=np.isfinite(b))
-    return ratio(np.nan_to_num(error, nan=np.inf), size)
 
 
 def _symmetric(a: Matrix) -> Any:
