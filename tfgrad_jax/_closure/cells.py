@@ -53,13 +53,8 @@ def _is_inert(cls: type) -> bool:
     return False
 
 
-def is_live_tracer(value: Any) -> bool:
-    """Return whether JAX is tracing a value now."""
-    return isinstance(value, Tracer) and is_live(value)
-
-
-def reach(values: Sequence[Any], takes: Callable[[Any], bool] = is_live_tracer) -> bool | None:
-    """Return whether a tracer, or what else `takes` is true of, can be reached from the values.
+def reach(values: Sequence[Any]) -> bool | None:
+    """Return whether a tracer can be reached from the values.
 
     True if there is one, False if there is none, None if there is too much to look at.
     """
@@ -68,13 +63,11 @@ def reach(values: Sequence[Any], takes: Callable[[Any], bool] = is_live_tracer) 
     while pending:
         value = pending.pop()
         cls = type(value)
-        if takes is not is_live_tracer and takes(value):  # an array too, which holds nothing
-            return True
         if cls in _INERT or id(value) in seen or (cls not in _HOLDERS and _is_inert(cls)):
             continue
         seen[id(value)] = value
         if isinstance(value, Tracer):
-            if takes(value):
+            if is_live(value):
                 return True
             continue
         held = _held(value, cls)
@@ -166,11 +159,11 @@ class _Made:
 
 
 class Skeleton:
-    """Values, and the functions among them, without what it takes out of them: tracers, say."""
+    """Values, and the functions among them, without the tracers that they hold."""
 
-    def __init__(self, takes: Callable[[Any], bool] | None) -> None:
+    def __init__(self, search: bool) -> None:
         self.tracers: list[Any] = []
-        self._takes = takes  # None: what is no function stays as it is
+        self._search = search  # for tracers; or else what is no function stays as it is
         self._plans: list[Plan] = []
         self._known: dict[int, tuple[Any, Plan]] = {}  # by id, with the value of that id
 
@@ -188,17 +181,16 @@ class Skeleton:
 
     def _plan(self, value: Any) -> Plan:
         cls = type(value)
-        takes = self._takes
-        if takes is not None and id(value) not in self._known and takes(value):
-            return self._tracer(value)
-        if id(value) in self._known:
-            return self._known[id(value)][1]
         if _is_inert(cls):
             return same(value)
         if cls is _FUNCTION:
             return self._function(value)
-        if self._takes is None and not isinstance(value, Wrapper):
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        if not (self._search or isinstance(value, Wrapper)):
             return same(value)
+        if isinstance(value, Tracer) and is_live(value):
+            return self._tracer(value)
         return self._object(value)
 
     def _tracer(self, value: Any) -> Plan:
@@ -247,7 +239,7 @@ class Skeleton:
     def _object(self, value: Any) -> Plan:
         """Plan to make an object as `copy.copy` does."""
         wrapper, cls = isinstance(value, Wrapper), type(value)
-        found = wrapper if self._takes is None else reach([value], self._takes)
+        found = reach([value]) if self._search else wrapper
         if found is False:
             return same(value)
         if found is None or isinstance(value, type) or cls in _CACHED:
@@ -310,7 +302,7 @@ def _set_state(new: Any, state: Any) -> None:
 
 def dissect(values: Sequence[Any]) -> tuple[Skeleton, list[Any]] | None:
     """Return the values without their tracers, and these; None if that cannot be done."""
-    skeleton = Skeleton(is_live_tracer)
+    skeleton = Skeleton(search=True)
     try:
         for value in values:
             skeleton.add(value)
@@ -325,6 +317,6 @@ def snapshot(f: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function with cells of its own, which keep their contents of now."""
     if type(f) is not _FUNCTION or not (f.__closure__ or f.__defaults__):
         return f
-    skeleton = Skeleton(None)
+    skeleton = Skeleton(search=False)
     skeleton.add(f)
     return skeleton(())[0]

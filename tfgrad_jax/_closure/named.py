@@ -20,7 +20,7 @@ from tfgrad_jax._frontend.grad_fn import Call, checked_pair
 from tfgrad_jax._source import names_in
 
 from .body import Body, Result
-from .cells import OpaqueError, Plan, Skeleton, Wrapper, _held, content_of, is_live_tracer, same
+from .cells import OpaqueError, Plan, Skeleton, Wrapper, _held, content_of, same
 
 _LIMIT = 5_000  # objects to look at
 
@@ -40,7 +40,7 @@ class Arrays(Skeleton):
     """Values without the arrays in them: `tracers`, with their `names`."""
 
     def __init__(self) -> None:
-        super().__init__(is_live_tracer)
+        super().__init__(search=True)
         self.names: list[Name] = []
         self._by_id: dict[int, tuple[Name, Any]] = {}  # and the value, so that no id is used twice
         self._above: set[int] = set()  # what is being looked into: a cycle stays as it is
