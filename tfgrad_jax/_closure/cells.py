@@ -53,8 +53,8 @@ def _is_inert(cls: type) -> bool:
     return False
 
 
-def reach(values: Sequence[Any]) -> bool | None:
-    """Return whether a tracer can be reached from the values.
+def reach(values: Sequence[Any], takes: Callable[[Any], bool] | None = None) -> bool | None:
+    """Return whether a live tracer, or what `takes` accepts, can be reached from the values.
 
     True if there is one, False if there is none, None if there is too much to look at.
     """
@@ -63,11 +63,13 @@ def reach(values: Sequence[Any]) -> bool | None:
     while pending:
         value = pending.pop()
         cls = type(value)
+        if takes is not None and takes(value):
+            return True
         if cls in _INERT or id(value) in seen or (cls not in _HOLDERS and _is_inert(cls)):
             continue
         seen[id(value)] = value
         if isinstance(value, Tracer):
-            if is_live(value):
+            if takes is None and is_live(value):
                 return True
             continue
         held = _held(value, cls)
@@ -159,10 +161,15 @@ class _Made:
 
 
 class Skeleton:
-    """Values, and the functions among them, without the tracers that they hold."""
+    """Values, and the functions among them, without the tracers that they hold.
 
-    def __init__(self, search: bool) -> None:
+    With `takes`, without the values that it accepts, such as arrays, instead of live tracers; then
+    what cannot be rebuilt stays as it is, with what it holds.
+    """
+
+    def __init__(self, search: bool, takes: Callable[[Any], bool] | None = None) -> None:
         self.tracers: list[Any] = []
+        self._takes = takes
         self._search = search  # for tracers; or else what is no function stays as it is
         self._plans: list[Plan] = []
         self._known: dict[int, tuple[Any, Plan]] = {}  # by id, with the value of that id
@@ -181,6 +188,9 @@ class Skeleton:
 
     def _plan(self, value: Any) -> Plan:
         cls = type(value)
+        if self._takes is not None and self._takes(value):
+            known = self._known.get(id(value))
+            return known[1] if known else self._tracer(value)
         if _is_inert(cls):
             return same(value)
         if cls is _FUNCTION:
@@ -189,9 +199,14 @@ class Skeleton:
             return self._known[id(value)][1]
         if not (self._search or isinstance(value, Wrapper)):
             return same(value)
-        if isinstance(value, Tracer) and is_live(value):
+        if self._takes is None and isinstance(value, Tracer) and is_live(value):
             return self._tracer(value)
-        return self._object(value)
+        try:
+            return self._object(value)
+        except OpaqueError:
+            if self._takes is None:
+                raise
+            return same(value)
 
     def _tracer(self, value: Any) -> Plan:
         i = len(self.tracers)
@@ -239,9 +254,11 @@ class Skeleton:
     def _object(self, value: Any) -> Plan:
         """Plan to make an object as `copy.copy` does."""
         wrapper, cls = isinstance(value, Wrapper), type(value)
-        found = reach([value]) if self._search else wrapper
+        found = reach([value], self._takes) if self._search else wrapper
         if found is False:
             return same(value)
+        if found and self._takes is not None and cls in _CACHED:
+            return self._plan(value.__wrapped__)  # a copy need not remember anything
         if found is None or isinstance(value, type) or cls in _CACHED:
             raise OpaqueError
         if cls is tuple:
