@@ -6,9 +6,8 @@ the function around other weights: nothing is written to what the user holds.
 
 import contextlib
 import functools
-import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import all_leaves, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
-from tfgrad_jax._closure.cells import OpaqueError, Skeleton
+from tfgrad_jax._arrays import Held
 from tfgrad_jax._custom_gradient import CustomGradient
 from tfgrad_jax._frontend.grad_fn import NeedsValuesError, accepts_variables, checked_outputs
 from tfgrad_jax._frontend.signature import Signature
@@ -25,38 +24,35 @@ from tfgrad_jax._source import describe
 
 from .vectors import OfArrays
 
+__all__ = ["NeedsValuesError", "Problem"]
+
 
 class Problem:
     """`h` and the undecorated function, as functions of the arrays that have a derivative."""
 
-    def __init__(
-        self, h: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], reference: Any
-    ) -> None:
+    def __init__(self, h: Any, args: Any, kwargs: Mapping[str, Any], reference: Any) -> None:
         signature = Signature(h)
         self._bound = bound = signature.bind(h, args, kwargs)
-        self._leaves, self._treedef = tree_flatten((*bound.inputs, *bound.rest.values()))
-        inputs = tree_unflatten(self._treedef, self._leaves)
+        inputs = (*bound.inputs, *bound.rest.values())
+        self._leaves, self._treedef = tree_flatten(inputs)
         paths = split(inputs, (*signature.input_names(bound), *bound.rest))[-1].leaf_paths()
         if any(isinstance(v, jax.core.Tracer) for v in self._leaves):
             raise TypeError(
                 f"check_gradient compares values, but {describe(h)} got an argument that JAX is "
-                "tracing. Call it outside of `jax.jit`, `jax.grad` and the like."
+                "tracing. Call it outside of `jax.jit`, `jax.grad` and the like: it looks at these "
+                "itself."
             )
-        self._moving: list[int] = []
-        self._held, self._copy = (h, reference), None
-        ours, rule = _custom_gradient(h), None
+        self._roots, self._moving, self._weights, rule = (h, reference), [], [], None
         with contextlib.suppress(Exception):  # not one of ours, if it returns no pair
             _, rule = self._value("pair")
+        ours = _custom_gradient(h)
         variables = ours and ours._variables
         listed = variables is None and callable(rule) and accepts_variables(rule)
         asked = not callable(rule) or listed or isinstance(variables, str)
-        count = len(jax.tree.leaves(bound.inputs))  # a number that is passed by keyword is a setting
-        self._moving = [
-            i
-            for i, v in enumerate(self._leaves)
-            if (is_array(v) and (i < count or asked)) or (isinstance(v, float | complex) and i < count)
-            if spec(v).differentiable
-        ]
+        count = len(jax.tree.leaves(bound.inputs))  # by keyword, numbers are settings
+        for i, v in enumerate(self._leaves):
+            moves = (is_array(v) and asked) if i >= count else is_array(v) or _is_number(v)
+            self._moving += [i] * (moves and spec(v).differentiable)
         self.xs, self.names = ([every[i] for i in self._moving] for every in (self._leaves, paths))
         self.h: OfArrays = functools.partial(self._outputs, "h")
         # For finite differences: what `primal` stands for. For plain autodiff: None if unknown.
@@ -65,13 +61,8 @@ class Problem:
         self.plain = functools.partial(self._outputs, "reference") if reference else undecorated
         self.has_primal = ours is not None and ours._primal is not None
         self.missed: list[str] = []  # variables that are not checked
-        if listed:
-            self._add_weights(self._captured(ours), False)
-        elif variables is not None and not asked:
-            if callable(variables) and all_leaves([variables]):
-                variables = variables(*_bound_to(h))
-            found = tree_flatten_with_path(variables)[0]
-            self._add_weights([("variables" + keystr(path), w) for path, w in found], True)
+        if listed or (variables is not None and not asked):
+            self._add_weights(variables, _bound_to(h))
         ys = self.value(*self.xs) if self.xs else []
         if not ys:
             raise ValueError(
@@ -79,84 +70,62 @@ class Problem:
                 f"floating array among its {'outputs' if self.xs else 'arguments'}. Pass floats, "
                 "not integers; of a function of integers, or to them, there is no gradient."
             )
-        got, wanted = ([y.shape for y in f] for f in (self.plain(*self.xs) if self.plain else ys, ys))
+        got, wanted = ([y.shape for y in f] for f in ((self.plain or self.value)(*self.xs), ys))
         if got != wanted:
             raise ValueError(
-                f"The reference {describe(reference)} of check_gradient must return arrays of "
-                f"the shapes that {describe(h)} returns, {wanted}, but returned {got}."
+                f"The reference {describe(reference)} of check_gradient must return arrays of the "
+                f"shapes that {describe(h)} returns, {wanted}, but returned {got}."
             )
 
     def _value(self, which: str, *xs: Any) -> Any:
         """Call `h`, what it decorates ("pair"), its `primal`, or the reference on other arrays."""
-        given = dict(zip(self._moving, xs, strict=False))
-        leaves = [given.get(i, v) for i, v in enumerate(self._leaves)]
-        values = tree_unflatten(self._treedef, leaves)
-        names = (*self._bound.named, *self._bound.rest)
-        args, kwargs = values[: -len(names) or None], values[len(values) - len(names) :]
-        h, reference = self._copy(xs[len(self._moving) :]) if self._copy else self._held
+        leaves, n = dict(enumerate(self._leaves)), len(self._moving)
+        leaves |= zip(self._moving, xs, strict=False)
+        values, names = tree_unflatten(self._treedef, leaves.values()), self._bound.named
+        names = (*names, *self._bound.rest)
+        args, kwargs = values[: len(values) - len(names)], values[len(values) - len(names) :]
+        h, reference = self._roots
+        if self._weights:
+            arrays = dict(enumerate(self._held.arrays)) | dict(zip(self._weights, xs[n:], strict=True))
+            *_, h, reference = self._held(arrays.values())
+        f = reference if which == "reference" else h
         if which in ("pair", "primal"):
             args = (*_bound_to(h), *args)
             f = h.__wrapped__ if which == "pair" else _custom_gradient(h)._primal
-        else:
-            f = h if which == "h" else reference
         return f(*args, **dict(zip(names, kwargs, strict=True)))
 
     def _outputs(self, which: str, *xs: Any) -> list[jax.Array]:
         """Return the leaves of the value that have a derivative."""
         y = self._value(which, *xs)
-        y = checked_outputs(self._held[0], y[0] if which == "pair" else y)
+        y = checked_outputs(self._roots[0], y[0] if which == "pair" else y)
         return [leaf for leaf in map(jnp.asarray, jax.tree.leaves(y)) if spec(leaf).differentiable]
 
     def primal_and_value(self, xs: Sequence[Any]) -> tuple[Any, Any]:
         return self._value("primal", *xs), self._value("pair", *xs)[0]
 
-    def _captured(self, ours: Any) -> list[tuple[str, Any]]:
-        """Return the arrays that a function holds, by name."""
-        held, h = {}, self._held[0]
-        for instance in _bound_to(h):
-            held |= {f"self.{k}": v for k, v in getattr(instance, "__dict__", {}).items()}
-        with contextlib.suppress(TypeError):  # not a function of Python
-            found = inspect.getclosurevars(ours._f)
-            held |= found.nonlocals
-            arrays_in = {k: list(map(_is_jax, jax.tree.leaves(v))) for k, v in found.globals.items()}
-            self.missed += [name for name, found in arrays_in.items() if any(found)]
-        paths = tree_flatten_with_path(held)[0]
-        names = {id(w): path[0].key + keystr(path[1:]) for path, w in paths}
-        try:
-            _, arrays = _copies([h], _is_jax)
-        except OpaqueError:
-            arrays = [w for _, w in paths]  # each is then found to be opaque
-        known = set(map(id, self._leaves))
-        arrays = [w for w in arrays if id(w) not in known]
-        return [(names.get(id(w), f"captured[{i}]"), w) for i, w in enumerate(arrays)]
-
-    def _add_weights(self, weights: Sequence[tuple[str, Any]], declared: bool) -> None:
+    def _add_weights(self, variables: Any, bound_to: tuple[Any, ...]) -> None:
         """Differentiate in what is closed over too, where the value is seen to follow it."""
-        functions: Any = [f for f in (self.value, self.plain) if f is not None]
-        before, added = [f(*self.xs) for f in functions], {}
-        for name, w in weights:
-            follows = False
-            with contextlib.suppress(Exception):  # it cannot be copied, or is out of its domain
-                self._copy, _ = _copies(self._held, lambda v, w=w: v is w)
-                after = [f(*self.xs, jnp.asarray(w) * 1.25 + 0.25) for f in functions]
-                pairs = zip(before, after, strict=True)
-                follows = not any(all(map(np.array_equal, *ys)) for ys in pairs)
-            if follows:
-                added.setdefault(id(w), name)
-            elif declared:
-                self.missed.append(name)
-        self._copy, xs = _copies(self._held, lambda v: id(v) in added)
-        self.xs, self.names = self.xs + xs, self.names + [added[id(w)] for w in xs]
-
-
-def _copies(values: Sequence[Any], takes: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
-    """Return what copies functions around other weights, and these; raise if Python cannot."""
-    skeleton = Skeleton(takes)
-    for value in values:
-        skeleton.add(value)
-    weights = skeleton.tracers
-    skeleton.finish()
-    return skeleton, weights
+        roots = [*(("self", v) for v in bound_to), *(("", v) for v in self._roots)]
+        held, known = Held(roots), set(map(id, self._leaves))
+        self._held, declared = held, variables is not None
+        names = {id(w): name for name, w in zip(held.names, held.arrays, strict=True)}
+        if declared:
+            if callable(variables) and all_leaves([variables]):
+                variables = variables(*bound_to)
+            found = tree_flatten_with_path(variables)[0]
+            names = {id(w): "variables" + keystr(path) for path, w in found}
+        functions = [self.value, self.plain or self.value]
+        before, weights = [f(*self.xs) for f in functions], []
+        for i, w in enumerate(held.arrays):
+            if id(w) in names and id(w) not in known and spec(w).differentiable:
+                self._weights = [i]
+                with contextlib.suppress(Exception):  # outside of its domain
+                    after = [f(*self.xs, w * 1.25 + 0.25) for f in functions]
+                    same = [all(map(np.array_equal, *ys)) for ys in zip(before, after, strict=True)]
+                    weights += [i] * (not any(same))
+        self._weights, xs = weights, [held.arrays[i] for i in weights]
+        self.xs, self.names = self.xs + xs, self.names + [names.pop(id(w)) for w in xs]
+        self.missed = list(names.values()) if declared else [name for name, _ in held.constants]
 
 
 def _bound_to(h: Any) -> tuple[Any, ...]:
@@ -169,5 +138,5 @@ def _custom_gradient(h: Any) -> Any:
     return found if isinstance(found, CustomGradient) else None
 
 
-def _is_jax(value: Any) -> bool:
-    return isinstance(value, jax.Array)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | complex)
