@@ -1,6 +1,6 @@
 """Name the mistake that explains a wrong gradient: `mistake` runs when a row has failed.
 
-It names the first guess of what was declared that is true at all points where the gradient is wrong.
+It names the first guess that explains what was declared at all points where that is wrong.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -69,7 +69,8 @@ def _guesses(s: Study, i: int, names: Sequence[str]) -> Iterator[tuple[str, Any,
 
 def _varying_factor(i: int, name: str, studies: Sequence[Study]) -> str:
     """Say by which factor each entry differs, if it is the same for every upstream."""
-    factors, part = [], studies[0].part
+    factors: Any = []
+    part = studies[0].part
     for s in studies:
         d = s.rows[:, part]
         if d.shape[1] > _ENTRIES or np.iscomplexobj(s.f.space.arrays[i]):
@@ -78,7 +79,8 @@ def _varying_factor(i: int, name: str, studies: Sequence[Study]) -> str:
         factors.append(np.sum(d * e, 0) / np.sum(e * e, 0))
         if not ratio(d - factors[-1] * e, d) < 1e-3:
             return ""
-    factor, x = np.concatenate(factors), abs(np.concatenate([s.x[part] for s in studies]))
+    x: Any = abs(np.concatenate([s.x[part] for s in studies]))
+    factor: Any = np.concatenate(factors)
     for power in (-3, -2, -1, -0.5, 0.5, 1, 2, 3):
         c = abs(factor * x**-power)
         if np.ptp(x) > 1e-3 * np.max(x) and ratio(c - c[0], c[0]) < 1e-3:

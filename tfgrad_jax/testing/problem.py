@@ -86,7 +86,9 @@ class Problem:
         args, kwargs = values[: len(values) - len(names)], values[len(values) - len(names) :]
         h, reference = self._roots
         if self._weights:
-            arrays = dict(enumerate(self._held.arrays)) | dict(zip(self._weights, xs[n:], strict=True))
+            arrays = dict(enumerate(self._held.arrays)) | dict(
+                zip(self._weights, xs[n:], strict=True)
+            )
             *_, h, reference = self._held(arrays.values())
         f = reference if which == "reference" else h
         if which in ("pair", "primal"):

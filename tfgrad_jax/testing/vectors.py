@@ -42,7 +42,8 @@ def distance(a: Any, b: Any) -> float:
         raise TypeError("has another shape or dtype than the value")
     a, b = numbers(a), numbers(b)
     error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, abs(a - b))
-    return ratio(np.nan_to_num(error, nan=np.inf), np.nan_to_num(abs(b), nan=0, posinf=0).max(initial=1))
+    size = np.max(abs(b), initial=1.0, where=np.isfinite(b))
+    return ratio(np.nan_to_num(error, nan=np.inf), size)
 
 
 class Space:
@@ -58,13 +59,14 @@ class Space:
 
     def fill(self, x: Matrix) -> list[Any]:
         """Return the arrays of a vector; Python numbers for Python numbers."""
-        found = []
-        for part, a in zip(self.parts, self.arrays, strict=True):
-            dtype = complex if np.iscomplexobj(a) else float
-            new = np.array(x[part], float).view(dtype).reshape(np.shape(a))
+
+        def one(part: slice, a: Any) -> Any:
+            new = np.array(x[part]).view(complex if np.iscomplexobj(a) else float)
+            new = new.reshape(np.shape(a))
             is_number = isinstance(a, float | complex)
-            found.append(type(a)(new) if is_number else jnp.asarray(new, jnp.result_type(a)))
-        return found
+            return type(a)(new) if is_number else jnp.asarray(new, jnp.result_type(a))
+
+        return list(map(one, self.parts, self.arrays))
 
 
 class Flat:
@@ -116,7 +118,7 @@ _KEPT: list[Callable[[Matrix], Any]] = [  # what a rule may rely on
 ]
 
 
-def nearby(x: Any, *seed: int, radius: float) -> Matrix:
+def nearby(x: Any, radius: float, *seed: int) -> Matrix:
     """Return an array near `x`, of distinct entries; zeros and signs stay."""
     a = numbers(x)
     change = radius * np.random.default_rng([*seed, *a.shape]).uniform(-1, 1, a.shape)
