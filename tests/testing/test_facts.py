@@ -60,7 +60,6 @@ def test_a_gradient_that_is_not_finite_fails(expect):
     assert not report.ok and fact(report, "value").ok is None
     assert report.rows[0].note == "not finite: `jax.debug_nans` shows where"
     # In double precision it would be finite.
-    overflow = declare(jnp.tanh, lambda x, dy: dy * (1 - jnp.tanh(x) ** 2) * jnp.exp(x - x * 0.9))
     overflow = declare(jax.nn.softplus, lambda x, dy: dy * jnp.exp(x) / (1 + jnp.exp(x)))
     report = quick(overflow, jnp.asarray([100.0, 1.0]), expect=expect)
     assert not report.ok and report.rows[0].differences < 1e-6
