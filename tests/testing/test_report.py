@@ -23,8 +23,7 @@ def test_prints_as_a_table():
 
 def test_raises_with_the_table():
     wrong, fine = quick(half_square, X), quick(full_square, X)
-    assert fine and fine.ok and fine.raise_if_failed() is None
-    assert not wrong
+    assert fine and fine.ok and fine.raise_if_failed() is None and not wrong
     with pytest.raises(AssertionError) as caught:
         wrong.raise_if_failed()
     assert str(caught.value) == str(wrong)
@@ -34,9 +33,8 @@ def test_raises_with_the_table():
 
 
 def test_is_deterministic():
-    assert str(quick(clipped, X, expect="surrogate")) == str(quick(clipped, X, expect="surrogate"))
-    other = quick(clipped, X, expect="surrogate", seed=1)
-    assert str(other) != str(quick(clipped, X, expect="surrogate"))
+    first, again, other = (quick(clipped, X, expect="surrogate", seed=n) for n in (0, 0, 1))
+    assert str(first) == str(again) != str(other)
 
 
 def test_names_every_argument():
@@ -71,15 +69,12 @@ def test_second_order():
     assert [r.order for r in quick(full_square, X, order=3).rows] == [1, 2, 3]
 
 
-def test_rule_that_cannot_run():
+def test_rule_or_function_that_cannot_run():
     report = quick(declare(jnp.sin, lambda x, dy: jnp.zeros(7)), X)
     assert not report.ok and not report.rows
     (found,) = report.facts
     assert found.name == "rule" and "of shape (7,) for the input `x`" in found.text
     assert "(checking.py:" in found.text and "/" not in found.text.partition(" returned")[0]
-
-
-def test_function_that_cannot_run():
     with pytest.raises(ZeroDivisionError):
         check_gradient(declare(lambda x: 1 / 0, None), X)
 
@@ -87,14 +82,6 @@ def test_function_that_cannot_run():
 def test_what_calls_a_decorated_function():
     for h in (jax.jit(half_square), lambda x: half_square(x), jax.vmap(half_square)):
         assert note(h, X) == "declared = 0.5 x expected"
-
-    class Model:
-        @custom_gradient
-        def f(self, x):
-            return x**2, lambda dy: dy * x
-
-    (row,) = quick(Model().f, X).rows
-    assert row.argument == "x" and row.autodiff == pytest.approx(0.5)
 
 
 def test_nothing_to_differentiate():
