@@ -17,10 +17,11 @@ from jax.tree_util import all_leaves, keystr, tree_flatten, tree_flatten_with_pa
 
 from tfgrad_jax._arrays import Held
 from tfgrad_jax._custom_gradient import CustomGradient
-from tfgrad_jax._frontend.grad_fn import NeedsValuesError, accepts_variables, checked_outputs
+from tfgrad_jax._frontend.grad_fn import accepts_variables, checked_outputs
 from tfgrad_jax._frontend.signature import Signature
-from tfgrad_jax._frontend.structure import is_array, spec, split
+from tfgrad_jax._frontend.structure import split
 from tfgrad_jax._source import describe
+from tfgrad_jax._types import is_array, spec
 
 from .vectors import OfArrays
 
