@@ -25,8 +25,6 @@ from tfgrad_jax._types import is_array, spec
 
 from .vectors import OfArrays
 
-__all__ = ["NeedsValuesError", "Problem"]
-
 
 class Problem:
     """`h` and the undecorated function, as functions of the arrays that have a derivative."""
