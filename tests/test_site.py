@@ -172,8 +172,8 @@ def clicks():
 
 
 NEAR = [
-    "from_tensorflow", "from_custom_vjp", "getting_started", "gallery/index", "api/index", "interop",
-    "peers", "performance", "limits", "design", "install", "distributed", "errors",
+    "from_tensorflow", "from_custom_vjp", "getting_started", "gallery/index", "api/index",
+    "interop", "peers", "performance", "limits", "design", "install", "distributed", "errors",
     "howto/clip", "howto/quantization", "howto/spiking", "howto/kernels", "howto/external",
     "howto/keras", "howto/sharding", "howto/nan", "howto/explain", "howto/implicit",
     "howto/ode", "notebooks/01_custom_gradient", "notebooks/02_layers_with_weights",
