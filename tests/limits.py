@@ -4,7 +4,6 @@
 `python tests/limits.py` prints.
 """
 
-import functools
 import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas as pl
