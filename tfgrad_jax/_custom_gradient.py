@@ -1,8 +1,7 @@
 """The decorator `custom_gradient`: `f(*x)` returns `(y, grad_fn)`, the result returns `y`.
 
-`CustomGradient.__call__` runs at every call. Where no transformation is running no derivative
-can flow, and it calls `f`. Otherwise `_call` finds out what `f` closes over (`_closure`), and
-hands the call to JAX as a program that has its rule (`_autodiff`).
+`CustomGradient.__call__` runs at every call. Where no transformation is running, no derivative can
+flow, and it calls `f`. Otherwise it binds the arguments to names, and `_call.run` does the rest.
 """
 
 import functools
