@@ -314,7 +314,9 @@ class Definition:
         trees += ["None"] * (len(self.static_params) + (self.place == "argument"))
         if self.omitted and self.place != "argument" and w.has("None for the default", 0.5):
             trees += ["None"]
-        return trees[0] if len(trees) == 1 else f"({', '.join(trees)})"
+        # A bare None would be a forgotten `return`.
+        single = len(trees) == 1 and trees[0] != "None"
+        return trees[0] if single else f"({', '.join(trees)},)"
 
     # the text of it all
 
