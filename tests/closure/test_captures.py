@@ -166,8 +166,9 @@ EVERY = [t for t in itertools.product(HOLD, PROTOCOLS, WAYS) if fits(*t)]
 
 @pytest.mark.parametrize("holder", HOLD)
 def test_every_holder_has_its_gradients_under_every_protocol(holder):
-    """Eagerly and compiled: all protocols in one program."""
-    losses = {name: loss_of(holder, name) for name in PROTOCOLS if fits(holder, name)}
+    """Eagerly and compiled, in one program; what only stands around another protocol left out."""
+    names = [n for n in PROTOCOLS if fits(holder, n) and n.split()[0] not in ("called", "beside")]
+    losses = {name: loss_of(holder, name) for name in names}
     expected = {name: gradient(oracle)(*ARGS) for name, (_, oracle) in losses.items()}
     for name, (loss, _) in losses.items():
         assert_same(gradient(loss)(*NUMBERS), expected[name])

@@ -8,7 +8,7 @@ import pytest
 from captures import Box
 from helpers import assert_same, eager_and_jit, sample
 from jax import lax
-from protocols import WAYS, squared
+from protocols import BRIEF, WAYS, squared
 from ways import EAGER, EAGER_SECOND, assert_derivative, hand_written
 
 from tfgrad_jax import custom_gradient

@@ -6,7 +6,6 @@ Places x protocols x stages around the loss that stores the weight x stages arou
 import contextvars
 import itertools
 import threading
-import types
 from typing import Any
 
 import jax
@@ -23,7 +22,6 @@ W: Any = None
 TABLE: dict[str, Any] = {}
 LOCAL = threading.local()
 CONTEXT: contextvars.ContextVar[Any] = contextvars.ContextVar("w")
-MODULE = types.ModuleType("settings")
 
 
 class Settings:
@@ -40,7 +38,6 @@ PLACES = {
     "variable": (put_in_a_variable, lambda: W),
     "dict": (lambda w: TABLE.update(w=w), lambda: TABLE["w"]),
     "class": (lambda w: setattr(Settings, "w", w), lambda: Settings.w),
-    "module": (lambda w: setattr(MODULE, "w", w), lambda: MODULE.w),
     "thread": (lambda w: setattr(LOCAL, "w", w), lambda: LOCAL.w),
     "context": (CONTEXT.set, CONTEXT.get),
 }
