@@ -98,8 +98,10 @@ def test_a_log_with_tracers_of_an_earlier_call_is_no_capture(log, first, second)
     assert_same(jax.jit(jax.hessian(h))(A), -14 * jnp.sin(A))
 
 
-@pytest.mark.parametrize("log", [name for name in LOGS if name != "nonlocal"])
-@pytest.mark.parametrize("program", PROGRAMS)
+BESIDE = [(log, program) for log in LOGS for program in PROGRAMS if log != "nonlocal"]
+
+
+@pytest.mark.parametrize(("log", "program"), sample(BESIDE, 15))
 def test_a_function_that_logs_beside_a_differentiated_weight(log, program):
     def loss(x):
         h = LOGS[log](3 * x)

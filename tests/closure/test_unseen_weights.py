@@ -120,14 +120,14 @@ def check(place, protocol, outer, inner, way):
 
 
 @pytest.mark.parametrize("inner", STAGES)
-@pytest.mark.parametrize("outer", ["nothing", "jit"])
+@pytest.mark.parametrize("outer", ["jit"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_global_weight_below_stages_is_right_or_an_error(protocol, outer, inner):
     for way in ("jit(grad)", "jvp"):
         check("variable", protocol, outer, inner, way)
 
 
-@pytest.mark.parametrize(("place", "protocol", "outer", "inner", "way"), sample(EVERY, 40))
+@pytest.mark.parametrize(("place", "protocol", "outer", "inner", "way"), sample(EVERY, 30))
 def test_any_unseen_weight_is_right_or_an_error(place, protocol, outer, inner, way):
     check(place, protocol, outer, inner, way)
 
