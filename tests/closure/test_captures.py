@@ -117,9 +117,12 @@ def called_below_other_traces(get, w):
 
 @protocol(DECLARED)
 def called_in_a_scan(get, w):
-    """The weight is a constant of the loop, and not its carry."""
-    f = undeclared(get, w)
-    return lambda x: jax.lax.scan(lambda c, x: (c + f(x), None), 0.0 * x, x[None])[0]
+    """Of two weights, one is a constant of the loop, and one its carry."""
+
+    def body(carry, x):
+        return carry, (undeclared(get, w)(x) + undeclared(lambda: carry, carry)(x)) / 2
+
+    return lambda x: jax.lax.scan(body, w, x[None])[1][0]
 
 
 @protocol(DECLARED)
