@@ -6,7 +6,6 @@ cases.py        imports the tables of cases: calling.py, upstream.py, inputs.py,
                 function of a `Backend`, tagged with the rules of TensorFlow's behavior it shows
 recorded.json   TensorFlow's answers, for machines without it
 record.py       `python -m tests.tf_parity.record` asks TensorFlow again
-document.py     `python -m tests.tf_parity.document` writes tables of docs/from_tensorflow.md
 test_parity.py  JAX against the recorded answers
 test_live.py    TensorFlow, where it is installed, against them
 """

@@ -25,7 +25,7 @@ class Backend:
       `variables` become trainable `tf.Variable`s for `f` to close over; for JAX they are arrays
       that are differentiated. `wrt` are the positions of the `xs` that are watched, by default
       all; the gradients are those of the watched ones, then of the variables;
-    - `jvp`, `jacobian`, `repeat` (a loop), `scan`, `numpy_function`, `compile`.
+    - `jvp`, `jacobian`, `repeat` (a loop), `scan`, `compile`.
     """
 
     name: str
@@ -79,15 +79,12 @@ class Backend:
 
 def plain_array(value: np.ndarray) -> dict[str, Any]:
     """Return an array as JSON; complex numbers as pairs, what JSON lacks as strings."""
-    value = np.asarray(value)
-    name = value.dtype.name
+    value = wide = np.asarray(value)
     if value.dtype.kind == "c":
-        wide = np.stack([value.real, value.imag], -1).astype(np.float64)
-    elif value.dtype.kind in "biu":
-        wide = value
-    else:
-        wide = value.astype(np.float64)
-    return {"dtype": name, "shape": list(value.shape), "value": _json(wide.tolist())}
+        wide = np.stack([value.real, value.imag], -1)
+    if value.dtype.kind not in "biu":
+        wide = wide.astype(np.float64)
+    return {"dtype": value.dtype.name, "shape": list(value.shape), "value": _json(wide.tolist())}
 
 
 def _json(value: Any) -> Any:
@@ -118,8 +115,6 @@ class Jax(Backend):
         self.stop_gradient = jax.lax.stop_gradient
         self.operations = {
             "sigmoid": jax.nn.sigmoid,
-            "softmax": jax.nn.softmax,
-            "log_softmax": jax.nn.log_softmax,
             "complex": jax.lax.complex,
             "concat": jnp.concatenate,
             "gather": lambda x, indices: jnp.take(x, jnp.asarray(indices), axis=0),
@@ -164,12 +159,6 @@ class Jax(Backend):
 
         rest = self.jax.lax.scan(step, xs[0], xs[1:])[1]
         return self.jnp.concatenate([xs[:1], rest])
-
-    def numpy_function(self, f: Callable[..., Any], x: Any) -> Any:
-        if not isinstance(x, self.jax.core.Tracer):
-            return self.jnp.asarray(f(np.asarray(x)))
-        shape = self.jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return self.jax.pure_callback(f, shape, x)
 
     def run(self, f: Callable[..., Any], *xs: Any) -> Any:
         xs = self._arrays(xs)
@@ -220,9 +209,8 @@ class Jax(Backend):
 
     def _connected(self, gradients: Any) -> Any:
         """Replace the float0 gradients of integers, which TensorFlow reports as None."""
-        return self.jax.tree.map(
-            lambda g: None if g.dtype == self.jax.dtypes.float0 else g, gradients
-        )
+        float0 = self.jax.dtypes.float0
+        return self.jax.tree.map(lambda g: None if g.dtype == float0 else g, gradients)
 
 
 class TensorFlow(Backend):
@@ -240,20 +228,11 @@ class TensorFlow(Backend):
         self.grad_pass_through = tf.grad_pass_through
         self.stop_gradient = tf.stop_gradient
         self.operations = {
-            "sum": tf.reduce_sum,
-            "mean": tf.reduce_mean,
-            "max": tf.reduce_max,
-            "log": tf.math.log,
-            "conj": tf.math.conj,
-            "real": tf.math.real,
-            "imag": tf.math.imag,
-            "softmax": tf.nn.softmax,
-            "log_softmax": tf.nn.log_softmax,
-            "vectorized_map": tf.vectorized_map,
-            "compile": tf.function,
-            "asarray": tf.convert_to_tensor,
-            "array": tf.convert_to_tensor,
-        }
+            "sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max,
+            "log": tf.math.log, "conj": tf.math.conj, "real": tf.math.real, "imag": tf.math.imag,
+            "vectorized_map": tf.vectorized_map, "compile": tf.function,
+            "asarray": tf.convert_to_tensor, "array": tf.convert_to_tensor,
+        }  # fmt: skip
 
     def __getattr__(self, operation: str) -> Any:
         return self.operations.get(operation) or getattr(self.tf, operation)
@@ -277,17 +256,8 @@ class TensorFlow(Backend):
         return contextlib.nullcontext()
 
     def repeat(self, count: int, body: Callable[[Any], Any], x: Any) -> Any:
-        return self.tf.while_loop(
-            lambda i, _: i < count,
-            lambda i, x: (i + 1, body(x)),
-            (0, x),
-            maximum_iterations=count,
-        )[1]
-
-    def numpy_function(self, f: Callable[..., Any], x: Any) -> Any:
-        y = self.tf.numpy_function(f, [x], x.dtype)
-        y.set_shape(x.shape)
-        return y
+        step = lambda i, x: (i + 1, body(x))  # noqa: E731
+        return self.tf.while_loop(lambda i, _: i < count, step, (0, x), maximum_iterations=count)[1]
 
     def run(self, f: Callable[..., Any], *xs: Any) -> Any:
         xs = self.tf.nest.map_structure(self.constant, xs)
@@ -307,9 +277,8 @@ class TensorFlow(Backend):
     def grads(self, f: Any, *xs: Any, variables: Any = (), wrt: Any = None, upstream: Any = None):
         kept = [self.tf.Variable(v) for v in variables]
         watched = list(range(len(xs)) if wrt is None else wrt)
-        upstream = (
-            upstream if upstream is None else self.tf.nest.map_structure(self.constant, upstream)
-        )
+        if upstream is not None:
+            upstream = self.tf.nest.map_structure(self.constant, upstream)
 
         def answer(*xs: Any) -> list[Any]:
             with self.tf.GradientTape() as tape:

@@ -42,8 +42,8 @@ table(
     input_by_name=Case((28, 30), lambda b: b.grads(lambda x:
         b.custom(lambda x: (x * 3.0, by(5.0)))(x=x), 2.0), ours={"returns": [6.0, 5.0]},
         error=True),
-    second_input_by_name=Case((28, 29), lambda b: b.grads(lambda x,
-        k: b.custom(lambda x, k: (x * k, by(5.0, 7.0)))(x, k=k), 2.0, 3.0),
+    second_input_by_name=Case((28, 29), lambda b: b.grads(
+        lambda x, k: b.custom(lambda x, k: (x * k, by(5.0, 7.0)))(x, k=k), 2.0, 3.0),
         ours={"returns": [6.0, [5.0, 7.0]]}, error=True),
     one_gradient_for_two_inputs_one_by_name=Case(29,
         lambda b: b.grads(lambda x, y: product(b, by(5.0))(x, y=y), 2.0, 3.0),

@@ -22,17 +22,6 @@ def _by_z(b, f, z=Z):
     return [_theirs(b, b.grads(lambda z, loss=loss: loss(f(z)), z)) for loss in _losses(b)]
 
 
-def second_order(b):
-    """d/dz of |dL/dz|^2, where L = Re f(z)."""
-    f = b.custom(lambda z: (z * z * z, lambda dy: dy * b.conj(3 * z * z) * 5.0))
-
-    def squared(z):
-        g = b.gradient_of(lambda z: b.real(f(z)))(z)
-        return b.real(g * b.conj(g))
-
-    return _theirs(b, b.grads(squared, Z))
-
-
 def real_output(b):
     @b.custom
     def magnitude(z):
@@ -55,15 +44,6 @@ def real_input(b):
         return b.complex(x, x * x), grad
 
     return [b.grads(lambda x, loss=loss: loss(f(x)), 2.0) for loss in _losses(b)]
-
-
-def complex_variables(b):
-    def loss(z, v):
-        rule = lambda dy, variables=None: (dy * b.conj(v * 1.0), [dy * b.conj(z) * 7.0])  # noqa: E731
-        return b.imag(b.custom(lambda z: (z * v, rule))(z))
-
-    y, (gz, gv) = b.grads(loss, Z, variables=[W])
-    return [y, b.conj(gz), b.conj(gv)] if b.is_jax else [y, gz, gv]
 
 
 def forward_mode(b):
@@ -98,7 +78,6 @@ table(
         (z * z, lambda dy: dy * z * 7.0)))),
     upstream_as_it_comes=Case(57, lambda b: _by_z(b,
         b.custom(lambda z: (z * 2.0, lambda dy: dy * dy * 1j)))),
-    second_order=Case((45, 57), second_order),
     real_output=Case(58, real_output),
     real_input=Case(58, real_input),
     real_gradient_of_a_complex_input=Case(58, lambda b:
@@ -106,7 +85,6 @@ table(
     complex_gradient_of_a_real_input=Case(58, lambda b:
         b.declared(lambda x: (b.complex(x, x * x), by(5.0)), 2.0), ours=TYPE_ERROR,
         error=True),
-    complex_variables=Case((33, 57), complex_variables),
     forward_mode=Case((52, 58), forward_mode),
     every_precision=Case(59, every_precision, double=True),
     mixed_precision_not_cast=Case((24, 59), mixed_precision_not_cast,

@@ -30,12 +30,6 @@ def _calls_itself(b):
     return h
 
 
-def two_rules_call_each_other(b):
-    k = b.custom(lambda x: (b.sin(x), lambda dy: dy * 2.0 * h(x)))
-    h = b.custom(lambda x: (b.cos(x), lambda dy: dy * -3.0 * k(x)))
-    return b.derivatives(k, 0.7, 3)
-
-
 def hessian_of_two_inputs(b):
     """The Hessian of the declared gradients, which is not symmetric."""
     f = b.custom(lambda x, y: (x * y, lambda dy: (dy * y**2, dy * x**3)))
@@ -105,7 +99,6 @@ table(
     derivative_of_the_rule=Case(45, lambda b: b.derivatives(sine_rule(b), 2.0, 3)),
     rule_uses_the_inner_value=Case(45, rule_uses_the_inner_value),
     rule_calls_its_own_function=Case(45, lambda b: b.derivatives(_calls_itself(b), 2.0, 3)),
-    two_rules_call_each_other=Case(45, two_rules_call_each_other),
     nonlinear_use=Case(45, lambda b: b.derivatives(lambda x: sine_rule(b)(x) ** 2, 2.0, 3)),
     hessian_of_two_inputs=Case(45, hessian_of_two_inputs, zero=True),
     constant_rule=Case(46, lambda b: b.derivatives(square(b, lambda dy: b.constant(5.0)), 2.0, 2),

@@ -114,24 +114,6 @@ def binary_layer(b):
     return b.run(answer, ROWS)
 
 
-def training_run(b):
-    """A differentiable sign, trained by Adam (written out): every tenth of 100 steps."""
-
-    @b.custom
-    def sign(x):
-        s = b.sigmoid(x)
-        return b.sign(x), lambda dy: dy * s * (1 - s)
-
-    gradient = b.compile(b.gradient_of(lambda x: b.sum((sign(x) - 1.0) ** 2) / 2))
-    x, m, v, xs = b.constant(-1.0), 0.0, 0.0, []
-    for t in range(1, 101):
-        g = gradient(x)
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        x = x - 0.1 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)) ** 0.5 + 1e-7)
-        xs.append(x)
-    return b.stack(xs[9::10])
-
-
 # fmt: off
 table(
     __name__,
@@ -145,5 +127,4 @@ table(
     reversible_block=Case((33, 34, 40), reversible_block),
     matrix_sqrt=Case(45, matrix_sqrt),
     binary_layer=Case((33, 36), binary_layer),
-    training_run=Case((1, 44), training_run, modes=("eager",)),
 )

@@ -73,18 +73,18 @@ def differentiated(function: Function, name: str, operands: Sequence[Any]) -> li
 @functools.cache
 def _with_refs(name: str) -> tuple[Any, Any]:
     """Return what runs functions of Refs, which JAX takes through a custom_vjp alone."""
-    return (_reverse(name),) * 2
+    return (_reverse(name, _apart),) * 2
 
 
 @functools.cache
 def _derivatives(name: str) -> tuple[Any, Any]:
     """Return what runs a function that is differentiated in reverse mode, and in any mode."""
-    pair = _reverse(name)
     value: Callable[..., Any] = _value
-    if not keeps_custom_jvp():  # kernel compilers for GPUs know no custom_vjp: elsewhere, none
+    if not keeps_custom_jvp():  # elsewhere none, as kernel compilers for GPUs know no custom_vjp
+        dropped_to = _reverse(name, _apart)
 
         def value(function: Function, *operands: Any) -> list[Any]:
-            return pair(function, *operands)
+            return dropped_to(function, *operands)
 
     def jvp(primals: Any, tangents: Any) -> Any:
         (function, *operands), (_, *dots) = primals, tangents
@@ -94,13 +94,13 @@ def _derivatives(name: str) -> tuple[Any, Any]:
 
     both = jax.custom_jvp(_named(value, name))
     both.defjvp(_named(jvp, name))
-    return pair, both
+    return _reverse(name, lambda rule, operands: rule), both
 
 
-def _reverse(name: str) -> Any:
+def _reverse(name: str, kept: Callable[[Rule, Sequence[Any]], Rule]) -> Any:
     def forward(function: Function, *operands: Any) -> tuple[Any, Rule]:
         leaves, rule = _attached(function, operands)
-        return leaves, _apart(rule, operands)
+        return leaves, kept(rule, operands)
 
     def backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         return None, *rule([cotangents[i] for i in rule.static.outputs])

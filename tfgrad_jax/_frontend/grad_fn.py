@@ -20,6 +20,7 @@ from tfgrad_jax import _errors
 from tfgrad_jax._compat import summed_over, varying
 from tfgrad_jax._source import Source, Where, code_of
 from tfgrad_jax._types import is_array
+from tfgrad_jax._words import kind_of
 
 from .signature import Bound
 from .structure import Layout, Outputs, conjugate, split
@@ -145,7 +146,7 @@ class Contract(NamedTuple):
                 result = result[0]  # nobody asked for gradients of variables
             return self._finished(self.inputs, result, where)
         if not is_pair:
-            raise _errors.no_variable_pair(where, result)
+            raise _errors.no_variable_pair(where, kind_of(result))
         gradients = self._finished(self.inputs, result[0], where)
         if any(s is not None for s in variables.layout.specs):
             where = where._replace(of="variable" if variables.declared else "undeclared variable")
