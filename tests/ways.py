@@ -132,13 +132,6 @@ SECOND = {
 EAGER = {"grad": gradient, "jvp": jvp, "linearize": linearize}
 EAGER_SECOND = {"grad of grad": nested_gradient, "hessian": hessian}
 
-# A selection, for tests of many functions.
-FEW = {
-    **{name: REVERSE[name] for name in ("grad", "jit(grad)", "grad(vmap)", "grad(scan)")},
-    **{name: FORWARD[name] for name in ("jvp", "jacfwd(jit)", "jacfwd of constants")},
-}
-FEW_SECOND = {name: SECOND[name] for name in ("grad of grad", "hessian", "hessian(jit)")}
-
 
 # --- the oracle ----------------------------------------------------------------------------------
 
