@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 from helpers import assert_same
 from jax import lax
 from jax.flatten_util import ravel_pytree
@@ -133,29 +132,6 @@ SECOND = {
 EAGER = {"grad": gradient, "jvp": jvp, "linearize": linearize}
 EAGER_SECOND = {"grad of grad": nested_gradient, "hessian": hessian}
 
-# A selection, for tests of many functions.
-FEW = {
-    **{name: REVERSE[name] for name in ("grad", "jit(grad)", "grad(vmap)", "grad(scan)")},
-    **{name: FORWARD[name] for name in ("jvp", "jacfwd(jit)", "jacfwd of constants")},
-}
-FEW_SECOND = {name: SECOND[name] for name in ("grad of grad", "hessian", "hessian(jit)")}
-
-
-def by(ways: Mapping[str, Function], few: Mapping[str, Function] = FEW) -> Any:
-    """Parametrize a test with `way`; those that are not among the few are slow."""
-    return pytest.mark.parametrize(
-        "way",
-        [
-            pytest.param(way, id=name, marks=() if name in few else pytest.mark.slow)
-            for name, way in ways.items()
-        ],
-    )
-
-
-def every(ways: Mapping[str, Function]) -> Any:
-    """Parametrize a test with `way`; none is slow."""
-    return by(ways, ways)
-
 
 # --- the oracle ----------------------------------------------------------------------------------
 
@@ -173,30 +149,6 @@ def hand_written(value: Function, *gradients: Function) -> Function:
         return h(*primals), sum(pushed[1:], pushed[0])
 
     return h
-
-
-def reverse_by_hand(value: Function, *gradients: Function) -> Function:
-    """Return the same for reverse mode of the first order alone, declared by `jax.custom_vjp`."""
-    h = jax.custom_vjp(lambda *args: value(*args))
-    h.defvjp(
-        lambda *args: (value(*args), args),
-        lambda args, dy: tuple(g(*args) * dy for g in gradients),
-    )
-    return h
-
-
-def by_hand(way: Function, value: Function, *gradients: Function) -> Function:
-    """Return what a user of JAX would write for this derivative."""
-    declare = reverse_by_hand if way in REVERSE.values() else hand_written
-    return declare(value, *gradients)
-
-
-def skip_where_jax_fails(way: Function, hand: Function, oracle: Function, *args: Any) -> None:
-    """Skip the test if JAX has no right number for the loss of a function declared by hand."""
-    try:
-        assert_derivative(way, hand, oracle, *args)
-    except Exception as error:  # of many kinds, by version
-        pytest.skip(f"JAX fails with a hand-written rule: {type(error).__name__}")
 
 
 def assert_derivative(way: Function, loss: Function, oracle: Function, *args: Any) -> None:

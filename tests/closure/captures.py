@@ -144,7 +144,6 @@ keep("mapping proxy", lambda w: types.MappingProxyType({"w": w}), lambda d: d["w
 keep("deque", lambda w: collections.deque([1, w]), lambda d: d[1])
 keep("slice", lambda w: slice(None, w), lambda s: s.stop)
 keep("subclass of dict", subclass(dict, {"a": 1}), lambda d: d.w)
-keep("subclass of list", subclass(list, [1]), lambda d: d.w)
 keep("bound builtin", lambda w: {"w": w}.get, lambda get: get("w"))
 keep("partial of a builtin", lambda w: functools.partial(operator.getitem, [w]), lambda get: get(0))
 keep("object array", in_object_array, lambda a: a[0, 1]["w"])
@@ -158,6 +157,7 @@ keep(
     lambda w: jax.tree.structure(jax.tree_util.Partial(lambda: w)),
     lambda t: jax.tree.unflatten(t, [])(),
 )
+keep("default", lambda w: lambda w=w: w, lambda get: get())
 keep("jitted function", lambda w: jax.jit(lambda: w * 1), lambda f: f())
 keep("cached function", lambda w: functools.cache(lambda: w), lambda f: f())
 keep("cycle", cyclic, lambda d: d["self"]["self"]["w"])
@@ -176,14 +176,6 @@ keep(
 keep("a generator beside", lambda w: ((i for i in [w]), zip([1]), w), lambda p: p[2])
 keep("a lock beside", lambda w: (threading.Lock(), w), lambda p: p[1])
 keep("a hostile object beside", lambda w: (Hostile(), w), lambda p: p[1])
-
-
-@hold
-def default(w):
-    def get(w=w):
-        return w
-
-    return get
 
 
 @hold

@@ -5,10 +5,12 @@ Right numbers prove whose gradient was taken.
 """
 
 import jax.numpy as jnp
-from ways import hand_written
+from ways import FORWARD, REVERSE, SECOND, hand_written
 
 NUMBERS = 3.0, 2.0  # w, x
 ARGS = jnp.float32(3), jnp.float32(2)
+WAYS = {**REVERSE, **FORWARD, **SECOND}
+BRIEF = "grad", "jit(grad)", "jvp", "jacfwd of constants", "hessian(jit)"
 
 
 def square(w, x):

@@ -35,14 +35,6 @@ def read_by_f(r, x):
     return (jax.grad(reading(r))(x),)
 
 
-@program(42, 140)
-def read_by_the_rule(r, x):
-    f = custom_gradient(lambda x: (x**2, lambda dy: 7 * dy * x * r[...]))
-    first = jax.grad(f)(x)
-    r[...] = 5 * x
-    return first, jax.grad(f)(x)
-
-
 @program(84, 7)
 def written_by_f(r, x):
     @custom_gradient
@@ -69,16 +61,6 @@ def written_by_the_rule(r, x):
     return jax.grad(lambda x: 11 * f(x))(x), r[...]
 
 
-@program(8, 7)
-def not_differentiated(r, x):
-    @custom_gradient
-    def f(x):
-        r[...] += x
-        return x**2, lambda dy: 7 * dy * x
-
-    return f(x) + f(x), r[...]
-
-
 @program(11 * 21)
 def of_an_inner_function(r, x):
     @custom_gradient
@@ -87,6 +69,14 @@ def of_an_inner_function(r, x):
         return y, lambda dy: 11 * pull(dy)[0]
 
     return (jax.grad(outer)(x),)
+
+
+@program(42, 140, 3.0)
+def read_by_the_rule(r, x):
+    f = custom_gradient(lambda x: (x**2, lambda dy: 7 * dy * x * r[...]))
+    first, kept = jax.grad(f)(x), r[...]
+    r[...] = 5 * x
+    return first, jax.grad(f)(x), kept
 
 
 @program(63, 6)
@@ -103,16 +93,6 @@ def an_argument_in_a_scan(r, x):
 
     loss = lambda x: lax.scan(lambda c, _: (c + 3 * f(r, x), 0), 0.0, None, 1)[0]  # noqa: E731
     return 3 * jax.grad(loss)(x), r[...]
-
-
-@program(63)
-def made_outside_and_read_by_the_rule_in_a_scan(_, x):
-    def loss(x):
-        r = jax.new_ref(jnp.float32(3))
-        f = custom_gradient(lambda x: (3 * x, lambda dy: 7 * dy * r[...]))
-        return lax.scan(lambda c, _: (c + f(x), None), 0.0, None, length=3)[0]
-
-    return (jax.grad(loss)(x),)
 
 
 @program(10, 31.5)

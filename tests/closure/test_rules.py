@@ -94,21 +94,18 @@ def test_a_rule_that_calls_f_undecorated_has_its_ordinary_second_derivative():
 # --- written inside a rule ------------------------------------------------------------------------
 
 
+@custom_gradient
 def fused(w, x):
     """TensorFlow's documented nested pattern: the rule declares its own derivative."""
 
-    @custom_gradient
-    def f(w, x):
-        def grad(dy):
-            @custom_gradient
-            def by_x(dy, x):
-                return 7 * dy * w * x, lambda ddx: (13 * ddx * w * x, 11 * ddx * dy * w)
+    def grad(dy):
+        @custom_gradient
+        def by_x(dy, x):
+            return 7 * dy * w * x, lambda ddx: (13 * ddx * w * x, 11 * ddx * dy * w)
 
-            return 5 * dy * x**2, by_x(dy, x)
+        return 5 * dy * x**2, by_x(dy, x)
 
-        return w * x**2, grad
-
-    return f(w, x)
+    return w * x**2, grad
 
 
 # Not those with forward mode first, which transposes the rule: it would have to be linear in `dy`
@@ -125,69 +122,54 @@ def test_the_nested_pattern_has_the_second_derivatives_that_it_declares(way):
     assert_same(SECOND[way](lambda w, x: fused(w, x) ** 2)(*ARGS), expected)
 
 
-def of_function(w, x):
-    @custom_gradient
-    def f(w, x):
-        def grad(dy):
-            @custom_gradient
-            def slope(x):
-                return 7 * w * x, lambda d: 11 * d * w
+def by_a_function(w, x):
+    def grad(dy):
+        @custom_gradient
+        def slope(x):
+            return 7 * w * x, lambda d: 11 * d * w
 
-            return 5 * dy * x**2, dy * slope(x)
+        return 5 * dy * x**2, dy * slope(x)
 
-        return w * x**2, grad
-
-    return f(w, x)
+    return w * x**2, grad
 
 
-def of_class_in_helper(w, x):
-    @custom_gradient
-    def f(w, x):
-        def grad(dy):
-            def helper():
-                class Slope:
-                    of = custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))
+def by_a_class_in_a_helper(w, x):
+    def grad(dy):
+        def helper():
+            class Slope:
+                of = custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))
 
-                return Slope.of
+            return Slope.of
 
-            return 5 * dy * x**2, dy * helper()(x)
+        return 5 * dy * x**2, dy * helper()(x)
 
-        return w * x**2, grad
-
-    return f(w, x)
+    return w * x**2, grad
 
 
-def of_autodiff(w, x):
-    @custom_gradient
-    def f(w, x):
-        def grad(dy):
-            slope = lambda x: (7 * w * x, lambda d: 11 * d * w)  # noqa: E731
-            return 5 * dy * x**2, dy * custom_gradient(slope, variables="autodiff")(x)
+def by_autodiff(w, x):
+    def grad(dy):
+        slope = lambda x: (7 * w * x, lambda d: 11 * d * w)  # noqa: E731
+        return 5 * dy * x**2, dy * custom_gradient(slope, variables="autodiff")(x)
 
-        return w * x**2, grad
-
-    return f(w, x)
+    return w * x**2, grad
 
 
-def of_variables(w, x):
-    @custom_gradient
-    def f(w, x):
-        def grad(dy):
-            rule = lambda d, variables: (11 * d * w, [13 * d * x for _ in variables])  # noqa: E731
-            return 5 * dy * x**2, dy * custom_gradient(lambda x: (7 * w * x, rule))(x)
+def by_variables(w, x):
+    def grad(dy):
+        rule = lambda d, variables: (11 * d * w, [13 * d * x for _ in variables])  # noqa: E731
+        return 5 * dy * x**2, dy * custom_gradient(lambda x: (7 * w * x, rule))(x)
 
-        return w * x**2, grad
-
-    return f(w, x)
+    return w * x**2, grad
 
 
-INSIDE = [(of_function, 0), (of_class_in_helper, 0), (of_autodiff, 14), (of_variables, 26)]
+INSIDE = [(by_a_function, 0), (by_a_class_in_a_helper, 0), (by_autodiff, 14), (by_variables, 26)]
 
 
 @eager_and_jit
-@pytest.mark.parametrize(("h", "by_w"), INSIDE)
-def test_what_a_function_inside_a_rule_captures_is_constant_unless_it_says_so(h, by_w, mode):
+@pytest.mark.parametrize(("f", "by_w"), INSIDE)
+def test_what_a_function_inside_a_rule_captures_is_constant_unless_it_says_so(f, by_w, mode):
     """The second derivatives of `h_x = 7 w x`, declared 11 w by x."""
+    h = custom_gradient(f)
     assert_same(mode(gradient(h))(*ARGS), (jnp.float32(20), jnp.float32(42)))
     second = mode(jax.grad(jax.grad(h, 1), (0, 1)))(*ARGS)
     assert_same(second, (jnp.float32(by_w), jnp.float32(33)))

@@ -6,7 +6,6 @@ Places x protocols x stages around the loss that stores the weight x stages arou
 import contextvars
 import itertools
 import threading
-import types
 from typing import Any
 
 import jax
@@ -23,7 +22,6 @@ W: Any = None
 TABLE: dict[str, Any] = {}
 LOCAL = threading.local()
 CONTEXT: contextvars.ContextVar[Any] = contextvars.ContextVar("w")
-MODULE = types.ModuleType("settings")
 
 
 class Settings:
@@ -40,7 +38,6 @@ PLACES = {
     "variable": (put_in_a_variable, lambda: W),
     "dict": (lambda w: TABLE.update(w=w), lambda: TABLE["w"]),
     "class": (lambda w: setattr(Settings, "w", w), lambda: Settings.w),
-    "module": (lambda w: setattr(MODULE, "w", w), lambda: MODULE.w),
     "thread": (lambda w: setattr(LOCAL, "w", w), lambda: LOCAL.w),
     "context": (CONTEXT.set, CONTEXT.get),
 }
@@ -123,14 +120,14 @@ def check(place, protocol, outer, inner, way):
 
 
 @pytest.mark.parametrize("inner", STAGES)
-@pytest.mark.parametrize("outer", ["nothing", "jit"])
+@pytest.mark.parametrize("outer", ["jit"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_global_weight_below_stages_is_right_or_an_error(protocol, outer, inner):
     for way in ("jit(grad)", "jvp"):
         check("variable", protocol, outer, inner, way)
 
 
-@pytest.mark.parametrize(("place", "protocol", "outer", "inner", "way"), sample(EVERY, 40))
+@pytest.mark.parametrize(("place", "protocol", "outer", "inner", "way"), sample(EVERY, 30))
 def test_any_unseen_weight_is_right_or_an_error(place, protocol, outer, inner, way):
     check(place, protocol, outer, inner, way)
 

@@ -31,7 +31,7 @@ import numpy as np
 import tfgrad_jax
 
 from ._declared import ProgramWriter
-from ._oracle import Env, add, directional, directions, gradient, scale
+from ._oracle import Env, add, directional, gradient, scale
 from ._vocabulary import CONSTANT_NAMES, CONSTANTS, NAMESPACE, SHAPES, constant
 from ._vocabulary import undecorated as undecorated
 from ._writer import Scope, filled, indented, leaves, paths
@@ -46,7 +46,6 @@ FULL: dict[str, Callable[[Loss], Loss]] = {
     "jacrev": lambda f: lambda *x: jax.jacrev(f, argnums(x))(*x),
     "vjp": lambda f: lambda *x: jax.vjp(f, *x)[1](jnp.ones(())),
     "jacfwd": lambda f: lambda *x: jax.jacfwd(f, argnums(x))(*x),
-    "hessian": lambda f: lambda *x: jax.hessian(f, argnums(x))(*x),
 }
 # The derivative in a direction; by all others it is an inner product.
 ALONG: dict[str, Callable[[Loss, Any], Loss]] = {
@@ -136,27 +135,9 @@ class Program:
         first = len(leaves(self.args[0]))
         for name, direction in self.steps[:-1]:
             f = _oracle_step(f, name, direction, first)
-        if self.steps[-1][0] != "hessian":
-            return _shaped(gradient(f, xs), [x.shape for x in xs])
-        found: list[Any] = []
-        for u in directions(xs):  # rows: the inner derivative
-            found.append(gradient(lambda *x, u=u: directional(f, x, u), xs))
-        rows, at, out = np.array(found), 0, []
-        for x in xs:
-            block = rows[at : at + x.size]
-            at += x.size
-            parts = np.split(block, np.cumsum([y.size for y in xs])[:-1], axis=1)
-            out += [b.reshape(x.shape + y.shape) for b, y in zip(parts, xs, strict=True)]
-        return out
-
-
-def _shaped(values: list[Any], shapes: Sequence[Any]) -> list[np.ndarray]:
-    out, rest = [], np.array(values, np.float64)
-    for shape in shapes:
-        size = int(np.prod(shape))
-        out.append(rest[:size].reshape(shape))
-        rest = rest[size:]
-    return out
+        ends = np.cumsum([x.size for x in xs])[:-1]
+        parts = np.split(np.array(gradient(f, xs), np.float64), ends)
+        return [part.reshape(x.shape) for part, x in zip(parts, xs, strict=True)]
 
 
 def _oracle_step(f: Loss, name: str, direction: Any, first: int) -> Loss:
@@ -224,10 +205,9 @@ def program(seed: int, without: Sequence[str] = ()) -> Program:
 
     # Its derivatives
     modes = MODES[w.mode]
-    last = w.feature("last", [n for n in modes if n in FULL and (order > 1 or n != "hessian")])
-    left = order - (2 if last == "hessian" else 1)
-    kinds = [n for n in modes if n != "hessian"]
-    steps: list[tuple[str, Any]] = [(w.feature("derivative", kinds), draw()) for _ in range(left)]
+    last, steps = w.feature("last", [n for n in modes if n in FULL]), []
+    for _ in range(order - 1):
+        steps.append((w.feature("derivative", modes), draw()))
     for _ in range(w.random.choice([0, 0, 1, 2])):
         at = w.random.randint(0, len(steps))
         around = [n for n in AROUND if w.scans or n not in ("scan", "map")]

@@ -2,7 +2,6 @@
 
 import argparse
 import collections
-import traceback
 
 import jax
 import tqdm
@@ -10,36 +9,26 @@ import tqdm
 from . import DisagreementError, Program, check, program
 
 
-def first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Check random programs against the oracle.")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--without", action="append", default=[], help="a feature, or its kind")
-    parser.add_argument("--show", action="store_true", help="print every program")
-    parser.add_argument("--trace", action="store_true", help="print tracebacks")
     options = parser.parse_args()
     failed: list[tuple[Program, BaseException]] = []
     seen: collections.Counter[str] = collections.Counter()
     bad: collections.Counter[str] = collections.Counter()
     seeds = range(options.seed, options.seed + options.count)
-    for seed in (bar := tqdm.tqdm(seeds, unit="program")):
+    for seed in tqdm.tqdm(seeds, unit="program"):
         p = program(seed, options.without)
-        if options.show:
-            tqdm.tqdm.write(p.describe())
         seen.update(p.features)
         try:
             check(p)
         except Exception as error:
             failed.append((p, error))
             bad.update(p.features)
-            tqdm.tqdm.write(f"seed {seed}: {type(error).__name__}: {first_line(error)}")
-            if options.trace:
-                tqdm.tqdm.write(traceback.format_exc())
-            bar.set_postfix(failed=len(failed))
+            line, _, _ = str(error).partition("\n")
+            tqdm.tqdm.write(f"seed {seed}: {type(error).__name__}: {line}")
         if seed % 50 == 49:
             jax.clear_caches()
     wrong = [p for p, e in failed if isinstance(e, DisagreementError)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ._oracle import Declared, Env, Function, add, base, bilinear, linear, mul, scale, smooth
+from ._oracle import Declared, Env, Function, add, base, bilinear, linear, mul, scale
 from ._vocabulary import CONSTANT_NAMES, HOLDERS, PLACES, SHAPES, choose
 from ._writer import Scope, Signature, Writer, filled, indented, leaves, paths, text
 
@@ -28,10 +28,8 @@ COND = "lax.cond(jnp.sum({c}) > 0.2, lambda d: d * {{a}}, lambda d: 2.0 * d * {{
 SCAN = "lax.scan(lambda c, r: (c + r * {dy}, None), jnp.zeros_like({dy}), jnp.stack([{a}, {b}]))[0]"
 MAPS: dict[str, Map] = {
     "rank one": (
-        lambda to, of: True,
-        lambda to, of: [of, to],
-        "{b} * jnp.sum({a} * {dy})",
-        lambda t, a, b: mul(a, dot(b, t)),
+        lambda to, of: True, lambda to, of: [of, to],
+        "{b} * jnp.sum({a} * {dy})", lambda t, a, b: mul(a, dot(b, t)),
     ),
     "elementwise": (SAME, ONE, "{dy} * {a}", lambda t, a, b: mul(t, a)),
     "flipped": (VECTOR, ONE, "({dy} * {a})[::-1]", lambda t, a, b: mul(flip(t), a)),
@@ -41,38 +39,28 @@ MAPS: dict[str, Map] = {
     # Mapped over a condition, `lax.cond` becomes what JAX cannot transpose.
     "cond on a residual": (SAME, TWO, COND.format(c="{a}"), by_residual),
     "where": (
-        SAME,
-        TWO,
-        "jnp.where({a} > 0.1, {dy} * {a}, 2.0 * {dy} * {b})",
+        SAME, TWO, "jnp.where({a} > 0.1, {dy} * {a}, 2.0 * {dy} * {b})",
         lambda t, a, b: choose(a, mul(t, a), scale(2.0, mul(t, b))),
     ),
     "spread": (lambda to, of: not of, lambda to, of: [to], "{dy} * {a}", lambda t, a, b: dot(t, a)),
     "total": (lambda to, of: not to, ONE, "jnp.sum({dy} * {a})", lambda t, a, b: mul(a, t)),
     "matrix": (
-        lambda to, of: (to, of) == ((2,), (3,)),
-        lambda to, of: [(2, 3)],
-        "{a} @ {dy}",
-        lambda t, a, b: matmul(t, a),
+        lambda to, of: (to, of) == ((2,), (3,)), lambda to, of: [(2, 3)],
+        "{a} @ {dy}", lambda t, a, b: matmul(t, a),
     ),
     "matrix from the right": (
-        lambda to, of: (to, of) == ((3,), (2,)),
-        lambda to, of: [(2, 3)],
-        "{dy} @ {a}",
-        lambda t, a, b: matmul(a, t),
+        lambda to, of: (to, of) == ((3,), (2,)), lambda to, of: [(2, 3)],
+        "{dy} @ {a}", lambda t, a, b: matmul(a, t),
     ),
     "outer": (
-        lambda to, of: (to, of) == ((2, 3), (2,)),
-        lambda to, of: [(3,)],
-        "jnp.outer({dy}, {a})",
-        lambda t, a, b: matmul(t, a),
+        lambda to, of: (to, of) == ((2, 3), (2,)), lambda to, of: [(3,)],
+        "jnp.outer({dy}, {a})", lambda t, a, b: matmul(t, a),
     ),
     "outer from the left": (
-        lambda to, of: (to, of) == ((2, 3), (3,)),
-        lambda to, of: [(2,)],
-        "jnp.outer({a}, {dy})",
-        lambda t, a, b: matmul(a, t),
+        lambda to, of: (to, of) == ((2, 3), (3,)), lambda to, of: [(2,)],
+        "jnp.outer({a}, {dy})", lambda t, a, b: matmul(a, t),
     ),
-}
+}  # fmt: skip
 ABOVE = ["nothing", "logged", "jax.jit", "jax.checkpoint", "jitted_checkpoint"]
 OBJECTS = ("self", "pytree self", "callable object")  # what holds the captured values itself
 
@@ -114,7 +102,7 @@ class Definition:
         scope.steps.append(make)
         captured_nothing = not (self.used or self.rule_used or self.functions)
         signature = Signature(
-            self.name, self.shapes, self.trees, self.static_values, self.by_name,
+            self.name, self.shapes, self.trees, ["2.5"] * len(self.statics), self.by_name,
             self.output_tree, self.output_shapes, captured_nothing,
         )  # fmt: skip
         scope.functions[self.name] = signature
@@ -133,10 +121,7 @@ class Definition:
         # A tree that is a bare name is the parameter itself.
         self.params = [t if isinstance(t, str) else w.name("p") for t in self.trees]
         self.shapes = {n: self.shapes[n] for t in self.trees for n in leaves(t)}
-        self.static_params, self.static_values = [], []
-        if w.has("static arguments", 0.2):
-            self.static_params = [w.name("s"), w.name("s")]
-            self.static_values = [repr(self.random.choice(["sin", "cos"])), "2.5"]
+        self.statics = [w.name("s")] if w.has("a static argument", 0.2) else []
         self.omitted = w.has("an omitted default", 0.15)
         self.by_name = None
 
@@ -183,8 +168,7 @@ class Definition:
         # In the order of first use, so that all count.
         self.used = self.random.sample(self.used, len(self.used))
         uses = [w.assign(inner, self.random.choice(["sin", "tanh", "scale"]), n) for n in self.used]
-        if self.static_params:
-            self._statics()
+        inner.lines += [f"assert type({s}) is float" for s in self.statics]
         w.fill(inner, self.random.choice([0, 1, 1]))
         residuals = inner.inner()
         residuals.lines, residuals.steps = inner.lines, inner.steps
@@ -209,16 +193,6 @@ class Definition:
         self.visible_outputs = [] if hidden else outputs
         return outputs
 
-    def _statics(self) -> None:
-        w, inner = self.w, self.inner
-        mode, factor = self.static_params
-        x, name = w.pick(inner), w.name("v")
-        chosen = eval(self.static_values[0])
-        same = f"type({factor}) is float" if w.has("float as it is", 0.5) else "True"
-        inner.lines.append(f"assert isinstance({mode}, str) and {same}")
-        value = f"{factor} * jnp.{chosen}({inner.read(x)}) if {mode} == {chosen!r} else None"
-        w.set(inner, name, inner.shapes[x], value, lambda env: scale(2.5, smooth(chosen, env[x])))
-
     # the rule
 
     def _rule(self) -> list[str]:
@@ -235,7 +209,7 @@ class Definition:
             self.variables = w.arrange(self.used)
             if w.has("the rule reads its variables", 0.5):
                 rule.reads |= dict(paths(self.variables, "variables"))
-        if w.has("recursion", 0.15) and not self.static_params and not self.used:
+        if w.has("recursion", 0.15) and not self.statics and not self.used:
             rule.functions[self.name] = Signature(
                 self.name, self.shapes, self.trees, [], None, self.output_tree,
                 self.output_shapes, False,
@@ -306,15 +280,15 @@ class Definition:
         """Return the gradients of the inputs in one of the forms that a rule may choose."""
         w = self.w
         form = w.feature("form", ["structure", "leaves"])
-        if self.static_params and not w.has("leaves beside a number", 0.5):
-            form = "structure"
-        if form == "leaves" and len(self.shapes) + len(self.static_params) > 1:
+        if form == "leaves" and len(self.shapes) + len(self.statics) > 1:
             return "[" + ", ".join(gradients[n] for n in self.shapes) + "]"
         trees = [text(t, gradients.get) for t in self.trees]
-        trees += ["None"] * (len(self.static_params) + (self.place == "argument"))
+        trees += ["None"] * (len(self.statics) + (self.place == "argument"))
         if self.omitted and self.place != "argument" and w.has("None for the default", 0.5):
             trees += ["None"]
-        return trees[0] if len(trees) == 1 else f"({', '.join(trees)})"
+        # A bare None would be a forgotten `return`.
+        single = len(trees) == 1 and trees[0] != "None"
+        return trees[0] if single else f"({', '.join(trees)},)"
 
     # the text of it all
 
@@ -340,7 +314,7 @@ class Definition:
             read = self.reads.get if of_self else scope.read
             prefix = f"lambda {self_name}: " if of_self else ""
             options.append(f"variables={prefix}{text(self.variables, read)}")
-        params = [*self.params, *self.static_params]
+        params = [*self.params, *self.statics]
         self.by_name = None if place == "argument" else list(params)
         if place == "argument":
             body = [f"{', '.join(captured)}, = fetch()", *body]
@@ -374,7 +348,7 @@ class Definition:
             lines = [f"def __init__({', '.join([self_name, *captured])}):"]
             lines += indented([f"{self_name}.{n} = {n}" for n in captured])
             if place != "callable object":
-                kinds = ABOVE if place == "pytree self" and not self.static_params else ABOVE[:2]
+                kinds = ABOVE if place == "pytree self" and not self.statics else ABOVE[:2]
                 above = self.w.feature("above a method", kinds)
                 lines += [f"@{above}"] if above != "nothing" else []
                 lines += [f"@{decorate}"]

@@ -32,9 +32,6 @@ class Slots:
 
     value = property(lambda self: self.a)
 
-    def __call__(self) -> Any:
-        return self.a
-
 
 class Table(dict):
     """Objects with attributes, which may hold others, and a name."""
@@ -134,26 +131,19 @@ def undecorated(f: Any = None, **_: Any) -> Any:
 
 HOLDERS = {  # how a value is put in, and read
     "list": ("[{0}]", "{1}[0]"),
-    "nested": ("({{'a': [{0}]}},)", "{1}[0]['a'][0]"),
     "dict": ("{{'a': {0}, 2: None}}", "{1}['a']"),
-    "deque": ("collections.deque([{0}])", "{1}[0]"),
-    "namespace": ("types.SimpleNamespace(a={0})", "{1}.a"),
     "dataclass": ("Record({0})", "{1}.a"),
-    "slots": ("Slots({0})", "{1}.a"),
     "partial": ("functools.partial(identity, {0})", "{1}()"),
-    "tree partial": ("jax.tree_util.Partial(identity, {0})", "{1}()"),
     "bound method": ("Record({0}).get", "{1}()"),
     "bound builtin": ("{{'a': {0}}}.get", "{1}('a')"),
     "function attribute": ("with_attribute({0})", "{1}.a"),
     "function": ("(lambda a: lambda: a)({0})", "{1}()"),
     "object array": ("object_array({0})", "{1}[0]"),
-    "attribute of a dict": ("Table({0})", "{1}.a"),
     "attribute of an attribute": ("Slots(Table({0}))", "{1}.value.inner[0].get()"),
     "slice": ("slice({0}, None)", "{1}.start"),
     "mapping proxy": ("types.MappingProxyType({{'a': {0}}})", "{1}['a']"),
     "class attribute": ("type('Held', (), {{'a': {0}}})", "{1}.a"),
     "property": ("Slots({0})", "{1}.value"),
-    "callable object held": ("Slots({0})", "{1}()"),
     "tree definition": ("jax.tree.structure(Auxiliary({0}))", "jax.tree.unflatten({1}, ()).a"),
 }
 # These concern the whole function. "cell" reads the value by its name in the enclosing scope.
@@ -207,6 +197,14 @@ def _vector(x: tuple[int, ...]) -> Any:
     return x if len(x) == 1 else None
 
 
+def _product(x: tuple[int, ...], y: tuple[int, ...]) -> Any:
+    return (*x[:-1], *y[1:]) if x and y and x[-1] == y[0] else None
+
+
+def _outer(x: tuple[int, ...], y: tuple[int, ...]) -> Any:
+    return (2, 3) if (x, y) == ((2,), (3,)) else None
+
+
 def choose(a: Any, x: Any, y: Any) -> Any:
     mask = base(a) > 0.1
     return add(
@@ -227,16 +225,8 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
     "add": ("{0} + {1}", add, _same),
     "subtract": ("{0} - {1}", lambda x, y: add(x, scale(-1.0, y)), _same),
     "multiply": ("{0} * {1}", mul, _or_scalar),
-    "matmul": (
-        "{0} @ {1}",
-        functools.partial(bilinear, np.matmul),
-        lambda x, y: (*x[:-1], *y[1:]) if x and y and x[-1] == y[0] else None,
-    ),
-    "outer": (
-        "jnp.outer({0}, {1})",
-        functools.partial(bilinear, np.outer),
-        lambda x, y: (2, 3) if (x, y) == ((2,), (3,)) else None,
-    ),
+    "matmul": ("{0} @ {1}", functools.partial(bilinear, np.matmul), _product),
+    "outer": ("jnp.outer({0}, {1})", functools.partial(bilinear, np.outer), _outer),
     "where": ("jnp.where({0} > 0.1, {1}, {2})", choose, _same),
 }
 UNARY = ["sin", "cos", "tanh", "scale", "stop", "flip", "sum", "first"]
