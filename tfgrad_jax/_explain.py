@@ -1,27 +1,93 @@
-"""Show what a custom gradient is at some arguments: what it keeps, for whom, and what it costs.
+"""Show what a custom gradient does at some arguments: what it keeps, for whom, and what it costs.
 
-`explain` finds out whose call it is (`_owner`). `_study.py` collects what it reports, and
-`_report.py` makes the table.
+A call keeps for its backward pass what `jax.vjp` of it returns: the leaves of its pull-back.
+`explain` reads where these come from, in a jaxpr in which every array is an operand.
 """
 
+import contextlib
 import functools
+import math
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar, copy_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from . import _errors
+from ._arrays import Held, arrays_in, is_known
+from ._autodiff.linearity import NotLinearError
+from ._autodiff.transpose import transposed
+from ._compat import cotangent_type, is_ref, tangent_dtype
 from ._custom_gradient import CustomGradient
 from ._family import is_recomputed
-from ._report import Explanation
-from ._study import Study
+from ._frontend.signature import Signature
+from ._jaxpr import dependence, without_consts
+from ._source import Source
+from ._types import NeedsValuesError, is_array, spec
+from ._words import aligned, type_name
+
+_TYPE = jax.ShapeDtypeStruct
+_runs: ContextVar[list[Any]] = ContextVar("runs")  # of a watched function: outputs, rule, arrays
+
+
+class Seen(NamedTuple):
+    """An array that the function reads, and the gradient it gets if JAX differentiates it."""
+
+    name: str
+    type: str
+    gradient: str  # "by the rule", "autodiff", "zero", or "none: " and why
+
+
+class Residual(NamedTuple):
+    """An array that is kept for the backward pass."""
+
+    name: str  # the rule's variable, or the operation and the line that compute it
+    type: str
+    bytes: int
+    origin: str  # "new", or an array that there is anyway: "input", "captured" or "output"
+
+
+class Explanation(NamedTuple):
+    """What a custom gradient does at some arguments. Prints as a table."""
+
+    name: str
+    inputs: Sequence[Seen]
+    captured: Sequence[Seen]
+    residuals: Sequence[Residual]
+    kept_bytes: int
+    new_bytes: int  # of the residuals that are no input, output or captured value
+    autodiff: Sequence[Residual] | None  # what plain autodiff keeps; None if it does not work
+    autodiff_bytes: int | None
+    forward_mode: bool | None  # None: unknown
+    obstacle: str  # why forward mode does not work, or why that is unknown
+    costs: Callable[[], dict[str, dict[str, float]]]  # compiles: the estimates for each program
+
+    def __repr__(self) -> str:
+        plain = "unknown" if self.autodiff_bytes is None else f"{self.autodiff_bytes:,} B"
+        kept = [(r.name, r.type, f"{r.bytes:,} B", r.origin) for r in self.residuals]
+        kept += [("in all", "", f"{self.kept_bytes:,} B", f"of it {self.new_bytes:,} B new")]
+        kept += [("by autodiff", "", plain, "")]
+        lines = [f"Custom gradient of `{self.name}`"]
+        for head, table in (
+            (("inputs", "", "gradient"), self.inputs),
+            (("closed over", "", "gradient"), self.captured),
+            (("kept by the rule", "", "", ""), kept),
+        ):
+            first, *others = aligned([head, *table])
+            lines += [f"  {first}", *(f"    {line}" for line in others)] if table else []
+        forward = {True: "works", False: "no: ", None: "unknown: "}[self.forward_mode]
+        return "\n".join([*lines, f"  forward mode: {forward}{self.obstacle}"])
 
 
 def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Report what a custom gradient does: its inputs, what it closes over and keeps, and its cost.
+    """Report which gradients a custom gradient has, what it keeps, and what it costs.
 
     Every array among the arguments counts as traced, as under `jax.jit`, and so does every array
-    that the function closes over. `h` is run, traced and compiled, and not executed unless it
-    branches on values.
+    that the function closes over. `h` is traced, and executed only if it branches on values.
 
     Args:
         h: a function that `custom_gradient`, `grad_pass_through` or `recompute_grad` returned.
@@ -29,10 +95,9 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         **kwargs: its keyword arguments.
 
     Returns:
-        An `Explanation`, which prints as a table, with the fields `inputs`, `captured` (and the
-        gradient that each gets), `residuals`, `autodiff` (what JAX would keep for the undecorated
-        function; by version), `forward_mode` and the `obstacle` to it, `costs` by the compiler, and
-        `notes` on what is not known. `kept_bytes`, `new_bytes` and `autodiff_bytes` are the sums.
+        An `Explanation`, which prints as a table: the arrays that `h` reads and the gradient of
+        each; what the rule keeps, and what JAX would keep for the undecorated function (by
+        version); whether forward mode works. `costs()` compiles, and returns estimates.
 
     Raises:
         TypeError: if `h` is not such a function, or needs values and got none.
@@ -40,43 +105,195 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from tfgrad_jax import custom_gradient, explain
-        >>> @custom_gradient
-        ... def tanh(x):
-        ...     y = jnp.tanh(x)
-        ...     return y, lambda dy: dy * (1 - y**2)
-        >>> found = explain(tanh, jax.ShapeDtypeStruct((512, 512), jnp.float32))
-        >>> [(r.name, r.bytes, r.origin) for r in found.residuals]
-        [('y', 1048576, 'output')]
-        >>> found.new_bytes
-        0
+        >>> square = custom_gradient(lambda x: (x * x, lambda dy: 2 * x * dy))
+        >>> found = explain(square, jax.ShapeDtypeStruct((512, 512), jnp.float32))
+        >>> [(r.name, r.bytes, r.origin) for r in found.residuals], found.new_bytes
+        ([('x', 1048576, 'input')], 0)
     """
-    owner, bound_to, args, recomputed = _owner(h, args)
-    study = Study(owner, bound_to, args, kwargs, recomputed)
-    study.run()
-    return Explanation(
-        study.name, study.inputs(), study.captured_values(), study.residuals, study.autodiff,
-        study.forward_mode, study.obstacle, study.costs, tuple(study.notes),
-    )  # fmt: skip
+    return copy_context().run(_Call(h, args, kwargs).explained)
 
 
-def _owner(h: Any, args: tuple[Any, ...]) -> tuple[CustomGradient, tuple[Any, ...], Any, bool]:
-    """Return whose call it is, what that is bound to, its arguments and whether it recomputes."""
-    f, bound_to = h, ()
-    if isinstance(h, types.MethodType):
-        f, bound_to = h.__func__, (h.__self__,)
-    if is_recomputed(f):
+class _Call:
+    """A call of a decorated function, and what is found out about copies of it."""
+
+    def __init__(self, h: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        f, bound_to = (h.__func__, (h.__self__,)) if isinstance(h, types.MethodType) else (h, ())
+        owner, inner = getattr(f, "_custom_gradient", f), getattr(h, "__wrapped__", None)
+        variables, primal, self._convention = "autodiff", None, "tf"
+        if isinstance(owner, CustomGradient) and (owner is f or owner._method is f):
+            f, variables, primal, self._convention = owner.unwrapped()[1]
+        elif not is_recomputed(f):
+            wraps = isinstance(inner, CustomGradient) or is_recomputed(inner)
+            raise _errors.not_explainable(h, wraps)
+        self._recomputes, self._is_method, self._eager = is_recomputed(f), bool(bound_to), False
+        self._source = Source.of(f)
+        self.name = self._source.name.replace("<locals>.", "")
+        is_self = lambda v: any(v is obj for obj in bound_to)  # noqa: E731
+        leaves, self._treedef = tree_flatten(((*bound_to, *args), kwargs), is_leaf=is_self)
+        signature, names = Signature(f), [""] * len(leaves)
+        bound = signature.bind(f, *tree_unflatten(self._treedef, range(len(leaves))))
+        first = [*signature.input_names(bound), *bound.rest]
+        for path, i in tree_flatten_with_path((*bound.inputs, *bound.rest.values()))[0]:
+            names[i] = first[path[0].idx] + keystr(path[1:])
+        given = [isinstance(v, _TYPE) or (is_array(v) and not is_ref(v)) for v in leaves]
+        self._given = [i for i, is_one in enumerate(given) if is_one]
+        settings = [(names[i], None if given[i] else v) for i, v in enumerate(leaves)]
+        self._held = held = Held([("", f), *settings, ("", primal), ("variables", variables)])
+        self._values = [*held.arrays, *(leaves[i] for i in self._given)]
+        self._names = [*held.names, *(names[i] for i in self._given)]
+        autodiff = [isinstance(variables, str)] * len(held.arrays)
+        autodiff += [self._recomputes] * len(self._given)
+        self._kinds = ["autodiff" if known else "by the rule" for known in autodiff]
+
+    def explained(self) -> Explanation:
+        """Trace the call, or run it where it branches on values."""
+        _runs.set([])
+        try:
+            closed, shapes = jax.make_jaxpr(self._look, return_shape=True)(*self._values)
+            found = tree_unflatten(jax.tree.structure(shapes), closed.jaxpr.outvars)
+            return self._explanation(closed.jaxpr.invars, closed.jaxpr.eqns, *found)
+        except NeedsValuesError as error:
+            if any(isinstance(v, _TYPE) for v in self._values):
+                raise _errors.explain_needs_values(self.name) from error
+            self._eager, values = True, list(map(jnp.asarray, self._values))
+            return self._explanation(values, (), *self._look(*values))
+
+    def _value(self, values: Sequence[Any], plain: bool = False) -> Any:
+        """Return the value of a copy of the function, or of the undecorated one."""
+        n = len(self._held.arrays)
+        f, *leaves, primal, variables = self._held(values[:n])
+        for i, v in zip(self._given, values[n:], strict=True):
+            leaves[i] = v
+        args, kwargs = tree_unflatten(self._treedef, leaves)
+        if self._recomputes:
+            return (f.__wrapped__ if plain else f)(*args, **kwargs)
+        if plain:
+            return f(*args, **kwargs)[0]
 
         @functools.wraps(f)
-        def both(*args: Any, **kwargs: Any) -> Any:
-            return f.__wrapped__(*args, **kwargs), lambda: f(*args, **kwargs)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            pair = f(*args, **kwargs)
+            with contextlib.suppress(TypeError, ValueError, LookupError):  # no pair: an error later
+                y, grad_fn = pair
+                ys = {f"y{keystr(path)}": v for path, v in tree_flatten_with_path(y)[0]}
+                ys = {name: v for name, v in ys.items() if isinstance(v, jax.Array)}
+                _runs.get().append((ys, grad_fn, arrays_in([("", grad_fn)])))
+            return pair
 
-        return CustomGradient(both, "autodiff", None, "tf"), bound_to, args, True
-    owner = getattr(f, "_custom_gradient", f)
-    if not isinstance(owner, CustomGradient) or (owner is not f and owner._method is not f):
-        inner = getattr(h, "__wrapped__", None)
-        raise _errors.not_explainable(h, isinstance(inner, CustomGradient) or is_recomputed(inner))
-    if owner is f:
-        args = (*bound_to, *args)
-        bound = owner._in_class and args and owner._binds(args[0])
-        bound_to, args = (args[:1], args[1:]) if bound else ((), args)
-    return owner, bound_to, args, False
+        h: Any = CustomGradient(watched, variables, primal, self._convention)
+        return h.__get__(args[0])(*args[1:], **kwargs) if self._is_method else h(*args, **kwargs)
+
+    def _vjp(self, moved: Sequence[int], values: Sequence[Any], plain: bool = False) -> Any:
+        """Return the outputs that have a derivative, their pull-back, and what that keeps."""
+
+        def moving(moved: dict[int, Any]) -> list[Any]:
+            y = self._value([moved.get(i, v) for i, v in enumerate(values)], plain)
+            return [jnp.asarray(v) for v in tree_leaves(y) if spec(v).differentiable]
+
+        ys, pull = jax.vjp(moving, {i: values[i] for i in moved})
+        return ys, pull, [v for v in tree_leaves(pull) if not is_ref(v)]
+
+    def _can_move(self, moved: Sequence[int], values: Sequence[Any]) -> bool:
+        with contextlib.suppress(TypeError):  # it says that a captured value has no gradient
+            return bool(self._vjp(moved, values))
+        return False
+
+    def _look(self, *values: Any) -> tuple[Any, ...]:
+        """Find out which values have gradients, and whether forward mode works.
+
+        Return what is kept, the outputs, and what the rule holds; for autodiff, outputs and kept.
+        """
+        self._moved = moved = [i for i, v in enumerate(values) if spec(v).differentiable]
+        self._gradients = [f"none: {spec(v).dtype} has no derivative" for v in values]
+        for i in moved:
+            self._gradients[i] = self._kinds[i]
+        if not self._can_move(moved, values):
+            for i in [i for i in moved if not self._can_move([i], values)]:
+                self._gradients[i] = "none: an error where it is differentiated"
+                moved.remove(i)
+        ys, pull, kept = self._vjp(moved, values)
+        runs = [run for run in _runs.get() if all(map(is_known, run[0].values()))]
+        outputs, grad_fn, arrays = runs[-1] if runs else ({}, None, {})
+        held = {(i, name): v for i, (name, v) in enumerate(arrays.values()) if is_known(v)}
+        kept += held.values() if self._eager else ()  # the rule keeps what JAX is not tracing
+        self._ys = jax.tree.map(jax.typeof, ys)
+        self._look_at_rule(ys, pull, values, grad_fn)
+        zs, kept_plainly = (), None
+        with contextlib.suppress(Exception):  # of any type: that of what has no derivative
+            found = self._vjp(moved, values, plain=True)
+            jax.eval_shape(found[1], found[0])  # a loop says only now that it has none
+            zs, _, kept_plainly = found
+        return kept, outputs, held, zs, kept_plainly
+
+    def _look_at_rule(self, ys: Any, pull: Any, values: Sequence[Any], grad_fn: Any) -> None:
+        """Find out whether forward mode works, and which gradients are zero."""
+        moved = [values[i] for i in self._moved]
+        tangents = [jnp.zeros(v.shape, tangent_dtype(v.dtype)) for v in moved]
+        closed: Any = None
+        self._forward, zero = (True, ""), "zero"
+        try:
+            closed = None if self._eager else jax.make_jaxpr(pull)(ys)  # it may need values
+            if ys and moved and not self._recomputes:
+                types = [cotangent_type(y) for y in ys]
+                transposed(lambda cotangents: tree_leaves(pull(cotangents)), types, tangents)
+        except NotLinearError as error:
+            line = Source.of(grad_fn).first_use(error.eqn)
+            self._forward, zero = (False, f"{error} ({Path(line).name})"), "zero or constant"
+        except Exception as error:  # of any type: that of the rule
+            if isinstance(error, NeedsValuesError) and not self._eager:
+                raise
+            text = f"the rule raised {type(error).__name__}: {error}".partition("\n")[0]
+            self._forward, closed = (None, text), None
+        masks = dependence(without_consts(closed)) if closed else ()
+        for i, mask in zip(self._moved, masks, strict=False):
+            if not mask >> len(closed.consts):
+                self._gradients[i] = zero
+
+    def _explanation(self, operands: Any, eqns: Any, *found: Any) -> Explanation:
+        """Return what was found out: variables of a jaxpr, or arrays, stand for the values."""
+        kept, outputs, held, zs, plain = found
+        constants, n = self._held.constants, len(self._held.arrays)
+        rows = [(name, "new", v) for (_, name), v in held.items()]
+        rows += [(name, "output", v) for name, v in [*outputs.items(), *(("y", z) for z in zs)]]
+        rows += [(name, "captured", v) for name, v in constants]
+        origins = ["captured"] * n + ["input"] * len(self._given)
+        rows += zip(self._names, origins, operands, strict=True)
+        known: dict[int, tuple[str, str]] = {}
+        for name, origin, v in rows:
+            known[id(v)] = known.get(id(v), (name,))[0], origin  # the rule's name comes first
+        made = {id(v): eqn for eqn in eqns for v in eqn.outvars}
+
+        def row(v: Any) -> Residual:
+            name, origin = known.get(id(v), ("(unnamed)", "new"))
+            if id(v) not in known and (eqn := made.get(id(v))):
+                line = Path(self._source.first_use(eqn)).name
+                name = f"`{eqn.params.get('name', eqn.primitive.name)}` ({line})"
+            t = getattr(v, "aval", v)
+            return Residual(name, type_name(t), math.prod(t.shape) * t.dtype.itemsize, origin)
+
+        residuals = list({id(v): row(v) for v in kept}.values())
+        autodiff = plain and list({id(v): row(v) for v in plain}.values())
+        types = map(type_name, map(spec, self._values))
+        seen = list(map(Seen, self._names, types, self._gradients))
+        captured = seen[:n] + [Seen(k, type_name(v), "unknown: not replaced") for k, v in constants]
+        new = [r for r in residuals if r.origin == "new"]
+        sizes = [sum(r.bytes for r in rows) for rows in (residuals, new, autodiff or ())]
+        return Explanation(
+            self.name, seen[n:], captured, residuals, sizes[0], sizes[1], autodiff,
+            None if plain is None else sizes[2], *self._forward, self._costs,
+        )  # fmt: skip
+
+    def _costs(self) -> dict[str, dict[str, float]]:
+        """Compile the value and the gradients; return the compiler's estimates."""
+        programs: dict[str, Callable[..., Any]] = {
+            "value": lambda _, *values: self._value(values),
+            "gradient": lambda dys, *vs: self._vjp(self._moved, vs)[1](dys),
+            "gradient by autodiff": lambda dys, *vs: self._vjp(self._moved, vs, plain=True)[1](dys),
+        }
+        found = {}
+        for of, program in programs.items():
+            with contextlib.suppress(Exception):  # of any type: that of tracing or compiling
+                compiled = jax.jit(program).lower(self._ys, *self._values).compile()
+                temporary = getattr(compiled.memory_analysis(), "temp_size_in_bytes", math.nan)
+                found[of] = {**(compiled.cost_analysis() or {}), "temporary bytes": temporary}
+        return found

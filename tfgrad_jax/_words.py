@@ -39,3 +39,13 @@ def types_of(types: Sequence[Any]) -> str:
 
 def tree_of(treedef: Any) -> str:
     return str(treedef).removeprefix("PyTreeDef(").removesuffix(")")
+
+
+def type_name(array: Any) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Write the rows of a table as lines, with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]

@@ -60,12 +60,15 @@ class _Made:
 class Skeleton:
     """Values, and what they hold, without the values that a predicate `takes` out.
 
-    With no predicate, functions are copied, and everything else stays itself.
+    With no predicate, functions are copied, and everything else stays itself. `lenient`, what
+    Python cannot copy stays itself too, and a jitted function is copied without the `jit`.
     """
 
-    def __init__(self, takes: Callable[[Any], bool] | None = is_operand) -> None:
+    def __init__(
+        self, takes: Callable[[Any], bool] | None = is_operand, lenient: bool = False
+    ) -> None:
         self.taken: list[Any] = []
-        self._takes = takes
+        self._takes, self._lenient = takes, lenient
         self._plans: list[Plan] = []
         self._known: dict[int, tuple[Any, Plan]] = {}  # by id, with the value of that id
 
@@ -93,7 +96,12 @@ class Skeleton:
             return self._function(value)
         if is_leaf(cls) or not (self._takes or isinstance(value, Wrapper)):
             return same(value)
-        return self._object(value)
+        try:
+            return self._object(value)
+        except OpaqueError:
+            if not self._lenient:
+                raise
+            return self._plan(value.__wrapped__) if cls in CACHED else same(value)
 
     def _note(self, value: Any, plan: Any) -> Any:
         self._known[id(value)] = value, plan
