@@ -176,10 +176,11 @@ class _Call:
         def watched(*args: Any, **kwargs: Any) -> Any:
             pair = f(*args, **kwargs)
             with contextlib.suppress(TypeError, ValueError, LookupError):  # no pair: an error later
-                y, grad_fn = pair
+                runs, (y, grad_fn) = _runs.get(), pair
                 ys = {f"y{keystr(path)}": v for path, v in tree_flatten_with_path(y)[0]}
-                ys = {name: v for name, v in ys.items() if isinstance(v, jax.Array)}
-                _runs.get().append((ys, grad_fn, arrays_in([("", grad_fn)])))
+                ys = {name: _primal(v) for name, v in ys.items() if isinstance(v, jax.Array)}
+                held = [(n, _primal(v)) for n, v in arrays_in([("", grad_fn)]).values()]
+                runs.append((ys, grad_fn, held))
             return pair
 
         h: Any = CustomGradient(watched, variables, primal, self._convention)
@@ -215,8 +216,9 @@ class _Call:
                 moved.remove(i)
         ys, pull, kept = self._vjp(moved, values)
         runs = [run for run in _runs.get() if all(map(is_known, run[0].values()))]
-        outputs, grad_fn, arrays = runs[-1] if runs else ({}, None, {})
-        held = {(i, name): v for i, (name, v) in enumerate(arrays.values()) if is_known(v)}
+        outputs, grad_fn, arrays = runs[-1] if runs else ({}, None, [])
+        _runs.get().clear()
+        held = {(i, name): v for i, (name, v) in enumerate(arrays) if is_known(v)}
         kept += held.values() if self._eager else ()  # the rule keeps what JAX is not tracing
         self._ys = jax.tree.map(jax.typeof, ys)
         self._look_at_rule(ys, pull, values, grad_fn)
@@ -298,3 +300,17 @@ class _Call:
                 temporary = getattr(compiled.memory_analysis(), "temp_size_in_bytes", math.nan)
                 found[of] = {**(compiled.cost_analysis() or {}), "temporary bytes": temporary}
         return found
+
+
+def _primal(value: Any) -> Any:
+    """Return what JAX differentiates, given its tracer of a derivative."""
+    found = []
+    probe = jax.custom_jvp(lambda value: value)
+
+    @probe.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        found.append(_primal(primals[0]))
+        return primals[0], tangents[0]
+
+    probe(value)
+    return found[0] if found else value
