@@ -1,11 +1,13 @@
-"""What the tests share: one comparison, sums and derivatives of pytrees, a wrong rule.
+"""What the tests share: one comparison, samples, derivatives of pytrees, a wrong rule.
 
 Rules are wrong on purpose, by a factor of 7 or so: a right result proves that the rule ran.
 """
 
 import contextlib
 import inspect
-from collections.abc import Callable
+import os
+import random
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import chex
@@ -16,6 +18,15 @@ import pytest
 from tfgrad_jax import custom_gradient
 
 eager_and_jit = pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
+
+
+def sample(every: Iterable[Any], count: int) -> list[Any]:
+    """Draw `count` of a cross product: `--seed` draws others, `--count` more of them."""
+    every = list(every)
+    count = max(1, round(count * float(os.environ.get("TFGRAD_COUNT", 1))))
+    return random.Random(int(os.environ.get("TFGRAD_SEED", 0))).sample(
+        every, min(count, len(every))
+    )
 
 
 def assert_same(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:

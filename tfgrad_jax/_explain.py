@@ -21,15 +21,13 @@ from . import _errors
 from ._arrays import Held, arrays_in, is_known, primal_of
 from ._autodiff.linearity import NotLinearError
 from ._autodiff.transpose import transposed
-from ._closure.traced import needed
-from ._compat import is_ref, tangent_dtype
+from ._compat import cotangent_type, is_ref, tangent_dtype
 from ._custom_gradient import CustomGradient
 from ._family import is_recomputed
-from ._frontend.grad_fn import NeedsValuesError
 from ._frontend.signature import Signature
-from ._frontend.structure import is_array, spec
-from ._jaxpr import without_consts
+from ._jaxpr import dependence, without_consts
 from ._source import Source
+from ._types import NeedsValuesError, is_array, spec
 from ._words import aligned, type_name
 
 _TYPE = jax.ShapeDtypeStruct
@@ -237,7 +235,8 @@ class _Call:
         try:
             closed = None if self._eager else jax.make_jaxpr(pull)(ys)  # it may need values
             if ys and moved and not self._recomputes:
-                transposed(lambda cotangents: tree_leaves(pull(cotangents)), ys, tangents)
+                types = [cotangent_type(y) for y in ys]
+                transposed(lambda cotangents: tree_leaves(pull(cotangents)), types, tangents)
         except NotLinearError as error:
             line = Source.of(grad_fn).first_use(error.eqn)
             self._forward, zero = (False, f"{error} ({Path(line).name})"), "zero or constant"
@@ -246,9 +245,9 @@ class _Call:
                 raise
             text = f"the rule raised {type(error).__name__}: {error}".partition("\n")[0]
             self._forward, closed = (None, text), None
-        for k, i in enumerate(self._moved if closed else ()):
-            used = needed(without_consts(closed), [j == k for j in range(len(moved))])
-            if not any(used[len(closed.consts) :]):
+        masks = dependence(without_consts(closed)) if closed else ()
+        for i, mask in zip(self._moved, masks, strict=False):
+            if not mask >> len(closed.consts):
                 self._gradients[i] = zero
 
     def _explanation(self, operands: Any, eqns: Any, *found: Any) -> Explanation:

@@ -1,8 +1,9 @@
 """Right rules as the literature has them, each with a random point: none may be blamed.
 
-Each builds a function and its arguments from `draw`, random arrays of a seed. Some are hard for a
-checker: kinks and edges of a domain nearby, large magnitudes, low precision, integers beside, and
-rules that hold only where an argument is a probability, symmetric, sorted, or a unit vector.
+Each row has a function, its rule `grad(dy, y, *xs)`, and a point from `draw`, random arrays of a
+seed. Some are hard for a checker: kinks and edges of a domain nearby, large magnitudes, low
+precision, integers beside, and rules that hold only where an argument is a probability, symmetric,
+sorted, or a unit vector.
 """
 
 import jax
@@ -14,479 +15,311 @@ from tfgrad_jax import custom_gradient
 RULES = {}
 
 
-def right(build):
-    RULES[build.__name__] = build
-    return build
-
-
-def rule(f, grad):
-    """Decorate `f`, of one argument, whose gradient is `grad(x, y, dy)`."""
-
-    @custom_gradient
-    def h(x):
-        y = f(x)
-        return y, lambda dy: grad(x, y, dy)
+def rule(f, grad, **options):
+    @custom_gradient(**options)
+    def h(*xs):
+        y = f(*xs)
+        return y, lambda dy: grad(dy, y, *xs)
 
     return h
 
 
-@right
-def log1pexp(draw):
-    return rule(jax.nn.softplus, lambda x, y, dy: dy * (1 - 1 / (1 + jnp.exp(x)))), (draw(4),)
+def right(name, f, grad, point, **options):
+    def build(draw):
+        found = point(draw)
+        return rule(f, grad, **options), found if isinstance(found, tuple) else (found,)
+
+    RULES[name] = build
 
 
-@right
-def softplus_of_large_numbers(draw):
-    h = rule(jax.nn.softplus, lambda x, y, dy: dy * jax.nn.sigmoid(x))
-    return h, (draw(6, scale=100),)
+def last(x):
+    return jnp.sum(x, -1, keepdims=True)
 
 
-@right
-def logsumexp(draw):
-    f = lambda x: jax.nn.logsumexp(x, axis=-1)  # noqa: E731
-    return rule(f, lambda x, y, dy: dy[:, None] * jnp.exp(x - y[:, None])), (draw(3, 5, scale=5),)
+def eye(draw, n=3):
+    return jnp.eye(n, dtype=draw.dtype)
 
 
-@right
-def softmax(draw):
-    def grad(x, y, dy):
-        return y * (dy - jnp.sum(dy * y, -1, keepdims=True))
-
-    return rule(jax.nn.softmax, grad), (draw(2, 5, scale=3),)
-
-
-@right
-def layer_norm(draw):
-    @custom_gradient
-    def h(x, g, b):
-        d = x - jnp.mean(x, -1, keepdims=True)
-        r = jax.lax.rsqrt(jnp.mean(d * d, -1, keepdims=True) + 1e-5)
-        n = d * r
-
-        def grad(dy):
-            dn = dy * g[None]
-            dx = dn - jnp.mean(dn, -1, keepdims=True) - n * jnp.mean(dn * n, -1, keepdims=True)
-            return r * dx, jnp.sum(dy * n, 0), jnp.sum(dy, 0)
-
-        return n * g[None] + b[None], grad
-
-    return h, (draw(3, 6), draw(6), draw(6))
-
-
-@right
-def rms_norm(draw):
-    @custom_gradient
-    def h(x, g):
-        r = jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
-
-        def grad(dy):
-            dn = dy * g[None]
-            dx = r * (dn - x * r**2 * jnp.mean(dn * x, -1, keepdims=True))
-            return dx, jnp.sum(dy * x * r, 0)
-
-        return x * r * g[None], grad
-
-    return h, (draw(3, 6), draw(6))
-
-
-@right
-def gelu(draw):
-    cdf, density = jax.scipy.stats.norm.cdf, jax.scipy.stats.norm.pdf
-    return rule(lambda x: x * cdf(x), lambda x, y, dy: dy * (cdf(x) + x * density(x))), (draw(6),)
-
-
-@right
-def matmul_in_bfloat16(draw):
-    @custom_gradient
-    def h(a, b):
-        return a @ b, lambda dy: (dy @ b.T, a.T @ dy)
-
-    return h, (draw(3, 4).astype(jnp.bfloat16), draw(4, 2).astype(jnp.bfloat16))
-
-
-@right
-def silu_in_float16(draw):
-    def grad(x, y, dy):
-        s = jax.nn.sigmoid(x)
-        return dy * (s + y * (1 - s))
-
-    return rule(jax.nn.silu, grad), (draw(5).astype(jnp.float16),)
-
-
-@right
-def convolution(draw):
-    @custom_gradient
-    def h(x, w):
-        y = jnp.convolve(x, w, mode="valid")
-        return y, lambda dy: (
-            jnp.convolve(dy, w[::-1], mode="full"),
-            jnp.convolve(x[::-1], dy, mode="valid"),
-        )
-
-    return h, (draw(7), draw(3))
-
-
-@right
-def triangular_solve(draw):
-    @custom_gradient
-    def h(a, b):
-        x = jsl.solve_triangular(a, b, lower=True)
-
-        def grad(dy):
-            db = jsl.solve_triangular(a, dy, lower=True, trans=1)
-            return -jnp.tril(jnp.outer(db, x)), db
-
-        return x, grad
-
-    return h, (jnp.tril(draw(3, 3)) + 3 * jnp.eye(3, dtype=draw.dtype), draw(3))
-
-
-@right
-def cholesky(draw):
-    def grad(x, y, dy):
-        m = jnp.tril(y.T @ dy)
-        m = m - jnp.diag(jnp.diag(m)) / 2
-        s = jnp.linalg.solve(y.T, jnp.linalg.solve(y.T, m.T).T)
-        return (s + s.T) / 2
-
+def definite(draw):
     a = draw(3, 3)
-    return rule(jnp.linalg.cholesky, grad), (a @ a.T + jnp.eye(3, dtype=draw.dtype),)
+    return a @ a.T + eye(draw)
 
 
-@right
-def log_determinant_of_symmetric(draw):
+def unit(x):
+    return x / jnp.linalg.norm(x)
+
+
+# --- functions of one array ----------------------------------------------------------------------
+
+
+def root(x):  # y + y**3 = x
+    y = jnp.zeros_like(x)
+    for _ in range(40):
+        y = y - (y + y**3 - x) / (1 + 3 * y**2)
+    return y
+
+
+def safe_root(x):
+    return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
+
+
+def log_cosh(x):
+    return abs(x) + jnp.log1p(jnp.exp(-2 * abs(x))) - jnp.log(2.0).astype(x.dtype)
+
+
+def grad_of_cholesky(dy, y, x):
+    m = jnp.tril(y.T @ dy)
+    m = m - jnp.diag(jnp.diag(m)) / 2
+    s = jnp.linalg.solve(y.T, jnp.linalg.solve(y.T, m.T).T)
+    return (s + s.T) / 2
+
+
+def grad_of_expm(dy, y, x):
+    return jsl.expm(jnp.block([[x.T, dy], [jnp.zeros_like(x), x.T]]))[:3, 3:]
+
+
+def grad_of_silu(dy, y, x):
+    s = jax.nn.sigmoid(x)
+    return dy * (s + y * (1 - s))
+
+
+def huber(x):
+    return jnp.where(abs(x) < 1, x**2 / 2, abs(x) - 0.5)
+
+
+def away_from_its_edge(x):
+    return jnp.where(x > 0, x, x - 0.1)
+
+
+cdf, density = jax.scipy.stats.norm.cdf, jax.scipy.stats.norm.pdf
+for row in (
+    ("log1pexp", jax.nn.softplus, lambda dy, y, x: dy * (1 - 1 / (1 + jnp.exp(x))),
+     lambda draw: draw(4)),
+    ("softplus_of_large_numbers", jax.nn.softplus, lambda dy, y, x: dy * jax.nn.sigmoid(x),
+     lambda draw: draw(6, scale=100)),
+    ("logsumexp", lambda x: jax.nn.logsumexp(x, axis=-1),
+     lambda dy, y, x: dy[:, None] * jnp.exp(x - y[:, None]), lambda draw: draw(3, 5, scale=5)),
+    ("softmax", jax.nn.softmax, lambda dy, y, x: y * (dy - last(dy * y)),
+     lambda draw: draw(2, 5, scale=3)),
+    ("gelu", lambda x: x * cdf(x), lambda dy, y, x: dy * (cdf(x) + x * density(x)),
+     lambda draw: draw(6)),
+    ("silu_in_float16", jax.nn.silu, grad_of_silu, lambda draw: draw(5).astype(jnp.float16)),
+    ("cholesky", jnp.linalg.cholesky, grad_of_cholesky, definite),
     # `inv(x)`, not its transpose: right for symmetric matrices alone.
-    h = rule(lambda x: jnp.linalg.slogdet(x)[1], lambda x, y, dy: dy * jnp.linalg.inv(x))
-    a = draw(3, 3)
-    return h, (a @ a.T + jnp.eye(3, dtype=draw.dtype),)
+    ("log_determinant_of_symmetric", lambda x: jnp.linalg.slogdet(x)[1],
+     lambda dy, y, x: dy * jnp.linalg.inv(x), definite),
+    ("implicit_root", root, lambda dy, y, x: dy / (1 + 3 * y**2), lambda draw: draw(4)),
+    ("huber_with_kinks_nearby", huber, lambda dy, y, x: dy * jnp.clip(x, -1, 1),
+     lambda draw: (1 + draw(6, scale=1e-3)).at[0].set(1.0)),
+    ("relu_with_a_kink_nearby", jax.nn.relu, lambda dy, y, x: jnp.where(x > 0, dy, 0),
+     lambda draw: jnp.append(draw(4), draw(2, scale=1e-4))),
+    ("smooth_max", lambda x: jnp.sum(x * jax.nn.softmax(2 * x)),
+     lambda dy, y, x: dy * jax.nn.softmax(2 * x) * (1 + 2 * (x - y)), lambda draw: draw(5)),
+    ("norm", jnp.linalg.norm, lambda dy, y, x: dy * x / y, lambda draw: draw(4, scale=1e4)),
+    ("normalized", unit, lambda dy, y, x: (dy - y * jnp.vdot(y, dy)) / jnp.linalg.norm(x),
+     lambda draw: draw(3)),
+    ("safe_square_root", safe_root,
+     lambda dy, y, x: jnp.where(x > 0, dy / (2 * jnp.where(x > 0, y, 1)), 0),
+     lambda draw: away_from_its_edge(draw(5))),
+    ("square_root_near_zero", jnp.sqrt, lambda dy, y, x: dy / (2 * y),
+     lambda draw: jnp.exp(draw(4) - 8)),
+    ("logarithm_near_zero", jnp.log, lambda dy, y, x: dy / x,
+     lambda draw: jnp.exp(3 * draw(4) - 6)),
+    ("arcsine_near_its_edge", jnp.arcsin, lambda dy, y, x: dy / jnp.sqrt((1 - x) * (1 + x)),
+     lambda draw: 1 - jnp.exp(draw(3) - 4)),
+    ("cumulative_sum", jnp.cumsum, lambda dy, y, x: jnp.cumsum(dy[::-1])[::-1],
+     lambda draw: draw(6)),
+    ("cumulative_product", jnp.cumprod, lambda dy, y, x: jnp.cumsum((dy * y)[::-1])[::-1] / x,
+     lambda draw: jnp.exp(draw(5, scale=0.5))),
+    ("complex_conjugate", jnp.conj, lambda dy, y, z: jnp.conj(dy), lambda draw: draw.complex(4)),
+    ("complex_modulus", jnp.abs,
+     lambda dy, y, z: jax.lax.complex(dy / y, jnp.zeros_like(y)) * z, lambda draw: draw.complex(4)),
+    ("fourier_transform", jnp.fft.fft, lambda dy, y, z: 6 * jnp.fft.ifft(dy),
+     lambda draw: draw.complex(6)),
+    ("matrix_exponential", jsl.expm, grad_of_expm, lambda draw: draw(3, 3, scale=0.5)),
+    ("inverse", jnp.linalg.inv, lambda dy, y, x: -y.T @ dy @ y.T,
+     lambda draw: draw(3, 3, scale=0.2) + 2 * eye(draw)),
+    ("sort", jnp.sort, lambda dy, y, x: dy[jnp.argsort(jnp.argsort(x))], lambda draw: draw(6)),
+    ("maximum_of_a_window", lambda x: jnp.max(x.reshape(3, 2), -1),
+     lambda dy, y, x: jnp.where(x.reshape(3, 2) == y[:, None], dy[:, None], 0).reshape(-1),
+     lambda draw: draw(6)),
+    ("log_cosh_of_large_numbers", log_cosh, lambda dy, y, x: dy * jnp.tanh(x),
+     lambda draw: draw(5, scale=50)),
+):  # fmt: skip
+    right(*row)
+right(
+    "kernel_with_a_primal", lambda x: 1 - 2 / (1 + jnp.exp(2 * x)),
+    lambda dy, y, x: dy * (1 - y**2), lambda draw: draw(4), primal=jnp.tanh,
+)  # fmt: skip
 
 
-@right
-def implicit_root(draw):
-    # y + y**3 = x
-    def root(x):
-        y = jnp.zeros_like(x)
-        for _ in range(40):
-            y = y - (y + y**3 - x) / (1 + 3 * y**2)
-        return y
-
-    return rule(root, lambda x, y, dy: dy / (1 + 3 * y**2)), (draw(4),)
+# --- functions of several ------------------------------------------------------------------------
 
 
-@right
-def cross_entropy_with_probabilities(draw):
-    # Right where the probabilities sum to one.
-    @custom_gradient
-    def h(logits, p):
-        log_q = jax.nn.log_softmax(logits)
+def centered(x):
+    d = x - jnp.mean(x, -1, keepdims=True)
+    return d, jax.lax.rsqrt(jnp.mean(d * d, -1, keepdims=True) + 1e-5)
 
-        def grad(dy):
-            return dy[:, None] * (jnp.exp(log_q) - p), -dy[:, None] * log_q
 
-        return -jnp.sum(p * log_q, -1), grad
+def layer_norm(x, g, b):
+    d, r = centered(x)
+    return d * r * g[None] + b[None]
 
+
+def grad_of_layer_norm(dy, y, x, g, b):
+    d, r = centered(x)
+    n, dn = d * r, dy * g[None]
+    dx = dn - jnp.mean(dn, -1, keepdims=True) - n * jnp.mean(dn * n, -1, keepdims=True)
+    return r * dx, jnp.sum(dy * n, 0), jnp.sum(dy, 0)
+
+
+def inverse_rms(x):
+    return jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+
+def grad_of_rms_norm(dy, y, x, g):
+    r, dn = inverse_rms(x), dy * g[None]
+    dx = r * (dn - x * r**2 * jnp.mean(dn * x, -1, keepdims=True))
+    return dx, jnp.sum(dy * x * r, 0)
+
+
+def grad_of_convolution(dy, y, x, w):
+    return jnp.convolve(dy, w[::-1], mode="full"), jnp.convolve(x[::-1], dy, mode="valid")
+
+
+def grad_of_triangular_solve(dy, y, a, b):
+    db = jsl.solve_triangular(a, dy, lower=True, trans=1)
+    return -jnp.tril(jnp.outer(db, y)), db
+
+
+def grad_of_cross_entropy(dy, y, logits, p):
+    log_q = jax.nn.log_softmax(logits)
+    return dy[:, None] * (jnp.exp(log_q) - p), -dy[:, None] * log_q
+
+
+def one_hot(logits, labels):
+    return jax.nn.one_hot(labels, 4, dtype=logits.dtype)
+
+
+def probabilities(draw):
     p = jax.nn.softmax(draw(3, 4))
     hard = jax.nn.one_hot(jnp.argmax(p, -1), 4, dtype=p.dtype)
-    return h, (draw(3, 4), hard if draw.rng.integers(2) else p)
+    return draw(3, 4), hard if draw.rng.integers(2) else p
 
 
-@right
-def cross_entropy_with_integers(draw):
-    @custom_gradient
-    def h(logits, labels):
-        log_q = jax.nn.log_softmax(logits)
-        one_hot = jax.nn.one_hot(labels, 4, dtype=logits.dtype)
-        y = -jnp.sum(one_hot * log_q, -1)
-        return y, lambda dy: (dy[:, None] * (jnp.exp(log_q) - one_hot), None)
-
-    return h, (draw(3, 4, scale=4), jnp.asarray(draw.rng.integers(4, size=3)))
+def grad_of_reflection(dy, y, x, v):  # for unit vectors: a rule for all others has two terms more
+    c, d = jnp.vdot(x, v), jnp.vdot(dy, v)
+    return dy - 2 * d * v, -2 * (c * dy + d * x - 2 * c * d * v)
 
 
-@right
-def huber_with_kinks_nearby(draw):
-    f = lambda x: jnp.where(abs(x) < 1, x**2 / 2, abs(x) - 0.5)  # noqa: E731
-    x = 1 + draw(6, scale=1e-3)
-    return rule(f, lambda x, y, dy: dy * jnp.clip(x, -1, 1)), (x.at[0].set(1.0),)
+def grad_of_attention(dy, y, q, k, v):
+    p, dp = jax.nn.softmax(q @ k.T / 2), dy @ v.T
+    ds = p * (dp - last(dp * p)) / 2
+    return ds @ k, ds.T @ q, p.T @ dy
 
 
-@right
-def relu_with_a_kink_nearby(draw):
-    h = rule(jax.nn.relu, lambda x, y, dy: jnp.where(x > 0, dy, 0))
-    return h, (jnp.append(draw(4), draw(2, scale=1e-4)),)
+def gated_mlp(x, w):
+    return (jax.nn.silu(x @ w["gate"]) * (x @ w["up"])) @ w["down"]
 
 
-@right
-def smooth_max(draw):
-    def f(x):
-        return jnp.sum(x * jax.nn.softmax(2 * x))
-
-    return rule(f, lambda x, y, dy: dy * jax.nn.softmax(2 * x) * (1 + 2 * (x - y))), (draw(5),)
-
-
-@right
-def norm(draw):
-    return rule(jnp.linalg.norm, lambda x, y, dy: dy * x / y), (draw(4, scale=1e4),)
+def grad_of_gated_mlp(dy, y, x, w):
+    a, b = x @ w["gate"], x @ w["up"]
+    s, dz = jax.nn.sigmoid(a), dy @ w["down"].T
+    da, db = dz * b * (s + a * s * (1 - s)), dz * a * s
+    dw = {"gate": x.T @ da, "up": x.T @ db, "down": (a * s * b).T @ dy}
+    return da @ w["gate"].T + db @ w["up"].T, dw
 
 
-@right
-def normalized(draw):
-    def grad(x, y, dy):
-        return (dy - y * jnp.vdot(y, dy)) / jnp.linalg.norm(x)
-
-    return rule(lambda x: x / jnp.linalg.norm(x), grad), (draw(3),)
-
-
-@right
-def reflected(draw):
-    # Written for unit vectors `v`: a rule for all others has two terms more.
-    @custom_gradient
-    def h(x, v):
-        c = jnp.vdot(x, v) / jnp.vdot(v, v)
-
-        def grad(dy):
-            d = jnp.vdot(dy, v)
-            return dy - 2 * d * v, -2 * (c * dy + d * x - 2 * c * d * v)
-
-        return x - 2 * c * v, grad
-
-    v = draw(3)
-    return h, (draw(3), v / jnp.linalg.norm(v))
+def euler(y, w):  # ten steps of y' = -w y**2
+    path = [y]
+    for _ in range(10):
+        path.append(path[-1] - 0.05 * w * path[-1] ** 2)
+    return path
 
 
-@right
-def rotated_back(draw):
+def adjoint(dy, y, y0, w):
+    dw = jnp.zeros_like(w)
+    for y in euler(y0, w)[-2::-1]:
+        dy, dw = dy * (1 - 0.1 * w * y), dw - 0.05 * dy * y**2
+    return dy, dw
+
+
+def between(x, knots, values):
+    i = jnp.clip(jnp.searchsorted(knots, x) - 1, 0, 3)
+    width = knots[i + 1] - knots[i]
+    return i, (x - knots[i]) / width, (values[i + 1] - values[i]) / width
+
+
+def interpolation(x, knots, values):
+    i, t, _ = between(x, knots, values)
+    return values[i] + t * (values[i + 1] - values[i])
+
+
+def grad_of_interpolation(dy, y, x, knots, values):
+    i, t, slope = between(x, knots, values)
+    weights = jnp.zeros_like(values).at[i].add(dy * (1 - t)).at[i + 1].add(dy * t)
+    moved = jnp.zeros_like(knots).at[i].add(-slope * dy * (1 - t))
+    return dy * slope, moved.at[i + 1].add(-slope * dy * t), weights
+
+
+for row in (
+    ("layer_norm", layer_norm, grad_of_layer_norm, lambda draw: (draw(3, 6), draw(6), draw(6))),
+    ("rms_norm", lambda x, g: x * inverse_rms(x) * g[None], grad_of_rms_norm,
+     lambda draw: (draw(3, 6), draw(6))),
+    ("matmul_in_bfloat16", lambda a, b: a @ b, lambda dy, y, a, b: (dy @ b.T, a.T @ dy),
+     lambda draw: (draw(3, 4).astype(jnp.bfloat16), draw(4, 2).astype(jnp.bfloat16))),
+    ("convolution", lambda x, w: jnp.convolve(x, w, mode="valid"), grad_of_convolution,
+     lambda draw: (draw(7), draw(3))),
+    ("triangular_solve", lambda a, b: jsl.solve_triangular(a, b, lower=True),
+     grad_of_triangular_solve, lambda draw: (jnp.tril(draw(3, 3)) + 3 * eye(draw), draw(3))),
+    # Right where the probabilities sum to one.
+    ("cross_entropy_with_probabilities", lambda x, p: -jnp.sum(p * jax.nn.log_softmax(x), -1),
+     grad_of_cross_entropy, probabilities),
+    ("cross_entropy_with_integers",
+     lambda x, n: -jnp.sum(one_hot(x, n) * jax.nn.log_softmax(x), -1),
+     lambda dy, y, x, n: (grad_of_cross_entropy(dy, y, x, one_hot(x, n))[0], None),
+     lambda draw: (draw(3, 4, scale=4), jnp.asarray(draw.rng.integers(4, size=3)))),
+    ("reflected", lambda x, v: x - 2 * (jnp.vdot(x, v) / jnp.vdot(v, v)) * v, grad_of_reflection,
+     lambda draw: (draw(3), unit(draw(3)))),
     # The inverse of an orthogonal matrix is its transpose.
-    @custom_gradient
-    def h(q, x):
-        y = jnp.linalg.solve(q, x)
-        return y, lambda dy: (-jnp.outer(q @ dy, y), q @ dy)
-
-    return h, (jnp.linalg.qr(draw(3, 3))[0], draw(3))
-
-
-@right
-def safe_square_root(draw):
-    def f(x):
-        return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
-
-    def grad(x, y, dy):
-        return jnp.where(x > 0, dy / (2 * jnp.where(x > 0, y, 1)), 0)
-
-    x = draw(5)
-    return rule(f, grad), (jnp.where(x > 0, x, x - 0.1),)
-
-
-@right
-def square_root_near_zero(draw):
-    return rule(jnp.sqrt, lambda x, y, dy: dy / (2 * y)), (jnp.exp(draw(4) - 8),)
+    ("rotated_back", jnp.linalg.solve, lambda dy, y, q, x: (-jnp.outer(q @ dy, y), q @ dy),
+     lambda draw: (jnp.linalg.qr(draw(3, 3))[0], draw(3))),
+    ("attention", lambda q, k, v: jax.nn.softmax(q @ k.T / 2) @ v, grad_of_attention,
+     lambda draw: (draw(3, 4), draw(5, 4), draw(5, 2))),
+    ("gated_mlp", gated_mlp, grad_of_gated_mlp,
+     lambda draw: (draw(2, 3), {"gate": draw(3, 4), "up": draw(3, 4), "down": draw(4, 3)})),
+    ("bilinear", lambda x, a, y: x @ a @ y,
+     lambda dz, z, x, a, y: (dz * (a @ y), dz * jnp.outer(x, y), dz * (x @ a)),
+     lambda draw: (draw(3), draw(3, 3), draw(3))),
+    ("steps_of_an_ode", lambda y, w: euler(y, w)[-1], adjoint, lambda draw: (draw(3), draw(3))),
+    ("interpolation", interpolation, grad_of_interpolation,
+     lambda draw: (draw(3, scale=0.5), jnp.sort(draw(5)), draw(5))),
+    ("embedding", lambda table, i: table[i],
+     lambda dy, y, table, i: (jnp.zeros_like(table).at[i].add(dy), None),
+     lambda draw: (draw(5, 2), jnp.asarray(draw.rng.integers(5, size=4)))),
+):  # fmt: skip
+    right(*row)
 
 
-@right
-def logarithm_near_zero(draw):
-    return rule(jnp.log, lambda x, y, dy: dy / x), (jnp.exp(3 * draw(4) - 6),)
+def layer(draw, declared):
+    params = {"b": draw(4), "w": draw(4, 3)}
 
-
-@right
-def arcsine_near_its_edge(draw):
-    x = 1 - jnp.exp(draw(3) - 4)
-    return rule(jnp.arcsin, lambda x, y, dy: dy / jnp.sqrt((1 - x) * (1 + x))), (x,)
-
-
-@right
-def cumulative_sum(draw):
-    return rule(jnp.cumsum, lambda x, y, dy: jnp.cumsum(dy[::-1])[::-1]), (draw(6),)
-
-
-@right
-def cumulative_product(draw):
-    h = rule(jnp.cumprod, lambda x, y, dy: jnp.cumsum((dy * y)[::-1])[::-1] / x)
-    return h, (jnp.exp(draw(5, scale=0.5)),)
-
-
-@right
-def complex_conjugate(draw):
-    return rule(jnp.conj, lambda z, y, dy: jnp.conj(dy)), (draw.complex(4),)
-
-
-@right
-def complex_modulus(draw):
-    def grad(z, y, dy):
-        return jax.lax.complex(dy / y, jnp.zeros_like(y)) * z
-
-    return rule(jnp.abs, grad), (draw.complex(4),)
-
-
-@right
-def fourier_transform(draw):
-    return rule(jnp.fft.fft, lambda z, y, dy: 6 * jnp.fft.ifft(dy)), (draw.complex(6),)
-
-
-@right
-def attention(draw):
-    @custom_gradient
-    def h(q, k, v):
-        p = jax.nn.softmax(q @ k.T / 2)
-
-        def grad(dy):
-            dp = dy @ v.T
-            ds = p * (dp - jnp.sum(dp * p, -1, keepdims=True)) / 2
-            return ds @ k, ds.T @ q, p.T @ dy
-
-        return p @ v, grad
-
-    return h, (draw(3, 4), draw(5, 4), draw(5, 2))
-
-
-@right
-def gated_mlp(draw):
-    @custom_gradient
-    def h(x, w):
-        a, b = x @ w["gate"], x @ w["up"]
-        s = jax.nn.sigmoid(a)
-
-        def grad(dy):
-            dz = dy @ w["down"].T
-            da, db = dz * b * (s + a * s * (1 - s)), dz * a * s
-            dw = {"gate": x.T @ da, "up": x.T @ db, "down": (a * s * b).T @ dy}
-            return da @ w["gate"].T + db @ w["up"].T, dw
-
-        return (a * s * b) @ w["down"], grad
-
-    return h, (draw(2, 3), {"gate": draw(3, 4), "up": draw(3, 4), "down": draw(4, 3)})
-
-
-@right
-def bilinear(draw):
-    @custom_gradient
-    def h(x, a, y):
-        return x @ a @ y, lambda dy: (dy * (a @ y), dy * jnp.outer(x, y), dy * (x @ a))
-
-    return h, (draw(3), draw(3, 3), draw(3))
-
-
-@right
-def matrix_exponential(draw):
-    def grad(x, y, dy):
-        zero = jnp.zeros_like(x)
-        return jsl.expm(jnp.block([[x.T, dy], [zero, x.T]]))[:3, 3:]
-
-    return rule(jsl.expm, grad), (draw(3, 3, scale=0.5),)
-
-
-@right
-def inverse(draw):
-    h = rule(jnp.linalg.inv, lambda x, y, dy: -y.T @ dy @ y.T)
-    return h, (draw(3, 3, scale=0.2) + 2 * jnp.eye(3, dtype=draw.dtype),)
-
-
-@right
-def steps_of_an_ode(draw):
-    # Ten Euler steps of y' = -w y**2; the adjoint runs them backward.
-    @custom_gradient
-    def h(y, w):
-        path = [y]
-        for _ in range(10):
-            path.append(path[-1] - 0.05 * w * path[-1] ** 2)
-
-        def grad(dy):
-            dw = jnp.zeros_like(w)
-            for y in path[-2::-1]:
-                dy, dw = dy * (1 - 0.1 * w * y), dw - 0.05 * dy * y**2
-            return dy, dw
-
-        return path[-1], grad
-
-    return h, (draw(3), draw(3))
-
-
-@right
-def sort(draw):
-    return rule(jnp.sort, lambda x, y, dy: dy[jnp.argsort(jnp.argsort(x))]), (draw(6),)
-
-
-@right
-def maximum_of_a_window(draw):
-    def grad(x, y, dy):
-        hit = x.reshape(3, 2) == y[:, None]
-        return jnp.where(hit, dy[:, None], 0).reshape(-1)
-
-    return rule(lambda x: jnp.max(x.reshape(3, 2), -1), grad), (draw(6),)
-
-
-@right
-def interpolation(draw):
-    # In the values at sorted knots, and in the point.
-    @custom_gradient
-    def h(x, knots, values):
-        i = jnp.clip(jnp.searchsorted(knots, x) - 1, 0, 3)
-        width = knots[i + 1] - knots[i]
-        t = (x - knots[i]) / width
-        slope = (values[i + 1] - values[i]) / width
-
-        def grad(dy):
-            weights = jnp.zeros_like(values).at[i].add(dy * (1 - t)).at[i + 1].add(dy * t)
-            moved = jnp.zeros_like(knots).at[i].add(-slope * dy * (1 - t))
-            return dy * slope, moved.at[i + 1].add(-slope * dy * t), weights
-
-        return values[i] + t * (values[i + 1] - values[i]), grad
-
-    return h, (draw(3, scale=0.5), jnp.sort(draw(5)), draw(5))
-
-
-@right
-def embedding(draw):
-    @custom_gradient
-    def h(table, index):
-        return table[index], lambda dy: (jnp.zeros_like(table).at[index].add(dy), None)
-
-    return h, (draw(5, 2), jnp.asarray(draw.rng.integers(5, size=4)))
-
-
-@right
-def log_cosh_of_large_numbers(draw):
-    f = lambda x: abs(x) + jnp.log1p(jnp.exp(-2 * abs(x))) - jnp.log(2.0).astype(x.dtype)  # noqa: E731
-    return rule(f, lambda x, y, dy: dy * jnp.tanh(x)), (draw(5, scale=50),)
-
-
-@right
-def layer_of_captured_weights(draw):
-    w, b = draw(4, 3), draw(4)
-
-    @custom_gradient
+    @custom_gradient(variables=params if declared else None)
     def h(x):
+        w, b = params["w"], params["b"]
         y = jnp.tanh(w @ x + b)
 
         def grad(dy, variables):
             da = dy * (1 - y**2)
-            return w.T @ da, [jnp.outer(da, x), da]
+            grads = {"w": jnp.outer(da, x), "b": da}
+            of_shape = {v.shape: grads[k] for k, v in params.items()}
+            return w.T @ da, grads if declared else [of_shape[v.shape] for v in variables]
 
         return y, grad
 
     return h, (draw(3),)
 
 
-@right
-def layer_of_declared_weights(draw):
-    params = {"w": draw(4, 3), "b": draw(4)}
-
-    @custom_gradient(variables=params)
-    def h(x):
-        y = jnp.tanh(params["w"] @ x + params["b"])
-
-        def grad(dy, variables):
-            da = dy * (1 - y**2)
-            return variables["w"].T @ da, {"w": jnp.outer(da, x), "b": da}
-
-        return y, grad
-
-    return h, (draw(3),)
-
-
-@right
-def kernel_with_a_primal(draw):
-    @custom_gradient(primal=jnp.tanh)
-    def h(x):
-        y = 1 - 2 / (1 + jnp.exp(2 * x))
-        return y, lambda dy: dy * (1 - y**2)
-
-    return h, (draw(4),)
+RULES["layer_of_captured_weights"] = lambda draw: layer(draw, False)
+RULES["layer_of_declared_weights"] = lambda draw: layer(draw, True)
+assert len(RULES) == 46

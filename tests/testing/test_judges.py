@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import X, declare, full_square, half_square, note, quick
-from rule_cases import precision
+from checking import X, declare, full_square, half_square, note, precision, quick
 
 
 def test_where_plain_autodiff_fails():
@@ -25,16 +24,14 @@ def test_where_plain_autodiff_stops():
 
 def test_at_a_jump_plain_autodiff_decides():
     at_jump = jnp.asarray([0.5, 1.5])
-    assert quick(declare(jnp.round, lambda x, dy: None), at_jump).ok
+    assert quick(declare(jnp.round, lambda x, dy: (None,)), at_jump).ok
     assert not quick(declare(jnp.round, lambda x, dy: dy), at_jump).ok
 
 
-def test_at_a_kink_every_slope_between_is_right():
-    for slope in (-1.0, 0.0, 0.3, 1.0):
-        h = declare(jnp.abs, lambda x, dy, s=slope: dy * jnp.where(x == 0, s, jnp.sign(x)))
-        assert quick(h, X.at[0].set(0)).ok
-    h = declare(jnp.abs, lambda x, dy: dy * jnp.where(x == 0, 1.5, jnp.sign(x)))
-    assert not quick(h, X.at[0].set(0)).ok
+@pytest.mark.parametrize("slope", [-1.0, 0.0, 0.3, 1.0, 1.5])
+def test_at_a_kink_every_slope_between_is_right(slope):
+    h = declare(jnp.abs, lambda x, dy: dy * jnp.where(x == 0, slope, jnp.sign(x)))
+    assert quick(h, X.at[0].set(0)).ok is (slope <= 1)
 
 
 def only_float32(f):
@@ -55,7 +52,8 @@ def test_function_of_float32_alone():
     hidden = declare(
         lambda x: jnp.sin(x.astype(jnp.float32)).astype(x.dtype), lambda x, dy: dy * jnp.cos(x)
     )
-    assert quick(hidden, X).ok
+    for seed in range(5):
+        assert quick(hidden, X, seed=seed).ok
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -4,93 +4,51 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import declare, fact, full_square, quick
+from checking import declare, fact, quick
+from helpers import sample
+from right_rules import rule
 
-from tfgrad_jax import custom_gradient
+ONES, MATRIX = jnp.ones(3), jnp.ones((3, 3))
+VARYING = "declared = expected x a factor that depends on the input, "
 
-pytestmark = pytest.mark.slow
-
-ONES = jnp.ones(3)
-
-
-def pairwise(f, rule):
-    @custom_gradient
-    def h(a, b):
-        return f(a, b), lambda dy: rule(a, b, dy)
-
-    return h
-
-
-# Wrong rules that are right at ones, with the notes on their arguments.
+# Wrong rules that are right at ones, with how the notes on their arguments begin.
 HIDDEN = {
-    "swapped product": (
-        pairwise(lambda a, b: a * b, lambda a, b, dy: (dy * a, dy * b)),
-        (ONES, ONES),
-        ["swapped with `b`?", "swapped with `a`?"],
-    ),
-    "power": (
-        declare(lambda x: x**3, lambda x, dy: dy * 3 * x),
-        (ONES,),
-        ["wrong power: declared = 1 x expected x `x`**-1"],
-    ),
-    "transposes": (
-        pairwise(lambda a, b: a @ b, lambda a, b, dy: (dy @ b, a @ dy)),
-        (jnp.ones((3, 3)), jnp.ones((3, 3))),
-        ["missing transpose of `b`?", "missing transpose of `a`?"],
-    ),
-    "factor": (
-        declare(lambda x: jnp.exp(x - 1), lambda x, dy: dy * x),
-        (ONES,),
-        ["declared = expected x a factor that depends on the input, 0.9"],
-    ),
-    "another input": (
-        pairwise(lambda a, b: a * jnp.exp(b), lambda a, b, dy: (dy * jnp.exp(b),) * 2),
-        (ONES, ONES),
-        ["", "declared that of `a`"],
-    ),
-    "quotient": (
-        pairwise(lambda a, b: a / b, lambda a, b, dy: (dy / b, -dy / b)),
-        (ONES, ONES),
-        ["", "declared = expected x a factor that depends on the input"],
-    ),
-}
+    "swapped product": (jnp.multiply, lambda dz, z, x, y: (dz * x, dz * y), (ONES, ONES),
+                        ["swapped with `xs[1]`?", "swapped with `xs[0]`?"]),
+    "power": (lambda x: x**3, lambda dy, y, x: dy * 3 * x, (ONES,),
+              ["wrong power: declared = 1 x expected x `xs[0]`**-1"]),
+    "transposes": (jnp.matmul, lambda dy, y, a, b: (dy @ b, a @ dy), (MATRIX, MATRIX),
+                   ["missing transpose of `xs[1]`?", "missing transpose of `xs[0]`?"]),
+    "factor": (lambda x: jnp.exp(x - 1), lambda dy, y, x: dy * x, (ONES,), [VARYING]),
+    "another input": (lambda a, b: a * jnp.exp(b), lambda dy, y, a, b: (dy * jnp.exp(b),) * 2,
+                      (ONES, ONES), ["", "declared that of `xs[0]`"]),
+    "quotient": (jnp.divide, lambda dy, y, a, b: (dy / b, -dy / b), (ONES, ONES), ["", VARYING]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HIDDEN)
 def test_mistakes_that_ones_hide(name):
-    h, args, notes = HIDDEN[name]
+    f, grad, args, notes = HIDDEN[name]
+    h = rule(f, grad)
     assert quick(h, *args, near=0).ok  # the point alone tells nothing
-    for seed in range(3):
+    for seed in (0, *sample(range(1, 1000), 2)):
         report = quick(h, *args, seed=seed)
-        assert not report.ok
         for row, note in zip(report.rows, notes, strict=True):
             assert row.ok is not bool(note)
-            start, _, rest = row.note.partition(note) if note else ("", "", row.note)
-            assert start == ("at points[1]: " if note else ""), row
-            assert not rest or note.endswith(("0.9", "input")), row
+            assert row.note.startswith(note and f"at points[1]: {note}"), (seed, row)
 
 
 def test_says_where_it_looked():
-    h, args, _ = HIDDEN["power"]
-    report = quick(h, *args)
+    h = declare(lambda x: x**3, lambda x, dy: dy * 3 * x)
+    report = quick(h, ONES)
     assert fact(report, "points").text == "the given one and 2 near it, in `points`"
     given, *others = (np.asarray(p["x"]) for p in report.points)
     np.testing.assert_array_equal(given, np.ones(3))
     for x in others:
-        assert len(set(x)) == 3 and (abs(np.log(x)) <= 0.3).all()
-    assert not np.array_equal(*others)
-    # The point that the note names is one where the rule is wrong.
-    x = jnp.asarray(report.points[1]["x"], jnp.float32)
-    assert abs(jax.grad(lambda x: h(x).sum())(x) - 3 * x**2).max() > 0.05
-    assert len(quick(h, *args, near=5).points) == 6
-
-
-def test_zeros_move_and_single_ones_stay():
-    (row,) = quick(declare(lambda x: x + x**2, lambda x, dy: dy), jnp.zeros(3)).rows
-    assert not row.ok and row.note.startswith("at points[1]: declared = expected x a factor")
-    x = jnp.asarray([0.0, 1.0, -2.0])
-    moved = quick(full_square, x).points[1]["x"]
-    assert moved[0] == 0 and moved[1] > 0 > moved[2] and not (moved == x)[1:].any()
+        assert len(set(x.tolist())) == 3 and (abs(np.log(x)) <= 0.3).all()
+        # The rule is wrong there.
+        assert abs(jax.grad(lambda x: h(x).sum())(jnp.asarray(x)) - 3 * x**2).max() > 0.05
+    assert len(quick(h, ONES, near=5).points) == 6
 
 
 @pytest.mark.parametrize(
@@ -103,11 +61,14 @@ def test_zeros_move_and_single_ones_stay():
         ([[0.6, 0.0], [0.8, 0.0], [0.0, 1.0]], lambda x: x.T @ x - np.eye(2)),
         ([[0.6, -0.8], [0.8, 0.6]], lambda x: x @ x.T - np.eye(2)),
         ([-3.0, 0.5, 0.51, 0.52, 2.0], lambda x: np.minimum(np.diff(x), 0)),
+        ([0.0, 2.0, -3.0], lambda x: np.sign(x) - [0, 1, -1]),
     ],
 )
 def test_what_holds_of_an_array_is_kept(x, holds):
-    x = np.asarray(x)
-    for point in quick(declare(lambda x: x * 2, lambda x, dy: dy * 2), jnp.asarray(x)).points[1:]:
+    h = declare(lambda x: x * 2, lambda x, dy: dy * 2)
+    _, *points = quick(h, jnp.asarray(x)).points
+    assert len(points) == 2
+    for point in points:
         assert abs(holds(np.asarray(point["x"]))).max() < 1e-6
         assert abs(np.asarray(point["x"]) - x).max() > 1e-3
 
@@ -118,15 +79,6 @@ def test_points_outside_of_the_domain_are_left_out():
     assert report.ok and len(report.points) == 3
     assert all(abs(p["x"]).max() < 1 for p in report.points)
     assert "left out, where the value is not finite" in fact(report, "points").text
-
-    def of_one_point(x):
-        if x != 2.0:
-            raise ValueError("elsewhere")
-        return x * 3
-
-    report = quick(declare(of_one_point, lambda x, dy: dy * 3), 2.0, reference=lambda x: 3 * x)
-    assert len(report.points) == 1
-    assert fact(report, "points").text.startswith("the given one and 0 near it, in `points`; 6")
 
 
 def test_a_rule_that_fails_near_is_not_blamed_for_it():
@@ -148,8 +100,3 @@ def test_kinks_near_the_point_are_not_judged():
     h = declare(f, lambda x, dy: dy * jnp.where(jnp.abs(x - 1) < 0.4, 0, jnp.sign(x)))
     for seed in range(5):
         assert quick(h, ONES, seed=seed).ok
-
-
-def test_surrogates_are_measured_at_the_point_alone():
-    report = quick(declare(jnp.round, lambda x, dy: dy), ONES, expect="surrogate")
-    assert len(report.points) == 1 and not [f for f in report.facts if f.name == "points"]

@@ -23,20 +23,18 @@ def test_prints_as_a_table():
 
 def test_raises_with_the_table():
     wrong, fine = quick(half_square, X), quick(full_square, X)
-    assert fine and fine.ok and fine.raise_if_failed() is None
-    assert not wrong
+    assert fine and fine.ok and fine.raise_if_failed() is None and not wrong
     with pytest.raises(AssertionError) as caught:
         wrong.raise_if_failed()
     assert str(caught.value) == str(wrong)
-    assert_gradient(full_square, X, transforms=())
+    assert_gradient(full_square, X, transforms=False)
     with pytest.raises(AssertionError, match=r"declared = 0\.5 x expected"):
-        assert_gradient(half_square, X, transforms=())
+        assert_gradient(half_square, X, transforms=False)
 
 
 def test_is_deterministic():
-    assert str(quick(clipped, X, expect="surrogate")) == str(quick(clipped, X, expect="surrogate"))
-    other = quick(clipped, X, expect="surrogate", seed=1)
-    assert str(other) != str(quick(clipped, X, expect="surrogate"))
+    first, again, other = (quick(clipped, X, expect="surrogate", seed=n) for n in (0, 0, 1))
+    assert str(first) == str(again) != str(other)
 
 
 def test_names_every_argument():
@@ -50,13 +48,8 @@ def test_names_every_argument():
 
     params = {"w": [X], "n": jnp.float32(1)}
     report = quick(h, params, X, "mode", X, kwargs={"y": X})
-    assert [r.argument for r in report.rows] == [
-        "params['n']",
-        "params['w'][0]",
-        "x",
-        "rest[0]",
-        "y",
-    ]
+    names = ["params['n']", "params['w'][0]", "x", "rest[0]", "y"]
+    assert [r.argument for r in report.rows] == names
     assert [r.ok for r in report.rows] == [False, True, True, True, True]
     assert report.rows[0].note == "declared no gradient, expected one"
     assert report.rows[0].type == "float32[]"
@@ -65,11 +58,6 @@ def test_names_every_argument():
 def test_arguments_by_name():
     (row,) = quick(half_square, kwargs={"x": X}).rows
     assert row.argument == "x" and row.note == "declared = 0.5 x expected"
-
-
-def test_unknown_expectation():
-    with pytest.raises(ValueError, match="got expect='straight'"):
-        check_gradient(full_square, X, expect="straight")
 
 
 def test_second_order():
@@ -81,15 +69,12 @@ def test_second_order():
     assert [r.order for r in quick(full_square, X, order=3).rows] == [1, 2, 3]
 
 
-def test_rule_that_cannot_run():
+def test_rule_or_function_that_cannot_run():
     report = quick(declare(jnp.sin, lambda x, dy: jnp.zeros(7)), X)
     assert not report.ok and not report.rows
     (found,) = report.facts
     assert found.name == "rule" and "of shape (7,) for the input `x`" in found.text
     assert "(checking.py:" in found.text and "/" not in found.text.partition(" returned")[0]
-
-
-def test_function_that_cannot_run():
     with pytest.raises(ZeroDivisionError):
         check_gradient(declare(lambda x: 1 / 0, None), X)
 
@@ -98,18 +83,10 @@ def test_what_calls_a_decorated_function():
     for h in (jax.jit(half_square), lambda x: half_square(x), jax.vmap(half_square)):
         assert note(h, X) == "declared = 0.5 x expected"
 
-    class Model:
-        @custom_gradient
-        def f(self, x):
-            return x**2, lambda dy: dy * x
-
-    (row,) = quick(Model().f, X).rows
-    assert row.argument == "x" and row.autodiff == pytest.approx(0.5)
-
 
 def test_nothing_to_differentiate():
     for f, x in [(lambda n: n + 1, jnp.arange(3)), (lambda x: jnp.ones_like(x, int), X)]:
         with pytest.raises(ValueError, match="found nothing to differentiate"):
-            quick(declare(f, lambda x, dy: None), x)
+            quick(declare(f, lambda x, dy: (None,)), x)
     (row,) = quick(full_square, jnp.zeros((0, 2))).rows
     assert row.ok

@@ -1,133 +1,89 @@
-"""Name the mistake that explains a wrong gradient, or one that is not finite.
+"""Name the mistake that explains a wrong gradient: `mistake` runs when a row has failed.
 
-`mistake` runs when a row has failed. It names the first guess of what was declared that is true at
-all points where the gradient is wrong; `_guesses` are those that differences can tell.
-`first_place` runs when a number is not finite: it runs the function again, where JAX raises at the
-first such number.
+It names the first guess that explains what was declared at all points where that is wrong.
 """
 
-import contextlib
-import io
-import traceback
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from .arrays import basis, numbers, pull_back, ratio
-from .truth import Study, differences
+from .study import Study
+from .vectors import Matrix, Space, ratio
 
 _ENTRIES = 100  # of an argument, to be looked at one by one
-_OWN = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
 
 
-def mistake(i: int, paths: Sequence[str], points: Sequence[Sequence[Study]]) -> str:
-    """Name the likely mistake in the i-th argument, from the studies at each point."""
+def mistake(i: int, names: Sequence[str], points: Sequence[Sequence[Study]]) -> str:
     studies, first = [p[i] for p in points], points[0][i]
+    shapes = list(map(np.shape, first.f.space.arrays))
 
-    def are_declared(guesses: Any) -> bool:
-        return all(
-            np.shape(g) == s.declared.shape and ratio(g - s.declared, s.scale) < 1e-3
-            for s, g in zip(studies, guesses, strict=True)
-        )
+    def agree(difference: Callable[[Study, Any], Matrix], others: Sequence[Any] = studies) -> bool:
+        pairs = zip(studies, others, strict=True)
+        return all(ratio(difference(s, other), s.scale) < 1e-3 for s, other in pairs)
 
     d = np.concatenate([s.declared.ravel() for s in studies])
     e = np.concatenate([s.expected.ravel() for s in studies])
-    if not (np.isfinite(d).all() and np.isfinite(e).all()):
-        return "not finite"
     if not e.any():
         return "expected no gradient"
     if not d.any():
         forgotten = ": forgotten among those of `variables`?"
-        is_variable = paths[i].startswith("variables")
-        return "declared no gradient, expected one" + forgotten * is_variable
-    for j, path in enumerate(paths):
+        return f"declared no gradient, expected one{forgotten * names[i].startswith('variables')}"
+    for j, name in enumerate(names):
         theirs = [p[j] for p in points]
-        same = j != i and first.vs[0].shape == theirs[0].vs[0].shape
-        if same and are_declared([s.expected for s in theirs]):
-            back = [s.expected - t.declared for s, t in zip(studies, theirs, strict=True)]
-            swapped = ratio(back, first.scale) < 1e-3
-            return f"swapped with `{path}`?" if swapped else f"declared that of `{path}`"
-    for guesses in zip(*(_guesses(s, paths) for s in studies), strict=True):
-        if are_declared([differences(*guess)[0] for _, guess in guesses]):
+        same = j != i and shapes[i] == shapes[j] and first.vs.shape == theirs[0].vs.shape
+        if same and agree(lambda s, t: s.declared - t.expected, theirs):
+            swapped = agree(lambda s, t: s.expected - t.declared, theirs)
+            return f"swapped with `{name}`?" if swapped else f"declared that of `{name}`"
+    for guesses in zip(*(_guesses(s, i, names) for s in studies), strict=True):
+        if agree(lambda s, g: s.true(g[1], g[2], s.vs)[0] - g[3] @ s.vs, guesses):
             return guesses[0][0]
     factor = np.sum(d * e) / np.sum(e * e)
-    if are_declared([factor * s.expected for s in studies]):
+    if agree(lambda s, _: s.declared - factor * s.expected):
         sign = "wrong sign: " if abs(factor + 1) < 1e-3 else ""
-        axes = set(first.vs[0].shape) ^ {n for u in first.us[0] for n in u.shape}
-        n = next((n for n in axes - {1} if min(abs(factor / n - 1), abs(factor * n - 1)) < 1e-3), 0)
-        wrong = ("sum", "mean") if factor > 1 else ("mean", "sum")
-        summed = f": a {wrong[0]} in place of a {wrong[1]} over an axis of {n}?" if n else ""
-        return f"{sign}declared = {factor:.4g} x expected{summed}"
-    worst = np.unravel_index(np.argmax(abs(first.declared - first.expected)), first.declared.shape)
-    found = f"declared {first.declared[worst]:.4g}, expected {first.expected[worst]:.4g}"
-    direction = np.argwhere(first.vs[worst[1]])
-    if len(direction) == 1 and direction.size:
-        return f"{found} at {direction[0].tolist()}"
-    return _varying_factor(paths[i], studies) or found
+        return f"{sign}declared = {factor:.4g} x expected"
+    u, v = np.unravel_index(np.argmax(abs(first.declared - first.expected)), first.declared.shape)
+    found = f"declared {first.declared[u, v]:.4g}, expected {first.expected[u, v]:.4g}"
+    along = first.vs[first.part, v]
+    if shapes[i] and np.count_nonzero(along) == 1:
+        entry = int(np.argmax(along)) * int(np.prod(shapes[i])) // len(along)
+        return f"{found} at {[int(n) for n in np.unravel_index(entry, shapes[i])]}"
+    return _varying_factor(i, names[i], studies) or found
 
 
-def _guesses(s: Study, paths: Sequence[str]) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return notes, and what was differentiated by mistake."""
-    f, xs, i, us, vs = s.at
-    found: list[Any] = []
-    if np.iscomplexobj(vs[0]):
-        bars = [np.conj(v) for v in vs]
-        for rows in ([[np.conj(u) for u in row] for row in us], us):
-            found.append(("declared = conjugate of expected", (f, xs, i, rows, bars)))
-    if vs[0].ndim == 2 and vs[0].shape == vs[0].T.shape:
-        found.append(("declared = transpose of expected", (f, xs, i, us, [v.T for v in vs])))
-    for j, x in enumerate(xs):
-        if np.ndim(x) == 2 and x.shape == x.T.shape:
-            at = [*xs[:j], x.T, *xs[j + 1 :]]
-            found.append((f"missing transpose of `{paths[j]}`?", (f, at, i, us, vs)))
-    for k, u in enumerate(us[0]):
-        for axis in range(u.ndim):
-            one = np.indices(u.shape)[axis] == 0
-            rows = [[*row[:k], row[k] * one, *row[k + 1 :]] for row in us]
-            note = f"missing sum over axis {axis} of the upstream?"
-            found.append((note, (f, xs, i, rows, vs)))
-    return found
+def _guesses(s: Study, i: int, names: Sequence[str]) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield notes, with the point, upstreams and rows of gradients that would then agree."""
+    space = s.f.space
+    if np.iscomplexobj(space.arrays[i]):
+        to = Space(s.f.of_arrays(*space.fill(s.x)))
+        for us in (s.us * to.signs, s.us):
+            yield "declared = conjugate of expected", s.x, us, s.rows * space.signs
+    for j, (a, part) in enumerate(zip(space.arrays, space.parts, strict=True)):
+        if np.ndim(a) == 2 and a.shape == a.shape[::-1]:
+            order = np.arange(len(s.x))
+            order[part] = np.swapaxes(order[part].reshape(*a.shape, -1), 0, 1).ravel()
+            if j == i:
+                yield "declared = transpose of expected", s.x, s.us, s.rows[:, order]
+            yield f"missing transpose of `{names[j]}`?", s.x[order], s.us, s.rows
 
 
-def _varying_factor(path: str, studies: Sequence[Study]) -> str:
+def _varying_factor(i: int, name: str, studies: Sequence[Study]) -> str:
     """Say by which factor each entry differs, if it is the same for every upstream."""
-    factors, entries = [], []
+    factors: Any = []
+    part = studies[0].part
     for s in studies:
-        f, xs, i, us, vs = s.at
-        if vs[0].size > _ENTRIES or np.iscomplexobj(vs[0]):
+        d = s.rows[:, part]
+        if d.shape[1] > _ENTRIES or np.iscomplexobj(s.f.space.arrays[i]):
             return ""
-        d = np.array([g.ravel() for g in s.gradients])
-        e = differences(f, xs, i, us, [v for (v,) in basis([xs[i]])])[0]
+        e = s.true(s.x, s.us, np.eye(len(s.x))[:, part])[0]
         factors.append(np.sum(d * e, 0) / np.sum(e * e, 0))
-        entries.append(np.ravel(np.asarray(xs[i], float)))
         if not ratio(d - factors[-1] * e, d) < 1e-3:
             return ""
-    factor, x = np.concatenate(factors), np.concatenate(entries)
+    x: Any = abs(np.concatenate([s.x[part] for s in studies]))
+    factor: Any = np.concatenate(factors)
     for power in (-3, -2, -1, -0.5, 0.5, 1, 2, 3):
-        c = factor * abs(x) ** -power
-        if np.ptp(abs(x)) > 1e-3 * np.max(abs(x)) and ratio(abs(c) - abs(c[0]), c[0]) < 1e-3:
-            return f"wrong power: declared = {abs(c[0]):.4g} x expected x `{path}`**{power}"
+        c = abs(factor * x**-power)
+        if np.ptp(x) > 1e-3 * np.max(x) and ratio(c - c[0], c[0]) < 1e-3:
+            return f"wrong power: declared = {c[0]:.4g} x expected x `{name}`**{power}"
     between = f"{factor.min():.3g} to {factor.max():.3g}"
     return f"declared = expected x a factor that depends on the input, {between}"
-
-
-def first_place(f: Any, xs: Sequence[Any], us: Sequence[Any] = ()) -> str:
-    """Name the operation, and its line, in the value or in the gradient for some upstreams."""
-    if not all(np.isfinite(numbers(x)).all() for x in xs):
-        return ": neither is the argument"
-    results = jax.tree.leaves([f(*xs), pull_back(f, xs, us)])
-    nan = any(np.isnan(numbers(y)).any() for y in results)
-    raises = jax.debug_nans if nan else jax.debug_infs  # -inf may be a mask
-    try:
-        with raises(True), contextlib.redirect_stdout(io.StringIO()):
-            jax.block_until_ready(pull_back(f, xs, us) if us else f(*xs))
-    except FloatingPointError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [f for f in frames if not f.filename.startswith((*_OWN, "<"))]
-        place = f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
-        name = str(error).split()[5]  # invalid value (nan) encountered in log
-        return f", first in `{name}`{place}"
-    return ""
