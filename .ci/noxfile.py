@@ -1,13 +1,20 @@
-"""Sessions that `.ci/run` starts after the README's own test command."""
+"""What `.ci/run` starts after the README's own test command, and what runs at night.
 
+`lint`, `docs` and `package` work in `.venv`, which that command has made, with the extras `dev` and
+`docs`; every other session has an environment of its own. `nox -t nightly` runs the night's.
+"""
+
+import datetime
 import pathlib
 import zipfile
 
 import nox
 
+nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_existing_virtualenvs = True
-nox.options.sessions = ["lint", "docs", "package", "tensorflow", "oldest", "newest"]
+nox.options.sessions = ["lint", "docs", "package", "oldest", "newest", "tensorflow"]
 ROOT = pathlib.Path(__file__).parent.parent  # nox starts every session in the folder of this file
+BIN = ROOT / ".venv" / "bin"
 # What the tests need and every supported JAX has.
 TOOLS = [
     "chex", "equinox", "flatbuffers", "hypothesis", "optax", "pytest", "pytest-randomly",
@@ -18,45 +25,57 @@ INTEROP = [
     "beartype", "cloudpickle", "dm-haiku", "jaxtyping", "keras", "orbax-checkpoint",
     "tfp-nightly[jax]",
 ]  # fmt: skip
+# The tables that look at the engine; on versions of JAX other than the README's they run alone.
+CORE = ["tests/autodiff", "tests/closure", "tests/transforms", "--count", "0.3"]
+TONIGHT = datetime.date.today().strftime("%Y%m%d")  # a seed: other samples every night
 
 
-@nox.session(python="3.11")
+def in_venv(session: nox.Session, program: str, *arguments: str) -> None:
+    session.run(str(BIN / program), *arguments, external=True)
+
+
+def pytest(session: nox.Session, *arguments: str, **env: str) -> None:
+    session.run("python", "-m", "pytest", *arguments, env=env)
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     session.chdir(ROOT)
-    session.install("-e", ".[dev]")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("pyrefly", "check")
-    session.run("python", "-m", "pytest", "-m", "slow", "tests/test_types.py")
+    in_venv(session, "ruff", "check", ".")
+    in_venv(session, "ruff", "format", "--check", ".")
+    in_venv(session, "pyrefly", "check")
+    in_venv(session, "python", "-m", "pytest", "-m", "", "tests/test_types.py")
 
 
-@nox.session(python="3.11")
+@nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
     session.chdir(ROOT)
-    session.install("-e", ".[docs,test]")
-    session.run("sphinx-build", "-W", "--keep-going", "-q", "docs", "docs/_build")
-    session.run("python", "-m", "pytest", "tests/test_site.py")
+    in_venv(session, "sphinx-build", "-W", "--keep-going", "-q", "docs", "docs/_build")
+    in_venv(session, "python", "-m", "pytest", "-n", "0", "tests/test_site.py")
 
 
-@nox.session(python="3.11")
+@nox.session(venv_backend="none")
 def package(session: nox.Session) -> None:
-    """Build, look into the wheel, and import it where only it is installed.
+    """Build, look into the wheel, import it where only it is installed, and check its types.
 
     `-- FOLDER` keeps what was built.
     """
     session.chdir(ROOT)
-    session.install("build", "pyright==1.1.414")
     folder = session.posargs[0] if session.posargs else session.create_tmp()
     out = pathlib.Path(folder).resolve()
-    session.run("python", "-m", "build", "--outdir", str(out))
+    in_venv(session, "python", "-m", "build", "--outdir", str(out))
     (wheel,) = out.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     if "tfgrad_jax/py.typed" not in names or any(n.startswith("tests/") for n in names):
         session.error(f"wrong contents: {names}")
-    session.install("--force-reinstall", str(wheel))
+    alone = pathlib.Path(session.create_tmp()).resolve() / "alone"
+    in_venv(session, "python", "-m", "venv", "--clear", str(alone))
+    python = str(alone / "bin" / "python")
     with session.chdir(out):
-        session.run("python", "-c", "import tfgrad_jax; print(tfgrad_jax.__version__)")
-        session.run("pyright", "--verifytypes", "tfgrad_jax", "--ignoreexternal")
+        session.run(python, "-m", "pip", "install", "-q", str(wheel), external=True)
+        session.run(python, "-c", "import tfgrad_jax; print(tfgrad_jax.__version__)", external=True)
+        options = ["--pythonpath", python, "--verifytypes", "tfgrad_jax", "--ignoreexternal"]
+        in_venv(session, "pyright", *options)
 
 
 @nox.session(python="3.11")
@@ -64,56 +83,61 @@ def oldest(session: nox.Session) -> None:
     """Run on the oldest JAX supported; the README's command has the newest of Python 3.11."""
     session.chdir(ROOT)
     session.install("jax==0.8.0", "jaxlib==0.8.0", "-e", ".", *TOOLS)
-    session.run("python", "-m", "pytest", "tests")
+    pytest(session, *CORE)
 
 
 @nox.session(python="3.13")
-@nox.parametrize("flags", ["0", "1"], ids=["default", "flags"])
-def newest(session: nox.Session, flags: str) -> None:
-    """Run on the newest JAX of all, also with what it tries out behind flags."""
+def newest(session: nox.Session) -> None:
+    """Run on the newest JAX of all; with `-- flags` on what it tries out behind flags."""
     session.chdir(ROOT)
-    session.install("-e", ".[test]")
-    env = {"JAX_CUSTOM_VJP3": flags, "JAX_CUSTOM_JVP3": flags, "JAX_REMAT3": flags}
-    session.run("python", "-m", "pytest", "tests", env=env)
+    session.install("-e", ".", *TOOLS, "cloudpickle", "flax")
+    on = str(int("flags" in session.posargs))
+    pytest(session, *CORE, JAX_CUSTOM_VJP3=on, JAX_CUSTOM_JVP3=on, JAX_REMAT3=on)
 
 
-@nox.session(python="3.13")
-def nightly(session: nox.Session) -> None:
-    """Run on a pre-release of JAX, where the package index has one. Not among the default ones."""
-    session.chdir(ROOT)
-    session.install("-e", ".[test]")
-    session.install("--upgrade", "--pre", "jax", "jaxlib")
-    session.run("python", "-c", "import jax; print(jax.__version__)")
-    session.run("python", "-m", "pytest", "tests")
-
-
-@nox.session(python="3.11")
+@nox.session(python="3.11", tags=["nightly"])
 def tensorflow(session: nox.Session) -> None:
-    """Run the conformance cases on TensorFlow itself."""
+    """Run the parity cases on TensorFlow itself."""
     session.chdir(ROOT)
     session.install("-e", ".", "tensorflow", *TOOLS)
-    session.run("python", "-m", "pytest", "tests/tf_parity")
+    pytest(session, "tests/tf_parity")
 
 
-@nox.session(python="3.11")
+@nox.session(python="3.11", tags=["nightly"])
+def long(session: nox.Session) -> None:
+    """Run the tests that take long, larger samples by another seed, 2,000 random programs."""
+    session.chdir(ROOT)
+    session.install("-e", ".[test]")
+    elsewhere = [f"--ignore=tests/{name}" for name in ("adopters", "interop", "tf_parity")]
+    pytest(session, "-m", "nightly", "--seed", TONIGHT, "--timeout", "3000", *elsewhere)
+    pytest(session, "--seed", TONIGHT, "--count", "5", *CORE[:3])
+    seed = ["--count", "2000", "--seed", TONIGHT]
+    session.run("python", "-m", "tests.random_programs", *seed)
+
+
+@nox.session(python="3.11", tags=["nightly"])
 def interop(session: nox.Session) -> None:
-    """Run the tests with other libraries, at their current releases.
-
-    Not among the default sessions: TFP on a current JAX is a nightly build.
-    """
+    """Run the tests with other libraries, at their current releases."""
     session.chdir(ROOT)
     session.install("-e", ".[test]", *INTEROP)
     session.run("python", "-m", "tests.interop")
-    session.run("python", "-m", "pytest", "-m", "interop", "tests/interop")
-    session.run("python", "-m", "pytest", "tests/test_docs.py")  # none of its pages skipped
+    pytest(session, "-m", "nightly", "tests/interop")
+    pytest(session, "tests/test_docs.py")  # none of its pages skipped
 
 
-@nox.session(python="3.11")
+@nox.session(python="3.11", tags=["nightly"])
 def adopters(session: nox.Session) -> None:
-    """Put our decorator where Keras and TFP wrap `jax.custom_gradient`, and run their tests.
-
-    Not among the default sessions: it needs TFP's nightly build, which changes every day.
-    """
+    """Put our decorator where Keras and TFP wrap `jax.custom_gradient`, and run their tests."""
     session.chdir(ROOT)
     session.install("-e", ".", "keras", "tfp-nightly[jax]", "absl-py", *TOOLS)
     session.run("python", "-m", "tests.adopters", env={"KERAS_BACKEND": "jax"})
+
+
+@nox.session(python="3.13", tags=["nightly"])
+def prerelease(session: nox.Session) -> None:
+    """Run on a pre-release of JAX, where the package index has one."""
+    session.chdir(ROOT)
+    session.install("-e", ".", *TOOLS, "cloudpickle", "flax")
+    session.install("--upgrade", "--pre", "jax", "jaxlib")
+    session.run("python", "-c", "import jax; print(jax.__version__)")
+    pytest(session, *CORE)

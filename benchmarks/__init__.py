@@ -1,1 +1,1 @@
-"""What a custom gradient costs and what it saves: `python -m benchmarks`."""
+"""Measure the cost of a custom gradient, and the memory it saves: `python -m benchmarks`."""

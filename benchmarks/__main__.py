@@ -1,4 +1,4 @@
-"""Measure what a custom gradient costs and what it saves: `python -m benchmarks --help`.
+"""Measure the cost of a custom gradient, and the memory it saves: `python -m benchmarks --help`.
 
 `main` runs the chosen `parts` in order, saves after each of them, and prints the tables.
 """
@@ -47,7 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         results.groups = Results.load(path).groups  # until they are measured again
     sys.setrecursionlimit(1 << 17)  # nested calls take several Python frames each
     failed = []
-    for name in tqdm(chosen, unit="part", dynamic_ncols=True):
+    # Some parts take a second and some take minutes: an estimate of the rest would mislead.
+    bar = "{n_fmt}/{total_fmt} parts |{bar}| [{elapsed}]{postfix}"
+    progress = tqdm(chosen, disable=None, dynamic_ncols=True, bar_format=bar)
+    for i, name in enumerate(progress):
+        progress.set_postfix_str(name)
+        if progress.disable:  # no terminal, such as a log file
+            print(f"{i}/{len(chosen)} parts, now {name}", file=sys.stderr, flush=True)
         try:
             groups = chosen[name]()
         except Exception as error:  # the rest of a long run is worth having

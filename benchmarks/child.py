@@ -91,7 +91,7 @@ def _peak(name: str, n: int) -> dict[str, float]:
 
 
 def _high_water() -> float:
-    """Return the peak of this process; `getrusage` would begin with that of its parent."""
+    """Return the peak of this process; `getrusage` would begin with the peak of its parent."""
     text = Path("/proc/self/status").read_text()
     return 1024.0 * int(re.search(r"VmHWM:\s*(\d+)", text)[1])
 

@@ -1,6 +1,6 @@
 """Say what moved between two results: `python -m benchmarks.compare OLD.json NEW.json`.
 
-Of timed comparisons the ratios of ours to the others are compared, which a slower machine leaves
+Timed comparisons are compared by their ratios to the baselines, which a slower machine leaves
 as they are. A ratio has moved if it moved by more than the two medians are uncertain (1.57 times
 their interquartile range over the root of the number of samples, the notch of a box plot), than
 the control rows of both runs are off, and than `LEAST`. Exact numbers have moved if they differ.

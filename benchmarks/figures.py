@@ -1,11 +1,12 @@
 """The figures: `draw` is called by `report`, and draws what has been measured.
 
-`glance` tells the whole story: what costs how much, and what that saves. `costs`, `growth` and
-`memory` show one section each.
+`glance` shows the whole picture: what costs how much, and what that saves; `glance-narrow` is the
+same for a phone. `costs`, `growth` and `memory` show one section each.
 """
 
 import itertools
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from benchmarks import report
 from benchmarks import ways as w
 from benchmarks.results import OURS, Group, Results, amount
 
-# The color-blind safe palette of Okabe and Ito; ours is the one that stands out.
+# The color-blind safe palette of Okabe and Ito; tfgrad_jax stands out.
 COLORS = {
     OURS: "#d55e00", w.PLAIN: "#999999", w.CHECKPOINT: "#8c6d4f", w.HAND: "#0072b2",
     w.EVERY: "#56b4e9", w.JVP: "#6a5acd", w.TRANSPOSED: "#a99ce0", w.JAX: "#009e73",
@@ -50,13 +51,10 @@ STYLE = {
 
 
 def draw(found: Sequence[Results], folder: Path) -> None:
-    """Draw `<name>-<figure>.svg` for each of the results, and `glance.svg` for one.
-
-    That is the last, of those with workloads if there are any.
-    """
-    whole = [results for results in found if results.find("workloads")]
+    """Draw `<name>-<figure>.svg` for each of the results, and `glance.svg` for the newest."""
     with mpl.rc_context(STYLE):
-        figures = {"glance": glance((whole or found)[-1])}
+        newest = report.shown(list(found))
+        figures = {"glance": glance(newest), "glance-narrow": glance(newest, narrow=True)}
         for results, make in itertools.product(found, (costs, growth, memory)):
             figures[f"{results.name}-{make.__name__}"] = make(results)
         for name, figure in figures.items():
@@ -68,7 +66,8 @@ def draw(found: Sequence[Results], folder: Path) -> None:
 def _figure(title: str, results: Results, size: tuple[float, float]) -> Figure:
     figure = Figure(figsize=size)
     where = f"{results.meta['processor']}, JAX {results.meta['versions']['jax']}"
-    figure.suptitle(f"{title}  ({where})", fontsize=11, x=0.01, ha="left")
+    between = "  " if size[0] > 5 else "\n"
+    figure.suptitle(f"{title}{between}({where})", fontsize=11, x=0.01, ha="left")
     return figure
 
 
@@ -92,7 +91,7 @@ def _legend(figure: Figure, names: Iterable[str]) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=6)
 
 
-def glance(results: Results) -> Figure | None:
+def glance(results: Results, narrow: bool = False) -> Figure | None:
     """What it costs, what it saves, and what that buys, as far as it has been measured."""
     ratios = {(what, key[-1]): results.ratio("overhead", *key) for what, *key in COSTS}
     memory = results.find("workloads", None, "temp memory, grad")
@@ -104,15 +103,31 @@ def glance(results: Results) -> Figure | None:
     first, *rest = [show for show, found in panels.items() if found] or [None]
     if first is None:
         return None
-    figure = _figure("tfgrad_jax at a glance", results, (8.5, 6))
-    # Beside the first panel are the others, one above the other.
-    for show, axes in figure.subplot_mosaic([[first, x] for x in rest] or [[first]]).items():
+    figure = _figure("tfgrad_jax at a glance", results, (3.7, 11) if narrow else (8.5, 6.2))
+    if narrow:  # one below the other
+        heights = {_paid: 1.8, _saved: 1, _batch: 0.7}
+        shown = figure.subplot_mosaic(
+            [[show] for show in (first, *rest)], height_ratios=[heights[s] for s in (first, *rest)]
+        )
+    else:  # beside the first panel are the others, one above the other
+        shown = figure.subplot_mosaic([[first, x] for x in rest] or [[first]])
+    for show, axes in shown.items():
         show(axes, panels[show])
+        if narrow:
+            labels = [_wrapped(text.get_text()) for text in axes.get_yticklabels()]
+            axes.set_yticks(axes.get_yticks(), labels)
     same, of = report.same_programs(results)
+    breaks = "\n" if narrow else " "
+    lines = [f"Orange: tfgrad_jax.{breaks}Green: tfgrad_jax, where it is faster than the baseline."]
     if of:
-        text = f"{same} of {of} counts of flops, bytes and memory are no more than by hand."
-        figure.supxlabel(f"Compiled, {text}", fontsize=9)
+        lines.append(f"Compiled programs: {same} of {of} counts of flops,{breaks}bytes and memory ")
+        lines[-1] += "are no more than those of hand-written rules."
+    figure.supxlabel("\n".join(lines), fontsize=7 if narrow else 8)
     return figure
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.fill(line, 20) for line in text.splitlines())
 
 
 def _paid(axes: Axes, ratios: dict[str, float]) -> None:
@@ -126,7 +141,7 @@ def _paid(axes: Axes, ratios: dict[str, float]) -> None:
     axes.set(xscale="log", xlim=(min(1, *ratios.values()) / 2.6, max(1, *ratios.values()) * 2.6))
     axes.set_xticks([])
     axes.minorticks_off()
-    axes.set_title("What it costs: time / that of the other\n(green: ours is faster)")
+    axes.set_title("What it costs:\ntime relative to the baseline")
     _rows(axes, ratios)
 
 
@@ -137,7 +152,7 @@ def _saved(axes: Axes, groups: list[Group]) -> None:
         text = f"{amount(group.values[OURS], group.unit)}, {1 / share:.2g}x less"
         bars.append((i, 100 * share, text, COLORS[OURS]))
     _bars(axes, bars, 1.2)
-    axes.set_title("What it saves: temporary memory,\n% of that of plain JAX")
+    axes.set_title("What it saves: temporary memory,\n% of plain JAX")
     axes.set_xticks([0, 25, 50, 75, 100])
     _rows(axes, [g.case for g in groups])
 
@@ -151,11 +166,11 @@ def _batch(axes: Axes, groups: list[Group]) -> None:
 
 
 def costs(results: Results) -> Figure | None:
-    """Ours against each peer, with the quartiles: left of 1 ours is faster."""
+    """tfgrad_jax against each baseline, with quartiles: left of 1 tfgrad_jax is faster."""
     cases = list(dict.fromkeys(g.case for g in results.find("overhead")))
     if not cases:
         return None
-    title = "Time of tfgrad_jax / time of the other (green: ours is faster)"
+    title = "Time of tfgrad_jax relative to each baseline (green: tfgrad_jax is faster)"
     figure, shown = _figure(title, results, (12, 4.6)), {}
     panels = figure.subplots(1, len(KINDS), sharey=True)
     for axes, kind in zip(panels, KINDS, strict=True):
@@ -178,11 +193,12 @@ def costs(results: Results) -> Figure | None:
 
 
 def growth(results: Results) -> Figure | None:
-    """Time against size, ours and by hand."""
+    """Time against size, of tfgrad_jax and of hand-written rules."""
     cases = list(dict.fromkeys(g.case for g in results.find("growth")))
     if not cases:
         return None
-    figure = _figure("How the cost grows, and the slope of ours / by hand", results, (12, 5))
+    title = "How the cost grows, and the slope relative to hand-written rules"
+    figure = _figure(title, results, (12, 5))
     kinds = ("trace grad", "eager grad")
     panels = figure.subplots(2, len(cases), squeeze=False, sharex="col", sharey=True)
     for (kind, case), axes in zip(itertools.product(kinds, cases), panels.flat, strict=True):

@@ -1,8 +1,7 @@
 """Settings of the site: `sphinx-build docs docs/_build`.
 
-Three things are made while it is built: the pictures, from `examples/gallery.py` and `_ext/`, the
-mistakes on the page of errors, from `tests/errors/misuses.py`, and copies of what stands outside of
-this folder (notebooks, examples, figures of the benchmarks).
+The build makes the gallery and its pictures from `examples/gallery.py` and the mistakes on the page
+of errors from `tests/errors/misuses.py`. It copies notebooks, examples and charts into this folder.
 """
 
 import pathlib
@@ -42,7 +41,7 @@ nb_execution_mode = "off"  # the notebooks keep their outputs; the tests execute
 html_math_renderer = "mathml"
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
+autodoc_typehints = "none"  # one signature for each function: the docstring says the types
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 70  # one parameter a line in what is longer
 default_role = "code"  # `x` in a docstring
@@ -57,6 +56,7 @@ pygments_style = "a11y-light"  # contrast of 4.5 or more, as in monokai
 pygments_dark_style = "monokai"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+copybutton_selector = ":not(.highlight-output):not(.highlight-text):not(.output) > .highlight > pre"
 
 for _folder in ("notebooks", "examples", "benchmarks/results"):
     shutil.copytree(

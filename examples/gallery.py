@@ -404,7 +404,7 @@ GALLERY = [
         hard_argmax,
         "A choice with the gradient of a softmax",
         "Jang, Gu and Poole, 2017 (straight-through Gumbel-softmax)",
-        "The forward pass takes one option; the backward pass is that of a softmax over all.",
+        "The forward pass takes one option; the backward pass differentiates a softmax over all.",
         (X,),
         surrogate=True,
         curve=lambda x: hard_argmax(x * jnp.array([1.0, 0.0]))[0],

@@ -14,9 +14,11 @@ images, 1,797 digits of 8 x 8 pixels, come with scikit-learn.
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -132,7 +134,7 @@ def train(
 
     losses, evaluated, accuracies = [], [], []
     every = max(1, steps // 100)
-    progress = tqdm(range(1, steps + 1), desc=f"{name:<{len(SURROGATE)}}", unit="step")
+    progress = Progress(range(1, steps + 1), desc=f"{name:<{len(SURROGATE)}}")
     for i in progress:
         params, state, value = step(params, state, data, jax.random.fold_in(batch_key, i))
         losses.append(value)
@@ -140,7 +142,7 @@ def train(
             predicted, _ = predict(params, test.images)
             evaluated.append(i)
             accuracies.append(float((predicted == test.labels).mean()))
-            progress.set_postfix_str(f"test accuracy {accuracies[-1]:.1%}")
+            progress.set_postfix_str(f"test accuracy {accuracies[-1]:.1%}", refresh=False)
 
     predicted, hidden = predict(params, test.images)
     return Run(
@@ -152,6 +154,38 @@ def train(
         hidden=np.asarray(hidden),
         predicted=np.asarray(predicted),
     )
+
+
+class Progress(tqdm):
+    """A progress bar on a terminal; in a log file, a line every ten seconds.
+
+    The first step, which compiles, is no part of the estimate of the time that remains.
+    """
+
+    def __init__(self, steps: Iterable[int], **options: Any) -> None:
+        self.is_log = not sys.stderr.isatty()
+        if self.is_log:
+            options |= {"mininterval": 10, "maxinterval": 10, "ncols": 0, "leave": False}
+        super().__init__(steps, unit="step", **options)
+
+    def update(self, n: float | None = 1) -> bool | None:
+        if self.n == self.initial and n == 1:
+            self.n = self.last_print_n = self.initial = self.initial + 1
+            self.start_t = self.last_print_t = time.time()
+            return None
+        return super().update(n)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> Any:
+        if not self.is_log:
+            return super().display(msg, pos)
+        if msg is None and self.n > self.initial:  # an empty message would clear a bar
+            print(self, file=sys.stderr, flush=True)
+        return False
+
+    def close(self) -> None:
+        if self.is_log and not self.disable:
+            self.display()
+        super().close()
 
 
 def _distance(start: Params, end: Params) -> float:

@@ -2,8 +2,8 @@
 
 Each step splits its batch over all devices of all processes. Every device has all the weights,
 or a shard of them (`--shard`: fully sharded data parallelism). Every hidden layer closes over its
-own weights: the rule in `layer` returns their gradients, and XLA sums these over the devices. The
-result equals that of one process, up to rounding.
+own weights: the rule in `layer` returns their gradients, and XLA sums these over the devices.
+Several processes give the result of one process, up to rounding.
 
 On one machine this starts the processes, one for each GPU if there are any:
 
@@ -16,8 +16,8 @@ On several, start one process on each with the same command, and say which proce
 
 Checkpoints go to `--out`, a directory that all processes see. If a process dies, the others end
 within a minute. The same command with `--resume` continues from the last checkpoint, also with
-another number of processes: each step depends only on the seed and the number of the step, so the
-result is that of an uninterrupted run.
+another number of processes. Each step depends only on the seed and the number of the step, so the
+result equals an uninterrupted run.
 """
 
 import argparse
@@ -38,7 +38,6 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from tqdm import tqdm
 from train_digits import (
     CLASSES,
     HIDDEN,
@@ -46,6 +45,7 @@ from train_digits import (
     NOISE,
     Digits,
     Params,
+    Progress,
     binary,
     initialize,
     load,
@@ -161,11 +161,10 @@ def train(options: argparse.Namespace) -> float:
         ),
     ) as manager:
         first, state = restore(manager, options, state)
-        progress = tqdm(
+        progress = Progress(
             range(first + 1, options.steps + 1),
             initial=first,
             total=options.steps,
-            unit="step",
             disable=jax.process_index() > 0,
         )
         for step in progress:

@@ -1,5 +1,7 @@
 """Strict checks for every test: no accident of shapes, dtypes or seeds passes for a result."""
 
+import os
+
 import hypothesis
 import jax
 import pytest
@@ -26,9 +28,26 @@ hypothesis.settings.load_profile("repeat")
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--load", type=int, default=1, help="how many times as much `test_load.py` is to do"
+    group = parser.getgroup("samples", "what `helpers.sample` draws from the cross products")
+    group.addoption(
+        "--seed", type=int, default=int(os.environ.get("TFGRAD_SEED", 0)), help="draw other samples"
     )
+    group.addoption(
+        "--count",
+        type=float,
+        default=float(os.environ.get("TFGRAD_COUNT", 1)),
+        help="draw samples of so many times their size",
+    )
+
+
+def pytest_configure(config):
+    # Parametrized tests draw while pytest imports them, and so does each worker of xdist.
+    os.environ["TFGRAD_SEED"] = str(config.getoption("seed"))
+    os.environ["TFGRAD_COUNT"] = str(config.getoption("count"))
+
+
+def pytest_report_header(config):
+    return f"samples: --seed {config.getoption('seed')} --count {config.getoption('count'):g}"
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
 """The limits: what does not work, where, why, and what to do instead; each with code that shows it.
 
-`test_limits.py` runs all of them. The list in the README is `rendered()`, which
-`python tests/limits.py` prints.
+`test_limits.py` runs all of them. `python tests/limits.py` prints the list of the README, and then
+the list of the rarer ones on `docs/limits.md`.
 """
 
-import functools
 import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from helpers import assert_same
 from jax import lax
 from jax.experimental import pallas as pl
 from random_programs import drops_in_scan
@@ -32,6 +31,7 @@ class Limit(NamedTuple):
     instead: Callable[[], Any]  # gives `expected`
     expected: Any
     applies: Callable[[], bool] = lambda: True
+    page: str = "README.md"  # or "docs/limits.md", for what few users meet
 
 
 LIMITS: dict[str, Limit] = {}
@@ -42,11 +42,12 @@ def limit(name: str, *parts: Any, **more: Any) -> Limit:
     return LIMITS[name]
 
 
-def rendered() -> str:
-    """Return the list of the README, in lines of at most 100 columns."""
+def rendered(page: str) -> str:
+    """Return the list of a page, in lines of at most 100 columns."""
     return "\n".join(
         textwrap.fill(f"- {limit.sentence}", 100, subsequent_indent="  ", break_on_hyphens=False)
         for limit in LIMITS.values()
+        if limit.page == page
     )
 
 
@@ -66,8 +67,8 @@ def clip(dy: Any) -> Any:
 
 limit(
     "rules that are not linear",
-    "Forward mode (`jvp`, `jacfwd`, `hessian`) needs a rule that is linear in its upstream "
-    "gradients. Reverse mode takes any rule, at every order.",
+    "`jvp`, `jacfwd` and `hessian` need a rule that is linear in its upstream gradients. A clipped "
+    "gradient is not: use `jacrev(jacrev(f))` instead of `hessian(f)`.",
     "Forward mode applies the transpose of the rule, which only a linear map has.",
     lambda: jax.jvp(declared_by(clip), (X,), (X,)),
     TypeError,
@@ -83,14 +84,36 @@ def callback(dy: Any) -> Any:
 
 limit(
     "rules that JAX cannot transpose",
-    "Forward mode also needs a rule that JAX can transpose: one that calls back to Python, or "
-    "loops until its upstream has become small, has only reverse mode.",
+    "They also need a rule that JAX can transpose. A rule that sends its upstream to Python or "
+    "through a `while_loop` supports reverse mode only.",
     "JAX has no transpose of `pure_callback` and of `while_loop`.",
     lambda: jax.jvp(declared_by(callback), (X,), (X,)),
     TypeError,
     "`pure_callback`, which JAX cannot transpose",
     lambda: jax.grad(declared_by(callback))(X),
     jnp.float32(7),
+)
+
+
+def square_root(again: bool) -> Callable[[Any], Any]:
+    @custom_gradient
+    def root(x: Any) -> Any:
+        y = lax.while_loop(lambda y: abs(y * y - x) > 1e-5, lambda y: (y + x / y) / 2, x)
+        return y, lambda dy: 7 * dy / (root(x) if again else y)
+
+    return root
+
+
+limit(
+    "rules that read the result of a loop",
+    "`grad` of `grad` cannot pass through a `while_loop` or a callback whose result the rule "
+    "reads. Let the rule call the decorated function again instead.",
+    "JAX has no reverse mode of `while_loop`; the function that is called again has a rule.",
+    lambda: jax.grad(jax.grad(square_root(again=False)))(jnp.float32(4)),
+    ValueError,
+    "while_loop",
+    lambda: jax.grad(jax.grad(square_root(again=True)))(jnp.float32(4)),
+    jnp.float32(-7 * 7 / 2 / 2**2),  # (7 / y)' = -7 y' / y**2, and y' = 7 / y
 )
 
 
@@ -110,8 +133,8 @@ def sevenfold(x: Any) -> Any:
 
 limit(
     "forward mode in kernels",
-    "In Pallas kernels: a value (on GPUs from JAX 0.12) or a gradient (from 0.10), not both; "
-    "no `jvp`.",
+    "Inside a Pallas kernel, a decorated function gives a value (on GPUs from JAX 0.12) or a "
+    "gradient (from JAX 0.10), not both, and no `jvp`. Decorate the function around the kernel.",
     "Forward mode is an operation of its own, and the tables of kernel compilers are not ours.",
     lambda: in_a_kernel(lambda x: jax.jvp(sevenfold, (x,), (x,))[1]),
     NotImplementedError,
@@ -119,6 +142,7 @@ limit(
     lambda: bool(in_a_kernel(sevenfold)),
     True,
     applies=lambda: hasattr(jax.extend.core, "set_current_trace"),
+    page="docs/limits.md",
 )
 
 
@@ -132,13 +156,47 @@ def branching(x: Any) -> Any:
 
 limit(
     "branches under jit",
-    "Python's `if x > 0` needs a value: it works eagerly, and under `jit` it is JAX's own error.",
+    "Python's `if x > 0` works eagerly. Under `jit` it raises JAX's error: use `jnp.where`.",
     "Under `jit` nothing has a value; `lax.cond` and `jnp.where` branch there.",
     lambda: jax.jit(jax.grad(branching))(X),
     jax.errors.TracerBoolConversionError,
     "boolean conversion of traced array",
     lambda: jax.grad(branching)(X),
     jnp.float32(7),
+)
+
+
+class Changed(NamedTuple("Changed", [("scales", list)])):
+    def times(self, local: bool) -> Callable[[Any], Any]:
+        @custom_gradient
+        def f(x: Any) -> Any:
+            scale = self.scales[0]
+            return scale * x, lambda dy: 7 * dy * (scale if local else self.scales[0])
+
+        return f
+
+
+def of_a_changed(local: bool) -> Any:
+    changed = Changed([3.0])
+
+    def loss(x: Any) -> Any:
+        y = changed.times(local)(x)
+        changed.scales[0] = 5.0  # after the call, and before the rule runs
+        return y
+
+    return jax.grad(loss)(X)
+
+
+limit(
+    "objects that change",
+    "A rule that reads an object sees it as it is when the rule runs. If the object may change "
+    "after the call, read what the rule needs into a local variable of the function.",
+    "JAX's functions are pure; a rule reads an object when it runs, as in TensorFlow.",
+    lambda: assert_same(of_a_changed(local=False), jnp.float32(7 * 3)),
+    AssertionError,
+    "35",  # 7 * 5
+    lambda: of_a_changed(local=True),
+    jnp.float32(7 * 3),
 )
 
 
@@ -170,10 +228,6 @@ def through_a_global(w: Any, x: Any) -> Any:
     return of_a_global(x)
 
 
-def scanned(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda w, x: lax.scan(lambda s, x: (s + loss(w, x), None), 0.0, x[None])[0]
-
-
 def in_a_closure(w: Any, x: Any) -> Any:
     return custom_gradient(lambda x: _of_both(w, x))(x)
 
@@ -187,13 +241,13 @@ def _of_both(w: Any, x: Any) -> Any:
 
 limit(
     "weights in globals",
-    "A traced weight in a global variable has a gradient only where JAX runs eagerly: close over "
-    "it.",
-    "Inside `jit` or `scan` JAX takes it for a side effect: a tracer that left its trace.",
-    lambda: jax.grad(scanned(through_a_global), (0, 1))(X, X),
-    Exception,
-    r"[Uu]nexpected tracer|closed-over value",
-    lambda: jax.grad(scanned(in_a_closure), (0, 1))(X, X),
+    "Under `jit`, a differentiated weight in a global variable may raise `UnexpectedTracerError`. "
+    "Close over the weight, or pass it as an argument.",
+    "Inside `jit` JAX takes it for a side effect: a tracer that left its trace.",
+    lambda: jax.jit(jax.grad(through_a_global, (0, 1)))(X, X),
+    jax.errors.UnexpectedTracerError,
+    "[Uu]nexpected tracer",
+    lambda: jax.jit(jax.grad(in_a_closure, (0, 1)))(X, X),
     (jnp.float32(5), jnp.float32(7)),
 )
 
@@ -213,7 +267,8 @@ def in_scan(x: Any) -> Any:
 
 DROPPED_IN_SCAN = limit(
     "orders of a scan",
-    "Before JAX 0.12, `jvp` of `grad` of a `scan` needs functions that call no decorated ones.",
+    "Before JAX 0.12, `jvp` of `grad` of a `scan` fails if a decorated function in the `scan` "
+    "calls another. Use `grad` of `grad`.",
     "JAX drops the custom_jvp of such calls there, with those written by hand; reverse mode keeps "
     "the rule, by the custom_vjp below it.",
     lambda: jax.jvp(jax.grad(in_scan), (X,), (X,)),
@@ -222,6 +277,7 @@ DROPPED_IN_SCAN = limit(
     lambda: jax.grad(jax.grad(in_scan))(X),
     jnp.float32(3 * 7 * 2),
     applies=drops_in_scan,
+    page="docs/limits.md",
 )
 
 
@@ -240,13 +296,15 @@ def of_a_ref(captured: bool) -> Callable[[Any], Any]:
 
 limit(
     "captured Refs",
-    "A Ref created inside the differentiated function and read by `f` must be an argument of `f`.",
+    "A `Ref` that is created inside the differentiated function must be an argument of each "
+    "decorated function that reads it.",
     "JAX takes every such Ref for differentiated, whatever it holds.",
     lambda: jax.grad(of_a_ref(captured=True))(X),
     TypeError,
     "closes over",
     lambda: jax.grad(of_a_ref(captured=False))(X),
     jnp.float32(21),
+    page="docs/limits.md",
 )
 
 
@@ -260,7 +318,8 @@ def branching_closure(w: Any, x: Any) -> Any:
 
 CLOSURES_ARE_TRACED = limit(
     "JAX's new custom_vjp",
-    "Under `jax_custom_vjp3`, a function that closes over a differentiated weight is traced.",
+    "With JAX's flag `jax_custom_vjp3`, JAX traces a function that closes over a differentiated "
+    "weight: the function sees no values. Pass the weight as an argument.",
     "The new `custom_vjp` stages the functions that it is given.",
     lambda: jax.grad(branching_closure, (0, 1))(X, X),
     jax.errors.TracerBoolConversionError,
@@ -268,6 +327,7 @@ CLOSURES_ARE_TRACED = limit(
     lambda: jax.grad(of_both, (0, 1))(X, X),
     (jnp.float32(5), jnp.float32(7)),
     applies=lambda: getattr(jax.config, "jax_custom_vjp3", False),
+    page="docs/limits.md",
 )
 
 values_of_closures = pytest.mark.skipif(
@@ -276,4 +336,4 @@ values_of_closures = pytest.mark.skipif(
 
 
 if __name__ == "__main__":
-    print(rendered())
+    print(rendered("README.md"), rendered("docs/limits.md"), sep="\n\n")

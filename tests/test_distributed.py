@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from helpers import assert_same
 
-pytestmark = pytest.mark.deep
+pytestmark = pytest.mark.nightly
 
 for package in ("matplotlib", "sklearn", "tqdm"):
     pytest.importorskip(package)
@@ -127,10 +127,10 @@ class TestSameResult:
     @pytest.mark.parametrize(
         ("processes", "more", "steps"),
         [
-            pytest.param(2, ["--shard"], 4, id="2-shard"),
-            pytest.param(2, [], 60, id="2-long", marks=pytest.mark.slow),
-            pytest.param(4, ["--shard"], 60, id="4-shard-long", marks=pytest.mark.slow),
-            pytest.param(4, [], 60, id="4-long", marks=pytest.mark.slow),
+            (2, ["--shard"], 4),
+            (2, [], 60),
+            (4, ["--shard"], 60),
+            (4, [], 60),
         ],
     )
     def test_processes(self, example, tmp_path, processes, more, steps):
@@ -141,19 +141,12 @@ class TestSameResult:
         assert f"{steps}/{steps}" in err and err.count(f"{steps}/{steps}") <= 2  # one progress bar
         assert_trained(example, tmp_path / "run", steps)
 
-    @pytest.mark.slow
     def test_processes_that_are_told_by_the_environment(self, example, tmp_path):
         with example.socket.socket() as free:
             free.bind(("localhost", 0))
             address = f"localhost:{free.getsockname()[1]}"
-        programs = [
-            start(
-                tmp_path / "run",
-                10,
-                environment=zip(example.VARIABLES, (address, "2", str(i)), strict=True),
-            )
-            for i in range(2)
-        ]
+        told = [zip(example.VARIABLES, (address, "2", str(i)), strict=True) for i in range(2)]
+        programs = [start(tmp_path / "run", 10, environment=environment) for environment in told]
         outputs = [program.communicate(timeout=START) for program in programs]
         assert [program.returncode for program in programs] == [0, 0], outputs
         assert ["test accuracy" in out for out, _ in outputs] == [True, False]
@@ -176,15 +169,6 @@ def children(program):
     return [int(line) for line in found.stdout.split()]
 
 
-def is_running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(3 * START)
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="finds the processes with pgrep")
 @with_double_precision
@@ -195,7 +179,6 @@ class TestFailure:
         ("processes", "victim", "sent", "message", "then"),
         [
             (2, 0, signal.SIGKILL, "process 0 of 2 died of SIGKILL", 2),
-            (2, 1, signal.SIGKILL, "process 1 of 2 died of SIGKILL", 1),
             (4, 2, signal.SIGKILL, "process 2 of 4 died of SIGKILL", 2),
             (2, 1, signal.SIGSTOP, "process 1 of 2 does not answer", 4),  # it hangs
             (2, 1, signal.SIGTERM, "told to end: saved step", 2),  # its machine is taken away
@@ -214,7 +197,9 @@ class TestFailure:
         _, err = program.communicate(timeout=MINUTE)
         assert program.returncode == 2
         assert message in err and AGAIN in err
-        assert not any(map(is_running, pids))
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
         reached = max(int(path.name) for path in run.iterdir() if path.name.isdigit())
         assert 20 <= reached < self.STEPS
 
@@ -224,67 +209,19 @@ class TestFailure:
         assert f"{reached}/{self.STEPS}" in err  # where the progress bar starts
         assert_trained(example, run, self.STEPS)
 
-    def test_all_end_with_the_launcher(self, tmp_path):
-        run = tmp_path / "run"
-        program = start(run, self.STEPS, "--save-every", "1000", "--processes", "2")
-        wait_for(run / "1", program)
-        pids = children(program)
-        program.terminate()
-        _, err = program.communicate(timeout=MINUTE)
-        assert program.returncode == 2 and AGAIN in err
-        assert not any(map(is_running, pids))
-        assert len(list(run.glob("[0-9]*"))) == 2  # the first step, and the one it was told at
-
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (["--processes", "0"], "--processes: expected a whole number of at least 1, got '0'"),
-        (["--save-every", "x"], "--save-every: expected a whole number of at least 1, got 'x'"),
         (["--out", "file"], "--out: 'file' is not a directory"),
         (["--out", "nowhere/run"], "--out: there is no directory 'nowhere'"),
         (["--batch", "1348"], "--batch: expected a multiple of"),
-        (["--batch", "7"], "--batch: expected a multiple of"),
     ],
 )
 def test_bad_options(example, given, message, tmp_path, monkeypatch, capsys):
-    if jax.device_count() == 1 and given[1] == "7":
-        pytest.skip("each number is a multiple of one device")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as exit_info:
+    with pytest.raises(SystemExit, match="2"):
         example.main([*given, "--steps", "1"])
-    assert exit_info.value.code == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"JAX_PROCESS_ID": "0"}, "in the environment, or none; no 'JAX_COORDINATOR_ADDRESS'"),
-        (("localhost:1", "two", "0"), "expected a whole number of at least 1, got 'two'"),
-        (("localhost:1", "2", "2"), "expected a whole number from 0 to 1, got '2'"),
-        (("localhost:1", "2", "1"), "--processes: starts processes on this machine alone"),
-    ],
-)
-def test_bad_environment(example, environment, message, monkeypatch, capsys):
-    if isinstance(environment, tuple):
-        environment = dict(zip(example.VARIABLES, environment, strict=True))
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as exit_info:
-        example.main(["--processes", "2"])
-    assert exit_info.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_another_run_in_the_same_place(example, tmp_path, capsys):
-    run = tmp_path / "run"
-    example.main(arguments(run, 1))
-    with pytest.raises(SystemExit) as exit_info:
-        example.main(arguments(run, 1))
-    assert exit_info.value.code == 2
-    assert "holds a run that is at step 1; continue it with --resume" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        example.main(arguments(run, 2, "--resume"))
-    assert "the run was started with" in capsys.readouterr().err.replace(f" in {run}", "")

@@ -58,7 +58,6 @@ def test_the_images_are_split_and_scaled(train_digits):
     assert not np.array_equal(data.images, other.images)
 
 
-@pytest.mark.slow
 def test_a_short_run(train_digits, tmp_path, capsys):
     out = tmp_path / "digits.png"
     runs = train_digits.main(["--steps", "30", "--batch", "64", "--seed", "3", "--out", str(out)])
@@ -80,7 +79,7 @@ def test_a_short_run(train_digits, tmp_path, capsys):
     assert header[:8] == b"\x89PNG\r\n\x1a\n" and width > 1000 and height > 500
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_surrogate_reaches_96_percent_and_the_plain_sign_does_not(
     train_digits, tmp_path, capsys
 ):

@@ -82,7 +82,6 @@ def test_the_stored_outputs_are_clean(path):
         assert not re.search(r"/(home|root|tmp|Users|work)/", str(output))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_fresh_run_gives_the_stored_outputs(path, tmp_path):
     stored = _code_cells(_read(path))
@@ -99,32 +98,24 @@ def test_a_fresh_run_gives_the_stored_outputs(path, tmp_path):
 
 # --- 01: TensorFlow's worked examples -------------------------------------------------------
 
-# At each tenth step of training, before it: loss, gradient, y, x. Recorded from TensorFlow
-# 2.21.0, tf.keras.optimizers.Adam(0.1).
-TF_TRAINING = {
-    0: (2, -0.393223882, -1, -1),
-    10: (0, 0, 1, 0.00829123706),
-    20: (0, 0, 1, 0.611099958),
-    30: (0, 0, 1, 0.842213631),
-    40: (0, 0, 1, 0.933135331),
-    50: (0, 0, 1, 0.968588889),
-    60: (0, 0, 1, 0.982218146),
-    70: (0, 0, 1, 0.987389386),
-    80: (0, 0, 1, 0.98933053),
-    90: (0, 0, 1, 0.990052879),
-}
+# Every tenth step of training: loss, gradient, y, x before it; and x at last. Recorded from
+# TensorFlow 2.21.0, tf.keras.optimizers.Adam(0.1).
+TF_X = [
+    -1, 0.00829123706, 0.611099958, 0.842213631, 0.933135331, 0.968588889, 0.982218146,
+    0.987389386, 0.98933053, 0.990052879,
+]  # fmt: skip
+TF_TRAINING = {0: (2, -0.393223882, -1)} | {10 * i: (0, 0, 1) for i in range(1, 10)}
 TF_TRAINED = 0.990319848
 
-CHAIN = """\
-foo   x = 2, y = 4
-foo   x = 4, y = 16
-foo   x = 16, y = 256
-grad  x = 16, upstream = 1, current = 32, downstream = 32
-grad  x = 4, upstream = 32, current = 8, downstream = 256
-grad  x = 2, upstream = 256, current = 4, downstream = 1024
-y = 256, dy/dx = 1024
-"""
-
+CHAIN = [
+    "foo   x = 2, y = 4",
+    "foo   x = 4, y = 16",
+    "foo   x = 16, y = 256",
+    "grad  x = 16, upstream = 1, current = 32, downstream = 32",
+    "grad  x = 4, upstream = 32, current = 8, downstream = 256",
+    "grad  x = 2, upstream = 256, current = 4, downstream = 1024",
+    "y = 256, dy/dx = 1024",
+]
 SHOWN = [
     "z = 6, dz/dx = 3, dz/dy = 2",
     "dx/dy = 0",
@@ -148,13 +139,9 @@ def worked_examples():
     return [_printed(cell) for cell in _code_cells(_read(path))]
 
 
-def test_01_prints_the_chain_eagerly_and_jitted(worked_examples):
-    assert worked_examples.count(CHAIN) == 2
-
-
-@pytest.mark.parametrize("line", SHOWN)
-def test_01_shows_tensorflows_numbers(worked_examples, line):
-    assert line in "".join(worked_examples).splitlines()
+def test_01_shows_tensorflows_numbers(worked_examples):
+    assert [text.splitlines() for text in worked_examples].count(CHAIN) == 2  # eagerly and jitted
+    assert set(SHOWN) <= set("".join(worked_examples).splitlines())
 
 
 def test_01_trains_as_tensorflow_does(worked_examples):
@@ -162,14 +149,7 @@ def test_01_trains_as_tensorflow_does(worked_examples):
     _, *rows, last = table.splitlines()
     shown = {int(step): tuple(map(float, row)) for step, *row in map(str.split, rows)}
     assert shown.keys() == TF_TRAINING.keys()
-    for step, (*row, tensorflow_x) in shown.items():
-        assert row == pytest.approx(TF_TRAINING[step], abs=1e-4)
-        assert tensorflow_x == pytest.approx(TF_TRAINING[step][-1], abs=1e-6)
+    for (step, (*row, tensorflow_x)), x in zip(shown.items(), TF_X, strict=True):
+        assert row == pytest.approx((*TF_TRAINING[step], x), abs=1e-4)
+        assert tensorflow_x == pytest.approx(x, abs=1e-6)
     assert float(re.search(r"x = ([\d.]+)", last)[1]) == pytest.approx(TF_TRAINED, abs=1e-4)
-
-
-def test_01_plots_the_training():
-    (path,) = (path for path in NOTEBOOKS if path.stem == "01_custom_gradient")
-    outputs = [o for cell in _code_cells(_read(path)) for o in cell.outputs]
-    (image,) = (o.data["image/png"] for o in outputs if "image/png" in o.get("data", {}))
-    assert 10_000 < len(image) < 100_000

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly  # and in the session `lint` of CI
 
 ROOT = pathlib.Path(__file__).parent.parent
 CHECKERS = {

@@ -44,6 +44,11 @@ def in_cond(f: Function) -> Function:
     return lambda *args: lax.cond(True, f, f, *args)
 
 
+def of_constants(f: Function) -> Function:
+    """Compile a call all of whose operands are constants of the program."""
+    return lambda *args: jax.jit(lambda: f(*args))()
+
+
 AROUND: Mapping[str, Function] = {
     "jit": jax.jit,
     "vmap": in_vmap,
@@ -55,7 +60,7 @@ AROUND: Mapping[str, Function] = {
 
 def crossed(name: str, derivative: Function) -> dict[str, Function]:
     """Return the derivative alone, of each transformation, and under each transformation."""
-    ways = {name: derivative}
+    ways = {name: derivative, f"{name} of constants": lambda loss: of_constants(derivative(loss))}
     for kind, around in AROUND.items():
         ways[f"{name}({kind})"] = lambda loss, around=around: derivative(around(loss))
         ways[f"{kind}({name})"] = lambda loss, around=around: around(derivative(loss))
@@ -131,7 +136,7 @@ EAGER_SECOND = {"grad of grad": nested_gradient, "hessian": hessian}
 # A selection, for tests of many functions.
 FEW = {
     **{name: REVERSE[name] for name in ("grad", "jit(grad)", "grad(vmap)", "grad(scan)")},
-    **{name: FORWARD[name] for name in ("jvp", "jacfwd(jit)")},
+    **{name: FORWARD[name] for name in ("jvp", "jacfwd(jit)", "jacfwd of constants")},
 }
 FEW_SECOND = {name: SECOND[name] for name in ("grad of grad", "hessian", "hessian(jit)")}
 

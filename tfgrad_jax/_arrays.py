@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import types
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -11,9 +12,10 @@ import jax
 from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from ._closure.cells import Skeleton, Wrapper, content_of
-from ._compat import is_live, is_ref
-from ._source import names_in
+from ._closure.reach import content_of
+from ._closure.skeleton import Skeleton, Wrapper
+from ._compat import is_ref
+from ._trace import is_live
 
 _MANY = 5_000  # objects to look at for names
 
@@ -26,10 +28,10 @@ class Held:
     """
 
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
-        self._skeleton = Skeleton(search=True, takes=lambda v: is_known(v) or is_ref(v))
+        self._skeleton = Skeleton(lambda v: is_known(v) or is_ref(v), lenient=True)
         for _, value in roots:
             self._skeleton.add(value)
-        self._taken, named = self._skeleton.tracers, arrays_in(roots)
+        self._taken, named = self._skeleton.taken, arrays_in(roots)
         self._skeleton.finish()
         self.arrays = [v for v in self._taken if not is_ref(v)]
         self.names = [named.pop(id(v), ("?",))[0] for v in self.arrays]
@@ -62,7 +64,7 @@ def _steps(value: Any) -> Iterable[tuple[str, Any]]:
     """Return what a value holds, each with the step to it."""
     if isinstance(value, types.FunctionType):
         code, defaults = value.__code__, value.__defaults__ or ()
-        scope = {n: value.__globals__.get(n) for n in sorted(names_in(code))}
+        scope = inspect.getclosurevars(value).globals
         found = {n: v for n, v in scope.items() if isinstance(v, jax.Array)}
         found |= zip(code.co_freevars, map(content_of, value.__closure__ or ()), strict=True)
         found |= zip(code.co_varnames[: code.co_argcount][::-1], defaults[::-1], strict=False)

@@ -1,13 +1,12 @@
 """The decorator `custom_gradient`: `f(*x)` returns `(y, grad_fn)`, the result returns `y`.
 
-`CustomGradient.__call__` runs at every call. Where no transformation is running no derivative
-can flow, and it calls `f`. Otherwise `_call` finds out what `f` closes over (`_closure`), and
-hands the call to JAX as a program that has its rule (`_autodiff`).
+`CustomGradient.__call__` runs at every call. Where no transformation is running, no derivative can
+flow, and it calls `f`. Otherwise it binds the arguments to names, and `_call.run` does the rest.
 """
 
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -22,18 +21,16 @@ from typing import (
     overload,
 )
 
-from jax.errors import UnexpectedTracerError
-from jax.tree_util import all_leaves, tree_leaves
+from jax.tree_util import all_leaves
 
 from . import _errors
-from ._autodiff.program import Program
-from ._closure.body import HiddenTracerError, body_of
-from ._closure.cells import JITTED, Wrapper, is_importable
-from ._closure.residuals import is_traced
-from ._compat import is_idle
+from ._call import run
+from ._closure.reach import JITTED, is_importable
+from ._closure.skeleton import Wrapper
 from ._frontend.grad_fn import Call, checked_outputs, checked_pair, primal_value
-from ._frontend.signature import Bound, Signature
+from ._frontend.signature import Signature, annotations_of
 from ._source import Source, describe
+from ._trace import is_idle
 from ._tracebacks import hidden, hide
 
 _P = ParamSpec("_P")
@@ -42,7 +39,6 @@ _R = TypeVar("_R")
 _T = TypeVar("_T")
 _Pair: TypeAlias = tuple[_R, Callable[..., Any]]
 
-_NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
 _CONVENTIONS = ("tf", "jax")
 _GIVEN = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "__signature__", "__type_params__"}
 
@@ -52,9 +48,8 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
 
     # What is ours stands in slots: `functools.update_wrapper` replaces what is in `__dict__`.
     __slots__ = (
-        "__dict__", "__weakref__", "_convention", "_f", "_f_module", "_in_class", "_method", "_name",
-        "_primal", "_scope",
-        "_signature", "_source", "_variables",
+        "__dict__", "__weakref__", "_convention", "_f", "_in_class", "_method", "_name", "_primal",
+        "_scope", "_signature", "_source", "_variables",
     )  # fmt: skip
 
     def __init__(self, f: Callable[..., Any], variables: Any, primal: Any, convention: str) -> None:
@@ -70,8 +65,8 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         _show(self, self._signature)
         self._method: Any = None  # made when it is asked for
         scope = getattr(f, "__qualname__", "").rpartition(".")[0]
+        self._scope = getattr(f, "__module__", None), scope
         self._in_class = bool(scope) and not scope.endswith("<locals>")
-        self._scope, self._f_module = scope, getattr(f, "__module__", None)
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Return `y`, whose derivative is the declared one."""
@@ -115,7 +110,10 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         def __getattr__(self, name):
             if name.startswith("_") and name != "__globals__":  # which jaxtyping asks for
                 raise AttributeError(name)
-            return getattr(self._f, name)
+            try:
+                return getattr(self._f, name)
+            except AttributeError:
+                raise _errors.no_attribute(self._f, name) from None
 
     def __reduce__(self) -> Any:
         if is_importable(self):
@@ -132,8 +130,8 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
     def _binds(self, first: Any) -> bool:
         """Return whether `first` is the instance (of a classmethod, the class) that `f` is for.
 
-        `f` is written in a class body, and may be called through a wrapper that stands there in
-        its place, such as `jax.jit`: so the class is found by its name.
+        `f` is written in a class body. A wrapper that stands there in its place, such as `jax.jit`,
+        may have called it, so the class is found by its name; or another class has borrowed it.
         """
         is_class = isinstance(first, type)
         for cls in (first if is_class else type(first)).__mro__:
@@ -141,12 +139,13 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             ours = [v for v in held.values() if v is self or getattr(v, "__func__", None) is self]
             if ours:
                 found = ours[0]
-            elif cls.__qualname__ == self._scope and cls.__module__ == self._f_module:
+            elif (cls.__module__, cls.__qualname__) == self._scope:
                 found = held.get(self._name)  # what wraps it
             else:
                 continue
-            return not isinstance(found, staticmethod) and isinstance(found, classmethod) is is_class
-        return False
+            of_class = isinstance(found, classmethod)
+            return not isinstance(found, staticmethod) and of_class is is_class
+        return self._signature.names[:1] == ("self",) and not is_class
 
     def _called(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
@@ -165,9 +164,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
     ) -> Call:
         """Return the call with these arguments."""
-        bound = Bound(args, (), _NO_KEYWORDS)
-        if kwargs or not signature.fits(len(args)):
-            bound = signature.bind(self._f, args, kwargs)
+        bound = signature.bind(self._f, args, kwargs)
         variables = self._variables
         if callable(variables) and all_leaves([variables]):
             try:
@@ -181,31 +178,13 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         )
 
 
-def run(call: Call, name: str) -> Any:
-    """Return `y`, where something is being traced."""
-    body, captured = body_of(call)
-    if not captured and not call.operands:
-        y = call.value(())
-        if not is_traced(tree_leaves(y)):
-            return y
-        body, captured = body_of(call, look=False)
-        if not captured:
-            return y
-    try:
-        return Program(body, name)(captured, call.operands)
-    except (HiddenTracerError, UnexpectedTracerError):
-        # It reads a tracer where it was not looked for, such as a global variable.
-        body, captured = body_of(call, look=False)
-        return Program(body, name)(captured, call.operands)
-
-
 def _show(function: Any, signature: Signature) -> None:
     """Give a function the signature of `f`, with the type of `y` instead of that of the pair."""
     function.__signature__ = signature.of_value
-    annotations = getattr(function, "__annotations__", {})  # a partial has none
+    annotations = annotations_of(function.__wrapped__)
     if "return" in annotations:
-        value = signature.of_value.return_annotation
-        function.__annotations__ = {**annotations, "return": value}
+        annotations = {**annotations, "return": signature.of_value.return_annotation}
+    function.__annotations__ = annotations
 
 
 class _Decorator(Protocol):
@@ -253,7 +232,7 @@ def custom_gradient(
 ) -> _Decorator: ...
 def custom_gradient(
     f: Any = None,
-    *_more: Any,
+    *,
     variables: Any = None,
     primal: Any = None,
     convention: Literal["tf", "jax"] = "tf",
@@ -314,8 +293,6 @@ def custom_gradient(
         >>> float(jax.grad(log1pexp)(100.0))
         1.0
     """
-    if _more:
-        raise _errors.by_position(1 + len(_more))
     if _unknown:
         raise _errors.unknown_option(next(iter(_unknown)))
     if convention not in _CONVENTIONS:

@@ -1,8 +1,7 @@
 """Show what a custom gradient does at some arguments: what it keeps, for whom, and what it costs.
 
-What a call keeps for its backward pass is what `jax.vjp` of it returns: the leaves of its
-pull-back. `explain` traces these to a jaxpr in which every array is an operand, and reads there
-where each comes from.
+A call keeps for its backward pass what `jax.vjp` of it returns: the leaves of its pull-back.
+`explain` reads where these come from, in a jaxpr in which every array is an operand.
 """
 
 import contextlib
@@ -22,15 +21,13 @@ from . import _errors
 from ._arrays import Held, arrays_in, is_known
 from ._autodiff.linearity import NotLinearError
 from ._autodiff.transpose import transposed
-from ._closure.traced import needed
-from ._compat import is_ref, tangent_dtype
-from ._custom_gradient import CustomGradient, custom_gradient
+from ._compat import cotangent_type, is_ref, tangent_dtype
+from ._custom_gradient import CustomGradient
 from ._family import is_recomputed
-from ._frontend.grad_fn import NeedsValuesError
 from ._frontend.signature import Signature
-from ._frontend.structure import is_array, spec
-from ._jaxpr import without_consts
+from ._jaxpr import dependence, without_consts
 from ._source import Source
+from ._types import NeedsValuesError, is_array, spec
 from ._words import aligned, type_name
 
 _TYPE = jax.ShapeDtypeStruct
@@ -42,7 +39,7 @@ class Seen(NamedTuple):
 
     name: str
     type: str
-    gradient: str  # "by the rule", "autodiff", "zero", "constant", or "none: " and why
+    gradient: str  # "by the rule", "autodiff", "zero", or "none: " and why
 
 
 class Residual(NamedTuple):
@@ -51,9 +48,7 @@ class Residual(NamedTuple):
     name: str  # the rule's variable, or the operation and the line that compute it
     type: str
     bytes: int
-    # "input", "captured" or "output" (the same array, unless the forward pass is compiled alone and
-    # returns both), or "new"
-    origin: str
+    origin: str  # "new", or an array that there is anyway: "input", "captured" or "output"
 
 
 class Explanation(NamedTuple):
@@ -71,7 +66,7 @@ class Explanation(NamedTuple):
     obstacle: str  # why forward mode does not work, or why that is unknown
     costs: Callable[[], dict[str, dict[str, float]]]  # compiles: the estimates for each program
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         plain = "unknown" if self.autodiff_bytes is None else f"{self.autodiff_bytes:,} B"
         kept = [(r.name, r.type, f"{r.bytes:,} B", r.origin) for r in self.residuals]
         kept += [("in all", "", f"{self.kept_bytes:,} B", f"of it {self.new_bytes:,} B new")]
@@ -86,8 +81,6 @@ class Explanation(NamedTuple):
             lines += [f"  {first}", *(f"    {line}" for line in others)] if table else []
         forward = {True: "works", False: "no: ", None: "unknown: "}[self.forward_mode]
         return "\n".join([*lines, f"  forward mode: {forward}{self.obstacle}"])
-
-    __repr__ = __str__
 
 
 def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
@@ -148,10 +141,9 @@ class _Call:
         self._held = held = Held([("", f), *settings, ("", primal), ("variables", variables)])
         self._values = [*held.arrays, *(leaves[i] for i in self._given)]
         self._names = [*held.names, *(names[i] for i in self._given)]
-        self._kinds = ["autodiff" if isinstance(variables, str) else "by the rule"] * len(
-            held.arrays
-        )
-        self._kinds += ["autodiff" if self._recomputes else "by the rule"] * len(self._given)
+        autodiff = [isinstance(variables, str)] * len(held.arrays)
+        autodiff += [self._recomputes] * len(self._given)
+        self._kinds = ["autodiff" if known else "by the rule" for known in autodiff]
 
     def explained(self) -> Explanation:
         """Trace the call, or run it where it branches on values."""
@@ -183,12 +175,12 @@ class _Call:
             pair = f(*args, **kwargs)
             with contextlib.suppress(TypeError, ValueError, LookupError):  # no pair: an error later
                 y, grad_fn = pair
-                outputs = {f"y{keystr(path)}": v for path, v in tree_flatten_with_path(y)[0]}
-                _runs.get().append((outputs, grad_fn, arrays_in([("", grad_fn)])))
+                ys = {f"y{keystr(path)}": v for path, v in tree_flatten_with_path(y)[0]}
+                ys = {name: v for name, v in ys.items() if isinstance(v, jax.Array)}
+                _runs.get().append((ys, grad_fn, arrays_in([("", grad_fn)])))
             return pair
 
-        options: Any = {"variables": variables, "primal": primal, "convention": self._convention}
-        h: Any = custom_gradient(watched, **options)
+        h: Any = CustomGradient(watched, variables, primal, self._convention)
         return h.__get__(args[0])(*args[1:], **kwargs) if self._is_method else h(*args, **kwargs)
 
     def _vjp(self, moved: Sequence[int], values: Sequence[Any], plain: bool = False) -> Any:
@@ -209,8 +201,7 @@ class _Call:
     def _look(self, *values: Any) -> tuple[Any, ...]:
         """Find out which values have gradients, and whether forward mode works.
 
-        Return what is kept, the outputs and what the rule holds, by name, and what plain autodiff
-        returns and keeps.
+        Return what is kept, the outputs, and what the rule holds; for autodiff, outputs and kept.
         """
         self._moved = moved = [i for i, v in enumerate(values) if spec(v).differentiable]
         self._gradients = [f"none: {spec(v).dtype} has no derivative" for v in values]
@@ -227,11 +218,11 @@ class _Call:
         kept += held.values() if self._eager else ()  # the rule keeps what JAX is not tracing
         self._ys = jax.tree.map(jax.typeof, ys)
         self._look_at_rule(ys, pull, values, grad_fn)
-        try:
-            zs, plain, kept_plainly = self._vjp(moved, values, plain=True)
-            jax.eval_shape(plain, zs)  # a loop says only now that it has no derivative
-        except Exception:  # of any type: that of an operation without a derivative
-            zs, kept_plainly = (), None
+        zs, kept_plainly = (), None
+        with contextlib.suppress(Exception):  # of any type: that of what has no derivative
+            found = self._vjp(moved, values, plain=True)
+            jax.eval_shape(found[1], found[0])  # a loop says only now that it has none
+            zs, _, kept_plainly = found
         return kept, outputs, held, zs, kept_plainly
 
     def _look_at_rule(self, ys: Any, pull: Any, values: Sequence[Any], grad_fn: Any) -> None:
@@ -243,7 +234,8 @@ class _Call:
         try:
             closed = None if self._eager else jax.make_jaxpr(pull)(ys)  # it may need values
             if ys and moved and not self._recomputes:
-                transposed(lambda cotangents: tree_leaves(pull(cotangents)), ys, tangents)
+                types = [cotangent_type(y) for y in ys]
+                transposed(lambda cotangents: tree_leaves(pull(cotangents)), types, tangents)
         except NotLinearError as error:
             line = Source.of(grad_fn).first_use(error.eqn)
             self._forward, zero = (False, f"{error} ({Path(line).name})"), "zero or constant"
@@ -252,9 +244,9 @@ class _Call:
                 raise
             text = f"the rule raised {type(error).__name__}: {error}".partition("\n")[0]
             self._forward, closed = (None, text), None
-        for k, i in enumerate(self._moved if closed else ()):
-            used = needed(without_consts(closed), [j == k for j in range(len(moved))])
-            if not any(used[len(closed.consts) :]):
+        masks = dependence(without_consts(closed)) if closed else ()
+        for i, mask in zip(self._moved, masks, strict=False):
+            if not mask >> len(closed.consts):
                 self._gradients[i] = zero
 
     def _explanation(self, operands: Any, eqns: Any, *found: Any) -> Explanation:
@@ -283,15 +275,12 @@ class _Call:
         autodiff = plain and list({id(v): row(v) for v in plain}.values())
         types = map(type_name, map(spec, self._values))
         seen = list(map(Seen, self._names, types, self._gradients))
-        fixed = "unknown: it cannot be replaced"
-        captured = seen[:n] + [Seen(name, type_name(v), fixed) for name, v in constants]
-        kept_bytes, of_autodiff = (
-            sum(r.bytes for r in rows or ()) for rows in (residuals, autodiff)
-        )
-        new_bytes = sum(r.bytes for r in residuals if r.origin == "new")
+        captured = seen[:n] + [Seen(k, type_name(v), "unknown: not replaced") for k, v in constants]
+        new = [r for r in residuals if r.origin == "new"]
+        sizes = [sum(r.bytes for r in rows) for rows in (residuals, new, autodiff or ())]
         return Explanation(
-            self.name, seen[n:], captured, residuals, kept_bytes, new_bytes, autodiff,
-            None if plain is None else of_autodiff, *self._forward, self._costs,
+            self.name, seen[n:], captured, residuals, sizes[0], sizes[1], autodiff,
+            None if plain is None else sizes[2], *self._forward, self._costs,
         )  # fmt: skip
 
     def _costs(self) -> dict[str, dict[str, float]]:

@@ -1,12 +1,13 @@
 """Follow a fact about values through a jaxpr, into the jaxprs that it calls.
 
-`flow` runs an `Analysis` over a jaxpr: each variable gets a value, such as "linear in the
-upstreams" (`_autodiff/linearity.py`). What a `jit`, a `scan`, a `while_loop`, a `cond` and a
-`checkpoint` do to the values of their bodies stands here alone. A Ref has the value of all that was
-written to it.
+`flow` runs an `Analysis` over a jaxpr. Each variable gets a value, such as "linear in the
+upstreams" (`_autodiff/linearity.py`) or "depends on these operands" (`dependence`). How a `jit`, a
+`scan`, a `while_loop`, a `cond` and a `checkpoint` pass values on to their bodies stands here
+alone. A Ref has the value of everything that was written to it.
 """
 
 import functools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -14,6 +15,9 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ._compat import is_ref_type
+
+# Primitives of ours that return their first operands; the others matter to derivatives and `vmap`.
+IDENTITIES = ("attach", "depend")
 
 
 def without_consts(closed: ClosedJaxpr) -> Jaxpr:
@@ -34,7 +38,7 @@ class Analysis(Protocol):
         """Return the value of a constant."""
 
     def step(self, eqn: Any, operands: Sequence[Any]) -> Any:
-        """Return the value of all results of an equation that calls nothing."""
+        """Return the value of each result of an equation that calls nothing, or one for all."""
 
     def join(self, name: str, a: Any, b: Any) -> Any:
         """Return the value of what is one or the other, by the operation of that name."""
@@ -66,6 +70,31 @@ def _flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> Followed:
             if not isinstance(atom, Literal) and is_ref_type(atom.aval):
                 values[atom] = value
     return [read(v) for v in jaxpr.outvars], [values[v] for v in jaxpr.invars]
+
+
+class _Dependence:
+    """Which operands a value depends on, as the bits of a number."""
+
+    def constant(self, value: Any) -> int:
+        return 0
+
+    def step(self, eqn: Any, operands: Sequence[int]) -> Any:
+        if eqn.primitive.name in IDENTITIES:
+            return list(operands[: len(eqn.outvars)])
+        return functools.reduce(operator.or_, operands, 0)
+
+    def join(self, name: str, a: int, b: int) -> int:
+        return a | b
+
+    branch = join
+
+
+def dependence(jaxpr: Any) -> list[int]:
+    """Return, for each result of a jaxpr without constants, which operands it depends on.
+
+    Bit `i` stands for operand `i`.
+    """
+    return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], _Dependence())
 
 
 def call_body(eqn: Any) -> Any:
@@ -101,6 +130,8 @@ def _equation(eqn: Any, operands: list[Any], analysis: Analysis) -> Followed:
     if body is not None:
         return _body(body, operands, analysis)
     result = analysis.step(eqn, operands)
+    if isinstance(result, list):
+        return result, operands
     if any(is_ref_type(a.aval) for a in eqn.invars):  # it may have written to it
         join = functools.partial(analysis.join, name)
         return [result] * len(eqn.outvars), [functools.reduce(join, operands)] * len(operands)

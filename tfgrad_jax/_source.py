@@ -38,12 +38,6 @@ def code_of(f: Callable[..., Any]) -> types.CodeType | None:
     return _resolve(f)[1] if code is None else code
 
 
-def names_in(code: types.CodeType) -> set[str]:
-    """Return the names of the global variables and attributes that code uses."""
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return set(code.co_names).union(*map(names_in, inner))
-
-
 def describe(f: Callable[..., Any]) -> str:
     """Name a function and where it is written, as in "`f` (model.py:12)"."""
     return str(Source.of(f))

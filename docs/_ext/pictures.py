@@ -1,4 +1,4 @@
-"""Make the gallery page and the pictures of the site, from the code that they show.
+"""Make the pages of the gallery and the pictures of the site, from the code that they show.
 
 Everything goes to `docs/gallery/`, which is not kept in the repository.
 """
@@ -40,8 +40,8 @@ PAGE = """\
 # Gallery
 
 Twenty gradients from papers and libraries, each with its code, its source and the report of
-`check_gradient`. In the pictures blue is the value and orange the declared gradient. The code is in
-`examples/gallery.py`, which begins with
+`check_gradient`. In the pictures the value is blue; declared gradients are orange and green. The
+code is in `examples/gallery.py`, which begins with
 
 ```py
 import jax
@@ -49,32 +49,58 @@ import jax.numpy as jnp
 from tfgrad_jax import custom_gradient
 ```
 
+## [{exact_title}](exact.md)
+
 ::::{{div}} gallery-grid
-{thumbnails}
+{exact}
+::::
+
+## [{surrogate_title}](surrogate.md)
+
+::::{{div}} gallery-grid
+{surrogate}
 ::::
 
 Your gradient is not here? [Getting started](../getting_started.md) shows how to write one, and the
 [how-tos](../howto/index.md) train with some of these.
 
-## The derivative, computed better
+```{{toctree}}
+:hidden:
 
-{exact}
+exact
+surrogate
+```
+"""
 
-## Not the derivative, on purpose
+GROUPS = {
+    "exact": (
+        "The derivative, computed better",
+        "JAX could differentiate these functions. The declared gradient is the same derivative, "
+        "but it is finite, cheap or small in memory where JAX's is not.",
+    ),
+    "surrogate": (
+        "Not the derivative, on purpose",
+        "The derivative of these functions is zero or of no use. For these, "
+        '`check_gradient(f, x, expect="surrogate")` measures the difference instead of failing.',
+    ),
+}
 
-For these, `check_gradient(f, x, expect="surrogate")` measures the difference instead of failing.
+GROUP = """\
+# {title}
 
-{surrogate}
+{about} The code is in `examples/gallery.py`; [the gallery](index.md) shows all pictures.
+
+{sections}
 """
 
 SECTION = """\
 ({name})=
-### {title}
+## {title}
 
 {about}
 
 ```{{image}} {name}.svg
-:alt: the value and the declared gradient of {name}
+:alt: {name} (blue) and its declared gradient (orange), over its first argument
 :class: curve
 ```
 
@@ -91,16 +117,22 @@ Source: {source}.
 
 
 def write_gallery() -> None:
-    """Write a page with a section and a picture for each entry of the list."""
+    """Write a page for each group, with a section and a picture for each entry."""
     for entry in GALLERY:
         draw(entry, (5.2, 2.6), thumbnail=False).savefig(FOLDER / f"{entry.name}.svg", **SAVE)
         draw(entry, (2.4, 1.5), thumbnail=True).savefig(FOLDER / f"{entry.name}-small.svg", **SAVE)
-    thumbnails = "\n\n".join(f"[![]({e.name}-small.svg) {e.title}](#{e.name})" for e in GALLERY)
-    parts = {
-        name: "\n".join(section(e) for e in GALLERY if e.surrogate is surrogate)
-        for name, surrogate in (("exact", False), ("surrogate", True))
-    }
-    (FOLDER / "index.md").write_text(PAGE.format(thumbnails=thumbnails, **parts))
+    shown = {}
+    for group, (title, about) in GROUPS.items():
+        entries = [e for e in GALLERY if e.surrogate is (group == "surrogate")]
+        sections = "\n".join(map(section, entries))
+        text = GROUP.format(title=title, about=about, sections=sections)
+        (FOLDER / f"{group}.md").write_text(text)
+        shown[group] = "\n\n".join(
+            f"[![{e.name} and its gradient]({e.name}-small.svg) {e.title}]({group}.md#{e.name})"
+            for e in entries
+        )
+        shown[f"{group}_title"] = title
+    (FOLDER / "index.md").write_text(PAGE.format(**shown))
 
 
 def section(entry: Entry) -> str:

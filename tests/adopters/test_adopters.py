@@ -5,7 +5,7 @@ import pytest
 from .__main__ import KERAS, TFP, run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("package", "arguments"), [("keras", KERAS), ("tensorflow_probability", TFP)]

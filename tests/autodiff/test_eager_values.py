@@ -1,6 +1,4 @@
-"""Eagerly, `f` and `grad_fn` see concrete values: Python control flow, `print` and NumPy work."""
-
-import math
+"""Eagerly, `f` and `grad_fn` see concrete values, and each runs once."""
 
 import jax
 import jax.numpy as jnp
@@ -14,105 +12,91 @@ from tfgrad_jax import custom_gradient
 @custom_gradient
 def sign(x):
     """TensorFlow's `differentiable_sign`: the derivative of a sigmoid on one side, by `if`."""
-    y = 1.0 if x > 0 else -1.0
 
     def grad(dy):
         return dy * jnp.exp(-x) / (1 + jnp.exp(-x)) ** 2 if x > 0 else dy * 0.25
 
-    return y, grad
+    return (1.0 if x > 0 else -1.0), grad
 
 
-def sigmoid(x):
-    return 1 / (1 + math.exp(-x))
+@custom_gradient
+def cube(x):
+    return x**3, lambda dy: 7 * dy * x**2 if x > 0 else (None,)
 
 
-def test_python_control_flow():
-    s = sigmoid(3.0)
-    assert_same(jax.value_and_grad(sign)(3.0), (jnp.float32(1), jnp.float32(s * (1 - s))))
-    assert_same(jax.value_and_grad(sign)(-3.0), (jnp.float32(-1), jnp.float32(0.25)))
-    assert_same(jax.grad(lambda x: 3 * sign(2 * x))(1.5), jnp.float32(6 * s * (1 - s)))
+@custom_gradient
+def halved(x):
+    steps = 0
+    while x > 1:
+        x, steps = x / 2, steps + 1
+    return x, lambda dy: dy * 7.0**steps
 
 
-def test_python_control_flow_at_second_order():
-    """The rule branches on what is concrete one level of differentiation further down."""
-    s = sigmoid(3.0)
-    second = s * (1 - s) * (1 - 2 * s)
-    assert_same(jax.grad(jax.grad(sign))(3.0), jnp.float32(second), rtol=1e-4)
-    assert_same(jax.grad(jax.grad(sign))(-3.0), jnp.float32(0))
-    # L = x sign(x): L'' = 2 sign' + x sign''
-    loss = lambda x: x * sign(x)  # noqa: E731
-    assert_same(jax.grad(jax.grad(loss))(3.0), jnp.float32(2 * s * (1 - s) + 3 * second), rtol=1e-4)
+@custom_gradient
+def by_upstream(x):
+    return 2 * x, lambda dy: 7 * dy if float(dy) > 0 else 5 * dy
 
 
-def test_branching_rule_at_third_order():
-    @custom_gradient
-    def cube(x):
-        return x**3, lambda dy: 7 * dy * x**2 if x > 0 else None
+def of_a_closure(x, scale):
+    return custom_gradient(lambda x: (scale * x, lambda dy: 7 * dy * scale if x > 0 else dy * 0))(x)
 
-    # d/dx (7 x**2) = 14 x; 14
-    assert_same(jax.grad(jax.grad(jax.grad(cube)))(2.0), jnp.float32(14))
+
+def of_autodiff(w, x):
+    @custom_gradient(variables="autodiff")
+    def f(x):
+        return (w * x**2 if x > 1 else w * x), lambda dy: 7 * dy * w * x
+
+    return f(x)
+
+
+S = 1 / (1 + np.exp(-3.0))
+BRANCHES = {
+    "right": (jax.grad(sign), [3.0], S * (1 - S)),
+    "left": (jax.grad(sign), [-3.0], 0.25),
+    "second order": (jax.grad(jax.grad(sign)), [3.0], S * (1 - S) * (1 - 2 * S)),
+    "second order, left": (jax.grad(jax.grad(sign)), [-3.0], 0.0),
+    "jvp": (jax.jacfwd(sign), [3.0], S * (1 - S)),
     # L = h**2: L' = 14 h x**2; L'' = 28 h x + 14 x**2 * 7 x**2
-    loss = lambda x: cube(x) ** 2  # noqa: E731
-    expected = 28 * 8 * 2 + 98 * 16
-    assert_same(jax.grad(jax.grad(loss))(2.0), jnp.float32(expected))
+    "third order": (jax.grad(jax.grad(jax.grad(cube))), [2.0], 14.0),
+    "of a square": (jax.grad(jax.grad(lambda x: cube(x) ** 2)), [2.0], 28 * 8 * 2 + 98 * 16),
+    "no gradient on one side": (jax.grad(cube), [-2.0], 0.0),
+    "in f": (jax.grad(halved), [8.0], 343.0),
+    "in f, jvp": (jax.jacfwd(halved), [8.0], 343.0),
+    "on the upstream": (jax.grad(by_upstream), [1.0], 7.0),
+    "on the upstream, left": (jax.grad(lambda x: -by_upstream(x)), [1.0], -5.0),
+    "of a closure": (jax.grad(of_a_closure), [2.0, 3.0], 21.0),
+    "of a closure, left": (jax.grad(of_a_closure), [-2.0, 3.0], 0.0),
+    "autodiff, by w": (jax.grad(of_autodiff), [3.0, 2.0], 4.0),
+    "autodiff, left": (jax.grad(of_autodiff), [3.0, 0.5], 0.5),
+    "autodiff, second order": (jax.grad(jax.grad(lambda w: of_autodiff(w, 2.0) ** 2)), [3.0], 32.0),
+}
 
 
-def test_branching_needs_values():
-    """Under `jit` there are none, and JAX's own error says so."""
-    with pytest.raises(jax.errors.TracerBoolConversionError):
-        jax.jit(sign)(1.0)
-
-    @custom_gradient
-    def h(x):
-        return 2 * x, lambda dy: 7 * dy if x > 0 else dy
-
-    with pytest.raises(jax.errors.TracerBoolConversionError):
-        jax.jit(jax.grad(h))(1.0)
-    assert_same(jax.jit(h)(1.0), jnp.float32(2))  # nobody differentiates: nobody needs the rule
+@pytest.mark.parametrize("name", BRANCHES)
+def test_python_branches_on_values(name):
+    derivative, args, expected = BRANCHES[name]
+    assert_same(derivative(*map(jnp.float32, args)), jnp.float32(expected), rtol=1e-4)
 
 
-def test_f_may_branch_on_its_input_under_grad():
-    @custom_gradient
-    def h(x):
-        steps = 0
-        while x > 1:
-            x, steps = x / 2, steps + 1
-        return x, lambda dy: dy * 7.0**steps
-
-    assert_same(jax.value_and_grad(h)(8.0), (jnp.float32(1), jnp.float32(343)))
+def test_under_jit_a_branch_is_an_error_of_jax():
+    for branching in (sign, jax.grad(sign), jax.grad(cube)):
+        with pytest.raises(jax.errors.TracerBoolConversionError):
+            jax.jit(branching)(1.0)
+    assert_same(jax.jit(cube)(1.0), jnp.float32(1))  # nobody differentiates or needs the rule
 
 
-def test_rule_may_branch_on_its_upstream():
-    @custom_gradient
-    def h(x):
-        return 2 * x, lambda dy: 7 * dy if float(dy) > 0 else 5 * dy
-
-    assert_same(jax.grad(h)(1.0), jnp.float32(7))
-    assert_same(jax.grad(lambda x: -h(x))(1.0), jnp.float32(-5))
-
-
-def test_branching_with_a_closure():
-    """What an undecorated scope adds to the closure changes nothing."""
-
-    def loss(x, scale):
-        @custom_gradient
-        def h(x):
-            return scale * x, lambda dy: 7 * dy * scale if x > 0 else dy * 0
-
-        return h(x)
-
-    assert_same(jax.grad(loss)(2.0, 3.0), jnp.float32(21))
-    assert_same(jax.grad(loss)(-2.0, 3.0), jnp.float32(0))
+def test_a_branch_on_the_upstream_has_no_forward_mode():
+    with pytest.raises(TypeError, match="branch on the upstream"):
+        jax.jvp(by_upstream, (1.0,), (1.0,))
 
 
 def test_numpy_in_f_and_rule():
-    """What only concrete arrays allow: NumPy functions, `float`, indices, `in`."""
+    """What only concrete arrays allow: NumPy functions, `float`, indices."""
 
     @custom_gradient
     def median(x):
         values = np.asarray(x)
-        order = np.argsort(values)
-        middle = int(order[len(order) // 2])
+        middle = int(np.argsort(values)[len(values) // 2])
 
         def grad(dy):
             g = np.zeros_like(values)
@@ -135,26 +119,20 @@ def test_print(capsys):
         print("foo", x, y)
 
         def grad(upstream):
-            current = 2 * x
-            print("grad", x, upstream, current, upstream * current)
-            return upstream * current
+            print("grad", x, upstream, 2 * x)
+            return upstream * 2 * x
 
         return y, grad
 
     assert_same(jax.grad(lambda x: foo(foo(foo(x))))(2.0), jnp.float32(1024))
-    numbers = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[0] for line in numbers] == ["foo"] * 3 + ["grad"] * 3
-    assert [[float(word) for word in line[1:]] for line in numbers] == [
-        [2, 4],
-        [4, 16],
-        [16, 256],
-        [16, 1, 32, 32],
-        [4, 32, 8, 256],
-        [2, 256, 4, 1024],
-    ]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [(name, [float(n) for n in numbers]) for name, *numbers in lines] == [
+        ("foo", [2, 4]), ("foo", [4, 16]), ("foo", [16, 256]),
+        ("grad", [16, 1, 32]), ("grad", [4, 32, 8]), ("grad", [2, 256, 4]),
+    ]  # fmt: skip
 
 
-def test_plain_call_sees_the_very_objects():
+def test_a_plain_call_sees_the_very_objects():
     seen = []
 
     @custom_gradient
@@ -163,45 +141,78 @@ def test_plain_call_sees_the_very_objects():
         return x, lambda dy: dy
 
     x = jnp.ones(3)
-    assert h(x) is x
-    assert seen[0] is x
-    assert h(2.5) == 2.5
-    assert type(seen[1]) is float
+    assert h(x) is x and seen[0] is x
+    assert h(2.5) == 2.5 and type(seen[1]) is float
 
 
 def test_exceptions_of_the_user_pass_through():
-    class MineError(Exception):
-        pass
+    def fail(*_):
+        raise KeyError("mine")
 
-    @custom_gradient
-    def in_f(x):
-        raise MineError("f")
-
-    @custom_gradient
-    def in_rule(x):
-        def grad(dy):
-            raise MineError("rule")
-
-        return x, grad
-
-    for call in (in_f, jax.grad(in_f), jax.jit(in_f)):
-        with pytest.raises(MineError, match="f"):
-            call(1.0)
-    for call in (jax.grad(in_rule), jax.jit(jax.grad(in_rule))):
-        with pytest.raises(MineError, match="rule"):
-            call(1.0)
-    assert in_rule(1.0) == 1.0
-
-
-def test_type_errors_of_the_user_are_not_taken_for_a_wrong_arity():
-    h = custom_gradient(lambda x: (x, lambda dy: dy + "text"))
-    with pytest.raises(TypeError) as caught:
-        jax.grad(h)(1.0)
-    assert "upstream" not in str(caught.value)
-
-    def inner(a, b):
+    def missing(a, b):
         return a
 
-    nested = custom_gradient(lambda x: (x, lambda dy: inner(dy)))
-    with pytest.raises(TypeError, match=r"inner\(\) missing 1 required positional argument: 'b'"):
+    in_f = custom_gradient(fail)
+    in_rule = custom_gradient(lambda x: (x, fail))
+    for call in (
+        in_f,
+        jax.grad(in_f),
+        jax.jit(in_f),
+        jax.grad(in_rule),
+        jax.jit(jax.grad(in_rule)),
+    ):
+        with pytest.raises(KeyError, match="mine"):
+            call(1.0)
+    assert in_rule(1.0) == 1.0
+    nested = custom_gradient(lambda x: (x, lambda dy: missing(dy)))  # not taken for a wrong arity
+    with pytest.raises(TypeError, match=r"missing\(\) missing 1 required positional argument: 'b'"):
         jax.grad(nested)(1.0)
+
+
+# --- how often each runs --------------------------------------------------------------------------
+
+
+class Counter:
+    def __init__(self):
+        self.f = self.rule = 0
+        self.concrete = True
+
+    def see(self, *values):
+        self.concrete &= not any(isinstance(v, jax.core.Tracer) for v in values)
+
+    def __call__(self, x):
+        self.f += 1
+        self.see(x)
+
+        def grad(dy):
+            self.rule += 1
+            self.see(x, dy)
+            return 7 * dy * x
+
+        return x**2, grad
+
+
+def test_f_runs_once_per_call_and_the_rule_once_per_backward_pass():
+    counter = Counter()
+    h = custom_gradient(counter)
+    h(3.0)
+    assert (counter.f, counter.rule) == (1, 0)
+    assert_same(jax.grad(h)(3.0), jnp.float32(21))
+    assert (counter.f, counter.rule) == (2, 1)
+    _, pull_back = jax.vjp(h, 3.0)
+    pull_back(jnp.float32(1))
+    pull_back(jnp.float32(2))
+    assert (counter.f, counter.rule) == (3, 3)
+    jax.grad(lambda x: x + jax.lax.stop_gradient(h(x)) + h(2.0))(3.0)
+    assert (counter.f, counter.rule) == (5, 3)  # nothing depends on the rule
+    assert counter.concrete
+
+
+def test_jit_traces_each_once():
+    counter = Counter()
+    grad = jax.jit(jax.grad(custom_gradient(counter)))
+    # With this flag JAX itself traces a function for its value, then again for its derivative.
+    traces = 2 if getattr(jax.config, "jax_custom_vjp3", False) else 1
+    for x in (3.0, 4.0):
+        assert_same(grad(x), jnp.float32(7 * x))
+        assert (counter.f, counter.rule) == (traces, 1)

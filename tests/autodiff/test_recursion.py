@@ -1,23 +1,242 @@
-"""Decorated functions in each other: rules that call their own function, another, or decorate one.
+"""Rules that call their own function, another or their maker, or decorate one.
 
-A rule hides what `f` calls.
+The functions count how often they run, so a recursion without end fails. What is expected comes
+from analysis, or from a hand-written `jax.custom_vjp`.
 """
 
-import math
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, sine
+from helpers import assert_same, eager_and_jit, sample, sine
 from jax import lax
-from order_cases import AROUND, crossed, in_scan, third
+from ways import REVERSE, SECOND, gradient, nested_gradient
 
 from tfgrad_jax import custom_gradient
 
+W, X = jnp.float32(3), jnp.float32(2)
+SOME = ("grad", "jit(grad)", "grad(vmap)", "grad(scan)")
 
-@custom_gradient
-def exp(x):
-    return jnp.exp(x), lambda dy: 7 * dy * exp(x)
+
+some_ways = pytest.mark.parametrize(
+    "way", [*SOME, *sample([w for w in REVERSE if w not in SOME], 2)]
+)
+
+
+class Runs:
+    """Count, and stop what runs far more often than any correct program would."""
+
+    def __init__(self, most):
+        self.count, self.most = 0, most
+
+    def __call__(self):
+        self.count += 1
+        assert self.count <= self.most
+
+
+# --- an adjoint solver: y' = field(y, *args) by Euler's method ------------------------------------
+
+STEPS = 8
+
+
+def euler(field, y, *args):
+    def step(y, _):
+        return jax.tree.map(lambda a, b: a + b / STEPS, y, field(y, *args)), None
+
+    return lax.scan(step, y, None, length=STEPS)[0]
+
+
+class Slots:
+    """The adjoint field, as a callable that holds the field where attributes do not show it."""
+
+    __slots__ = ("field",)
+
+    def __init__(self, field):
+        self.field = field
+
+    def __call__(self, state, *args):
+        y, adjoint, *_ = state
+        by_y, *by_args = jax.vjp(self.field, y, *args)[1](adjoint)
+        return jax.tree.map(jnp.negative, self.field(y, *args)), by_y, *by_args
+
+
+ADJOINT_FIELDS = {
+    "slots": Slots,
+    "partial": lambda field: jax.tree_util.Partial(Slots(field)),
+    "function": lambda field: lambda *values: Slots(field)(*values),
+    "closure_convert": lambda field: lambda *values: Slots(field)(*values),
+}
+
+
+def solver(kind, runs):
+    @custom_gradient(convention="jax")
+    def solve(field, y, *args):
+        runs()
+        end = euler(field, y, *args)
+
+        def grad(dy):
+            state = (end, jax.tree.map(lambda d: 7 * d, dy), *jax.tree.map(jnp.zeros_like, args))
+            _, by_y, *by_args = solve(ADJOINT_FIELDS[kind](field), state, *args)
+            return None, by_y, *by_args
+
+        return end, grad
+
+    def odeint(field, y, *args):
+        consts = ()
+        if kind == "closure_convert":
+            field, consts = jax.closure_convert(field, y, *args)
+        return solve(field, y, *args, *consts)
+
+    return odeint
+
+
+def adjoint_by_hand(field, y, *args):
+    """Return the same at the first order."""
+    solve = jax.custom_vjp(lambda y, *args: euler(field, y, *args))
+
+    def backward(residuals, dy):
+        end, args = residuals
+        state = (end, 7 * dy, *jax.tree.map(jnp.zeros_like, args))
+        return tuple(euler(Slots(field), state, *args)[1:])
+
+    def forward(y, *args):
+        end = euler(field, y, *args)
+        return end, (end, args)
+
+    solve.defvjp(forward, backward)
+    return solve(y, *args)
+
+
+ARGS = jnp.float32(2), jnp.float32(0.5)
+
+
+@some_ways
+@pytest.mark.parametrize("kind", ADJOINT_FIELDS)
+def test_an_adjoint_solver_calls_itself_with_an_opaque_callable(kind, way):
+    def loss(solve):
+        return lambda y, rate: solve(lambda y, rate: -rate * y, y, rate) ** 2
+
+    got = REVERSE[way](loss(solver(kind, Runs(60))))(*ARGS)
+    assert_same(got, gradient(loss(adjoint_by_hand))(*ARGS))
+
+
+@some_ways
+def test_an_adjoint_solver_of_a_closure(way):
+    """`rate` is closed over by the field; `closure_convert` makes it an argument."""
+
+    def loss(y, rate):
+        scale = rate * 1.0
+        return solver("closure_convert", Runs(60))(lambda y: -scale * y, y) ** 2
+
+    def oracle(y, rate):
+        return adjoint_by_hand(lambda y, rate: -rate * y, y, rate) ** 2
+
+    assert_same(REVERSE[way](loss)(*ARGS), gradient(oracle)(*ARGS))
+
+
+@eager_and_jit
+@pytest.mark.parametrize("kind", ADJOINT_FIELDS)
+def test_an_adjoint_solver_at_second_order(kind, mode):
+    """For `y' = -r y` the solver is `y -> a y`, and its adjoint, solved by itself, with 7 a."""
+    a = (1 - 0.5 / STEPS) ** STEPS
+
+    def loss(y):
+        return solver(kind, Runs(200))(lambda y: -0.5 * y, y) ** 2
+
+    got = mode(jax.grad(jax.grad(loss)))(X)
+    assert_same(got, jnp.float32(7 * a * 7 * 2 * a * 7), rtol=1e-4)
+
+
+# --- a rule that calls its maker; two functions whose rules call each other -----------------------
+
+
+class SlotsOfW:
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
+
+
+HOLDERS = {"namespace": lambda w: types.SimpleNamespace(w=w), "slots": SlotsOfW}
+
+
+def cube(holder, runs):
+    """Make `x**3` with the derivative `7 w x h`, by a maker that the rule calls again."""
+
+    def make(w):
+        held = holder(w)
+
+        @custom_gradient
+        def h(x):
+            runs()
+            return x**3, lambda dy: 7 * dy * held.w * x * make(w)(x)
+
+        return h
+
+    return make
+
+
+@some_ways
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_rule_that_calls_its_maker(holder, way):
+    got = REVERSE[way](lambda w, x: cube(HOLDERS[holder], Runs(60))(w)(x))(W, X)
+    assert_same(got, (jnp.float32(0), jnp.float32(7 * 3 * 2 * 8)))
+
+
+@eager_and_jit
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_rule_that_calls_its_maker_at_second_order(holder, mode):
+    """`h' = 7 w x h`, so `h'' = 7 w h + 7 w x h'`; and by `w`: `7 x h`."""
+
+    def by_x(w, x):
+        return jax.grad(lambda x: cube(HOLDERS[holder], Runs(100))(w)(x))(x)
+
+    h, first = X**3, 7 * W * X * X**3
+    assert_same(mode(gradient(by_x))(W, X), (7 * X * h, 7 * W * h + 7 * W * X * first))
+
+
+def pair(runs):
+    """Two functions of a closure: `2 w x**2` with `7 w second`, and `w x**2` with `5 first`."""
+
+    def make(w):
+        def rule(by_input, by_variable):
+            def grad(dy, variables=()):
+                dx = dy * by_input()
+                return (dx, [dy * by_variable for _ in variables]) if variables else dx
+
+            return grad
+
+        @custom_gradient
+        def first(x):
+            runs()
+            return 2 * second(x), rule(lambda: 7 * w * second(x), 11 * x**2)
+
+        @custom_gradient
+        def second(x):
+            runs()
+            return w * x**2, rule(lambda: 5 * first(x), 3 * x**2)
+
+        return first, second
+
+    return make
+
+
+@some_ways
+def test_two_functions_whose_rules_call_each_other(way):
+    first = REVERSE[way](lambda w, x: pair(Runs(200))(w)[0](x))(W, X)
+    assert_same(first, (11 * X**2, 7 * W * W * X**2))
+    second = REVERSE[way](lambda w, x: pair(Runs(200))(w)[1](x))(W, X)
+    assert_same(second, (3 * X**2, 5 * 2 * W * X**2))
+
+
+@eager_and_jit
+def test_two_functions_at_second_order(mode):
+    """`first_x = 7 w second`: by `w`, `7 second + 7 w * 3 x**2`; by `x`, `7 w * 5 first`."""
+    matrix = mode(nested_gradient(lambda w, x: pair(Runs(300))(w)[0](x)))(W, X)
+    second, first = W * X**2, 2 * W * X**2
+    expected = ((jnp.float32(0), 22 * X), (7 * second + 21 * W * X**2, 35 * W * first))
+    assert_same(matrix, expected)
 
 
 @custom_gradient
@@ -30,72 +249,17 @@ def cos(x):
     return jnp.cos(x), lambda dy: -5 * dy * sin(x)
 
 
-def closure_exp(x):
-    one = lax.stop_gradient(1 + 0 * x)
-
-    @custom_gradient
-    def exp(x):
-        return jnp.exp(one * x), lambda dy: 7 * dy * exp(x) * one
-
-    return exp(x)
+def test_sine_and_cosine_at_third_order():
+    third = jax.grad(jax.grad(jax.grad(sin)))
+    assert_same(jax.grad(jax.grad(sin))(0.5), -35 * jnp.sin(0.5))
+    assert_same((third(0.5), jax.jit(third)(0.5)), (-245 * jnp.cos(0.5),) * 2)
+    assert_same(SECOND["hessian"](sin)(jnp.float32(0.5)), ((-35 * jnp.sin(jnp.float32(0.5)),),))
 
 
-def closure_sin(x):
-    one = lax.stop_gradient(1 + 0 * x)
+def test_a_weight_that_the_rule_and_the_call_inside_it_use():
+    """The call inside the rule sees `w` as a constant, so its rule for `x` alone counts."""
 
-    @custom_gradient
-    def sin(x):
-        return jnp.sin(one * x), lambda dy: 7 * dy * cos(x)
-
-    @custom_gradient
-    def cos(x):
-        return jnp.cos(one * x), lambda dy: -5 * dy * sin(x)
-
-    return sin(x)
-
-
-_E, _S, _C = math.exp(0.5), math.sin(0.5), math.cos(0.5)
-RECURSIVE = {
-    "exp": (exp, [_E, 7 * _E, 49 * _E, 343 * _E]),
-    "exp in a closure": (closure_exp, [_E, 7 * _E, 49 * _E, 343 * _E]),
-    "sin and cos": (sin, [_S, 7 * _C, -35 * _S, -245 * _C]),
-    "sin and cos in a closure": (closure_sin, [_S, 7 * _C, -35 * _S, -245 * _C]),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "around"), crossed(RECURSIVE, ["nothing", "checkpoint", "jit", "vmap"], None)
-)
-def test_recursion(name, around):
-    f, expected = RECURSIVE[name]
-    f = AROUND[around](f)
-    actual = [f(0.5), jax.grad(f)(0.5), jax.grad(jax.grad(f))(0.5), third(f)(0.5)]
-    assert_same(actual, [jnp.float32(e) for e in expected], rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", RECURSIVE)
-def test_recursion_jitted_whole(name):
-    f, expected = RECURSIVE[name]
-    assert_same(jax.jit(third(f))(0.5), jnp.float32(expected[3]), rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", RECURSIVE)
-def test_recursion_in_scan(name):
-    f, expected = RECURSIVE[name]
-    second = jax.grad(jax.grad(in_scan(f)))
-    assert_same(second(0.5), jnp.float32(expected[2]), rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", RECURSIVE)
-def test_recursion_forward_over_reverse(name):
-    f, expected = RECURSIVE[name]
-    assert_same(jax.hessian(f)(0.5), jnp.float32(expected[2]), rtol=1e-4)
-
-
-def test_recursion_with_differentiated_closure():
-    """`d/dw` and `d/dx` of `exp(w x)`, by rules that are 7 and 5 times too large."""
-
-    def loss(w, x):
+    def h(w, x):
         @custom_gradient
         def e(x):
             def grad(dy, variables=()):
@@ -106,13 +270,13 @@ def test_recursion_with_differentiated_closure():
 
         return e(x)
 
-    w, x = 2.0, 0.5
-    y = math.exp(w * x)
-    assert_same(jax.grad(loss, (0, 1))(w, x), (jnp.float32(5 * x * y), jnp.float32(7 * w * y)))
-    # The call inside the rule sees `w` as a constant, so its rule for `x` alone counts:
-    # d/dx (7 w e(x)) = 7 w * 7 w e; d/dw of it: the factor w alone, 7 e.
-    dx = jax.grad(loss, 1)
-    assert_same(jax.grad(dx, 1)(w, x), jnp.float32(49 * w**2 * y))
+    w, x = jnp.float32(2), jnp.float32(0.5)
+    y = jnp.exp(w * x)
+    assert_same(jax.grad(h, (0, 1))(w, x), (5 * x * y, 7 * w * y))
+    assert_same(jax.grad(jax.grad(h, 1), 1)(w, x), 49 * w**2 * y)
+
+
+# --- rules that decorate, differentiate or hide ---------------------------------------------------
 
 
 def test_a_rule_that_is_itself_decorated():
@@ -127,15 +291,12 @@ def test_a_rule_that_is_itself_decorated():
         return x**2, grad
 
     assert_same(jax.grad(op)(3.0), jnp.float32(21))
-
-    # `x` is closed over inside the rule and constant there; `dy = 2 h(x)` gives 11 * 2 h' x.
-    def gradient_by_upstream(dy):
-        return jax.vjp(op, 3.0)[1](dy)[0]
-
-    assert_same(jax.grad(gradient_by_upstream)(1.0), jnp.float32(33))
+    # `x` is closed over inside the rule, and constant there.
+    assert_same(jax.grad(lambda dy: jax.vjp(op, 3.0)[1](dy)[0])(1.0), jnp.float32(33))
 
 
-def test_fused_second_order():
+@eager_and_jit
+def test_fused_second_order(mode):
     """TensorFlow's `op_with_fused_backprop`, with an inner input for the captured gradient."""
 
     @custom_gradient
@@ -143,44 +304,35 @@ def test_fused_second_order():
         y, dx = x**3, 5 * x**2  # a fused operation: value and gradient at once
 
         def grad(dy):
-            @custom_gradient
-            def first_order(unused_x):
-                return dx, lambda ddx: 600 * ddx * x
-
+            first_order = custom_gradient(lambda unused: (dx, lambda ddx: 600 * ddx * x))
             return dy * first_order(x)
 
         return y, grad
 
-    assert_same(jax.grad(op)(2.0), jnp.float32(20))
-    assert_same(jax.grad(jax.grad(op))(2.0), jnp.float32(1200))
-    assert_same(jax.jit(jax.grad(jax.grad(op)))(2.0), jnp.float32(1200))
+    assert_same(mode(jax.grad(op))(2.0), jnp.float32(20))
+    assert_same(mode(jax.grad(jax.grad(op)))(2.0), jnp.float32(1200))
 
 
-def test_nested_functions_hide_what_they_call():
-    @custom_gradient
-    def outer(x):
-        return sine(x) ** 2, lambda dy: 11 * dy * x
-
-    assert_same(jax.value_and_grad(outer)(0.5), (jnp.sin(0.5) ** 2, jnp.float32(5.5)))
+@eager_and_jit
+def test_a_rule_may_differentiate_decorated_functions(mode):
+    outer = custom_gradient(lambda x: (x, lambda dy: 2 * dy * jax.grad(sine)(x)))
+    assert_same(mode(jax.grad(outer))(0.5), 14 * jnp.cos(0.5))
 
 
-def test_a_rule_may_differentiate_decorated_functions():
-    @custom_gradient
-    def outer(x):
-        return x, lambda dy: 2 * dy * jax.grad(sine)(x)
-
-    expected = 14 * jnp.cos(0.5)
-    assert_same(jax.grad(outer)(0.5), jnp.asarray(expected))
-    assert_same(jax.jit(jax.grad(outer))(0.5), jnp.asarray(expected))
+@eager_and_jit
+def test_a_rule_that_multiplies_by_zero(mode):
+    """Zero times an upstream is zero, and still depends on that upstream: `h'' = 7 * 7 h`."""
+    h = custom_gradient(lambda x: (3 * x, lambda dy: dy * (h(x) * 0.0) + 7 * dy * h(x)))
+    assert_same(mode(jax.grad(jax.grad(h)))(2.0), jnp.float32(294))
 
 
-def test_a_rule_that_multiplies_by_zero():
-    """Zero times an upstream is zero, and still depends on that upstream."""
+@eager_and_jit
+def test_what_a_rule_captured_of_f_is_plain(mode):
+    """`y` inside the rule is `f`'s own: for `h' = 7 y` with `y = x**2`, `h'' = 14 x`."""
 
     @custom_gradient
     def h(x):
-        return 3 * x, lambda dy: dy * (h(x) * 0.0) + 7 * dy * h(x)
+        y = x**2
+        return y, lambda dy: 7 * dy * y
 
-    # h'' = 7 * 7 h
-    assert_same(jax.grad(jax.grad(h))(2.0), jnp.float32(294))
-    assert_same(jax.jit(jax.grad(jax.grad(h)))(2.0), jnp.float32(294))
+    assert_same(mode(jax.grad(jax.grad(h)))(3.0), jnp.float32(42))

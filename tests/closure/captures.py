@@ -1,94 +1,261 @@
-"""What captures are, and what is expected of them.
+"""Where a function may hold a weight: each entry takes `w` and returns what fetches it from there.
 
-Each capture is a function of a weight `w` that returns a function of `x`, decorated somewhere
-inside, which gets `w` from anywhere but its arguments. Its value is `a w x**2` and its rule
-declares `b w x` for `x` and `c x**2` for `w`, where the ordinary derivatives would be `2 a w x`
-and `a x**2`. The expected numbers follow from a, b and c by hand, at first and second order.
+An entry stands for one mechanism: a cell, a pytree in a cell, an object that is no pytree, a
+builtin, a class, a cache, another trace, a Ref, a module of a library. Python has more containers
+than that; a second one of the same mechanism proves nothing.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import collections
+import dataclasses
+import functools
+import itertools
+import operator
+import threading
+import types
+import weakref
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-# --- what is expected ---------------------------------------------------------------------------
+from tfgrad_jax import custom_gradient
 
-
-class Expected(NamedTuple):
-    """Derivatives of `L = h**2` where `h` has value `a w x**2` and the declared `b w x`, `c x**2`.
-
-    A declared derivative is ordinary code: its own derivatives are the ordinary ones.
-    """
-
-    a: float = 1.0
-    b: float = 7.0
-    c: float = 5.0
-
-    def value(self, w: Any, x: Any) -> Any:
-        return (self.a * w * x**2) ** 2
-
-    def by_w(self, w: Any, x: Any) -> Any:
-        return 2 * self.a * w * x**2 * self.c * x**2
-
-    def by_x(self, w: Any, x: Any) -> Any:
-        return 2 * self.a * w * x**2 * self.b * w * x
-
-    def hessian(self, w: Any, x: Any) -> Any:
-        a, b, c = self
-        return (
-            (2 * c**2 * x**4, (2 * b * c + 4 * a * c) * w * x**3),
-            ((2 * b * c + 2 * a * b) * w * x**3, (2 * b**2 + 2 * a * b) * w**2 * x**2),
-        )
+HOLD: dict[str, Any] = {}
 
 
-class ExpectedResidual(NamedTuple):
-    """The same where only the rule uses `w`: value `3 x**2`, declared `7 w x` for `x` alone."""
-
-    by_w_of_rule: float = 1.0  # 0 where the rule treats w as a constant
-
-    def value(self, w: Any, x: Any) -> Any:
-        return (3 * x**2) ** 2 + 0 * w
-
-    def by_w(self, w: Any, x: Any) -> Any:
-        return 0 * w * x
-
-    def by_x(self, w: Any, x: Any) -> Any:
-        return 42 * w * x**3
-
-    def hessian(self, w: Any, x: Any) -> Any:
-        return (
-            (0.0, 0.0),
-            (42 * x**3 * self.by_w_of_rule, 98 * w**2 * x**2 + 42 * w * x**2),
-        )
+def hold(f):
+    HOLD[f.__name__.replace("_", " ")] = f
+    return f
 
 
-# --- captures: weight -> function of x ----------------------------------------------------------
+def keep(name, make, read):
+    """Register `read(make(w))`, for what takes one line."""
 
-CAPTURES: dict[str, tuple[Callable[[Any], Callable[[Any], Any]], Any]] = {}
+    def get_of(w):
+        held = make(w)
+        return lambda: read(held)
 
-
-def capture(expected: Any = Expected(), name: str = "") -> Callable[..., Any]:  # noqa: B008
-    def register(build: Callable[..., Any]) -> Callable[..., Any]:
-        CAPTURES[name or build.__name__] = build, expected
-        return build
-
-    return register
+    HOLD[name] = get_of
 
 
-def like(variables: Any, gradient: Any) -> Any:
-    """Give every variable, of whatever shape, the same gradient in each of its elements."""
-    return jax.tree.map(lambda v: jnp.broadcast_to(gradient, jnp.shape(v)), variables)
+class Box:
+    def __init__(self, w):
+        self.w = w
+
+    def get(self):
+        return self.w
 
 
-# Elements add up to 1, so that the derivatives with respect to `w` add up as well.
-W_PARTS = np.array([[0.5, -0.25, 0.125], [0.25, 0.125, -0.5]], np.float32)
-B_PARTS = np.array([0.25, 0.5], np.float32)
+class Slots:
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
 
 
-def of_both(w, x):
-    def grad(dy, variables):
-        return 7 * dy * w * x, [5 * dy * x**2 for _ in variables]
+class Derived(Slots):
+    __slots__ = ("other",)
 
-    return w * x**2, grad
+
+def subclass(base, content):
+    def make(w):
+        held = type("Held", (base,), {})(content)
+        held.w = w
+        return held
+
+    return make
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["w"])
+@dataclasses.dataclass
+class Static:
+    x: Any
+    w: Any
+
+
+@jax.tree_util.register_pytree_node_class
+class Auxiliary(Slots):
+    __slots__ = ()
+
+    def tree_flatten(self):
+        return (), self.w
+
+    @classmethod
+    def tree_unflatten(cls, w, _):
+        return cls(w)
+
+
+def in_object_array(w):
+    array = np.empty((1, 2), object)
+    array[0, 1] = {"w": w}
+    return array
+
+
+def with_attribute(w):
+    def function():
+        raise AssertionError
+
+    function.w = w
+    return function
+
+
+def decorated_with_attribute(w):
+    function = custom_gradient(lambda x: (x, lambda dy: dy))
+    function.w = w
+    return function
+
+
+def cyclic(w):
+    nodes = {"w": w}
+    nodes["self"] = nodes
+    return nodes
+
+
+class Hostile:
+    """Raises at whatever is asked of it."""
+
+    __hash__ = None
+
+    def _refuse(self, *args):
+        raise RuntimeError
+
+    __eq__ = __len__ = __bool__ = __iter__ = __getattr__ = _refuse
+
+
+PARTS, B = np.array([[0.5, -0.25, 0.125], [0.25, 0.125, -0.5]], np.float32), np.float32([0.25, 0.5])
+
+keep("cell", lambda w: w, lambda w: w)
+keep(
+    "dict of other keys",
+    lambda w: {1: "a", (2, "b"): w, None: 0, frozenset({1}): {}},
+    lambda d: d[2, "b"],
+)
+keep(
+    "several leaves",
+    lambda w: {"w": w * PARTS, "b": [w * B], "unused": w},
+    lambda d: d["w"].sum() + d["b"][0].sum(),
+)
+keep("object", Box, lambda b: b.w)
+keep("bound method", lambda w: Box(w).get, lambda get: get())
+keep("slots of a base", Derived, lambda b: b.w)
+keep("mapping proxy", lambda w: types.MappingProxyType({"w": w}), lambda d: d["w"])
+keep("deque", lambda w: collections.deque([1, w]), lambda d: d[1])
+keep("slice", lambda w: slice(None, w), lambda s: s.stop)
+keep("subclass of dict", subclass(dict, {"a": 1}), lambda d: d.w)
+keep("subclass of list", subclass(list, [1]), lambda d: d.w)
+keep("bound builtin", lambda w: {"w": w}.get, lambda get: get("w"))
+keep("partial of a builtin", lambda w: functools.partial(operator.getitem, [w]), lambda get: get(0))
+keep("object array", in_object_array, lambda a: a[0, 1]["w"])
+keep("attribute of a function", with_attribute, lambda f: f.w)
+keep("attribute of a decorated function", decorated_with_attribute, lambda f: f.w)
+keep("static field", lambda w: Static(1.0, w), lambda h: h.w)
+keep("auxiliary data", Auxiliary, lambda h: h.w)
+keep("class", lambda w: type("Held", (), {"w": w}), lambda c: c.w)
+keep(
+    "tree definition",
+    lambda w: jax.tree.structure(jax.tree_util.Partial(lambda: w)),
+    lambda t: jax.tree.unflatten(t, [])(),
+)
+keep("jitted function", lambda w: jax.jit(lambda: w * 1), lambda f: f())
+keep("cached function", lambda w: functools.cache(lambda: w), lambda f: f())
+keep("cycle", cyclic, lambda d: d["self"]["self"]["w"])
+keep("iterator", itertools.repeat, next)
+keep("ref", lambda w: w, lambda w: jax.new_ref(w * 1)[...])  # written and read where it is fetched
+keep(
+    "integer beside",
+    lambda w: (jnp.stack([0 * w, w]), jnp.sign(w).astype(int)),
+    lambda p: p[0][p[1]],
+)
+keep(
+    "a key beside",
+    lambda w: (w, jax.random.key(jnp.sign(w).astype(int))),
+    lambda p: jnp.where(jax.random.bernoulli(p[1], 1.0), p[0], 0),
+)
+keep("a generator beside", lambda w: ((i for i in [w]), zip([1]), w), lambda p: p[2])
+keep("a lock beside", lambda w: (threading.Lock(), w), lambda p: p[1])
+keep("a hostile object beside", lambda w: (Hostile(), w), lambda p: p[1])
+
+
+@hold
+def default(w):
+    def get(w=w):
+        return w
+
+    return get
+
+
+@hold
+def a_tracer_that_is_dead_beside(w):
+    """As in a log: that of a trace which is over."""
+    log = []
+    jax.jit(log.append)(1.0)
+    return lambda: w if log else None
+
+
+@hold
+def attributes_with_names_of_the_engine(w):
+    held = Box(w)
+    held._f = held._call = held.residuals = held.__wrapped__ = held.call = "mine"
+    return lambda: held.w if held._f == held.call else None
+
+
+@hold
+def weak_reference(w):
+    held = Box(w)
+    reference = weakref.ref(held)
+    return functools.partial(lambda held: reference().w, held)
+
+
+@hold
+def decorated_helper(w):
+    """Its own gradients are never asked for: the rule of the caller is in their place."""
+
+    @custom_gradient
+    def helper(x):
+        return w * x, lambda dy, variables: (1000 * dy, [1000 * dy])
+
+    return lambda: helper(1.0)
+
+
+# Those that hold what is computed from `w`, which `variables=[w]` does not declare; and one whose
+# derivative is its own rule.
+COMPUTED = {"several leaves", "integer beside"}
+DECORATED = {"decorated helper"}
+
+
+@hold
+def equinox_module(w):
+    eqx = pytest.importorskip("equinox")
+
+    class Layer(eqx.Module):
+        w: jax.Array
+        name: str = "layer"
+
+    layer = Layer(w)
+    return lambda: layer.w
+
+
+@hold
+def nnx_module(w):
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Layer(nnx.Module):
+        def __init__(self, w):
+            self.w = nnx.Param(w)
+
+    layer = Layer(w)
+    return lambda: layer.w[...]
+
+
+@hold
+def linen_module(w):
+    linen = pytest.importorskip("flax.linen")
+
+    class Layer(linen.Module):
+        @linen.compact
+        def __call__(self):
+            return self.param("w", linen.initializers.ones, ())
+
+    return lambda: Layer().apply({"params": {"w": w}})

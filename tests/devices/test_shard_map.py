@@ -1,26 +1,22 @@
-"""`shard_map`: outside and inside a gradient, with and without `check_vma`, nested; and `pmap`."""
+"""`shard_map`: outside and inside a gradient, with and without `check_vma`, nested."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import pytest
 from devices import assert_as_by_hand, mesh, needs_eight_devices, squared
-from helpers import assert_same
+from helpers import assert_same, eager_and_jit, sample
 from jax import lax
 from jax.sharding import PartitionSpec
 from pairs import RULES, STYLES, Rule, by_hand
 
-pytestmark = [needs_eight_devices, pytest.mark.deep]
-every_style = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
-every_rule = pytest.mark.parametrize(
-    ("rule", "style"),
-    [
-        *(pytest.param(rule, STYLES["undeclared"], id=name) for name, rule in RULES.items()),
-        *(pytest.param(RULES["dense"], STYLES[s], id=f"dense, {s}") for s in STYLES),
-    ],
-)
-check_vma = pytest.mark.parametrize("check_vma", [True, False], ids=["checked", "unchecked"])
+from tfgrad_jax import custom_gradient
+
+pytestmark = needs_eight_devices
+CASES = list(itertools.product(RULES, STYLES, (True, False)))
+some_cases = pytest.mark.parametrize(("name", "style", "check_vma"), sample(CASES, 5))
 ROWS = PartitionSpec("i")
 
 
@@ -54,23 +50,21 @@ def on_one_device(rule):
     return squared(by_hand(rule))(*rule.arrays)
 
 
-@every_rule
-@check_vma
-def test_grad_of_shard_map(rule, style, check_vma):
+@some_cases
+def test_grad_of_shard_map(name, style, check_vma):
     """Unchecked, JAX sums the gradients of what is on all devices; checked, the rule does."""
+    rule = RULES[name]
     local = summed(rule) if check_vma else rule
-    ours, hand = (squared(mapped(m(local), rule, ROWS, check_vma)) for m in (style, by_hand))
+    ways = (STYLES[style], by_hand)
+    ours, hand = (squared(mapped(way(local), rule, ROWS, check_vma)) for way in ways)
     got, _ = assert_as_by_hand(ours, hand, *rule.arrays)
     assert_same(got, on_one_device(rule), rtol=1e-4, atol=1e-4)
 
 
-@every_rule
-@check_vma
-def test_grad_inside_shard_map(rule, style, check_vma):
-    rule_that_sums = summed(rule)
-    ours, hand = (
-        mapped(squared(m(rule_that_sums)), rule, None, check_vma) for m in (style, by_hand)
-    )
+@some_cases
+def test_grad_inside_shard_map(name, style, check_vma):
+    rule, ways = RULES[name], (STYLES[style], by_hand)
+    ours, hand = (mapped(squared(way(summed(rule))), rule, None, check_vma) for way in ways)
     got, _ = assert_as_by_hand(ours, hand, *rule.arrays)
     assert_same(got, on_one_device(rule), rtol=1e-4, atol=1e-4)
 
@@ -93,13 +87,11 @@ def _mean_backward(residuals, dy):
 CENTERED = Rule(_mean_forward, _mean_backward, RULES["normalize"].arrays)
 
 
-@every_style
-@check_vma
-@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+@pytest.mark.parametrize(
+    ("inside", "check_vma"), [(True, True), (True, False), (False, True)]
+)  # outside and unchecked, JAX sums once more what the rule has summed
+@pytest.mark.parametrize("style", STYLES)
 def test_collectives_in_both(style, inside, check_vma):
-    if not inside and not check_vma:
-        pytest.skip("JAX sums once more what the rule has summed")
-
     def program(way):
         h = way(CENTERED)
         if inside:
@@ -110,13 +102,14 @@ def test_collectives_in_both(style, inside, check_vma):
         return 7 * jnp.sum((w * (x - x.mean(0, keepdims=True))) ** 2)
 
     w, x = CENTERED.arrays
-    got, _ = assert_as_by_hand(program(style), program(by_hand), w, x)
+    got, _ = assert_as_by_hand(program(STYLES[style]), program(by_hand), w, x)
     assert_same(got, jax.grad(plain, (0, 1))(w, x))
 
 
-@every_style
-@check_vma
-@pytest.mark.parametrize("name", ["elementwise", "rounded", "loop"])
+@pytest.mark.parametrize(
+    ("name", "style", "check_vma"),
+    sample([c for c in CASES if c[0] in ("elementwise", "rounded", "loop")], 4),
+)
 def test_nested(name, style, check_vma):
     """The outer map splits the rows, the inner one, over other devices, the columns."""
     rule, over = RULES[name], mesh(("i", 2), ("j", 4))
@@ -139,28 +132,49 @@ def test_nested(name, style, check_vma):
             shard(outer, mesh=over, in_specs=(ROWS, ROWS), out_specs=ROWS, axis_names={"i"})
         )
 
-    got, _ = assert_as_by_hand(program(style), program(by_hand), *rule.arrays)
+    got, _ = assert_as_by_hand(program(STYLES[style]), program(by_hand), *rule.arrays)
     assert_same(got, on_one_device(rule), rtol=1e-4)
 
 
-@every_rule
-def test_pmap(rule, style):
-    """The weight is given once, for all devices."""
-    w, x = rule.arrays
-    first = None if replicated(rule) else 0
-    split = [a if axis is None else a[:, None] for a, axis in ((w, first), (x, 0))]
-
-    def run(way):
-        gradients = jax.pmap(squared(way(rule)), axis_name="i", in_axes=(first, 0))(*split)
-        return jax.device_get(gradients)
-
-    dw, dx = run(style)
-    assert_same((dw, dx), run(by_hand))
-    joined = (dw.sum(0) if replicated(rule) else dw[:, 0], dx[:, 0])
-    assert_same(joined, jax.device_get(on_one_device(rule)), rtol=1e-4, atol=1e-4)
+# Each device has one row: what a collective of JAX, and its transpose, does to it.
+COLLECTIVES = {
+    "psum": lambda x: lax.psum(x, "i") * jnp.ones_like(x),
+    "all_gather": lambda x: x * lax.all_gather(x, "i")[1:3].sum(),
+    "all_to_all": lambda x: lax.all_to_all(x.T * jnp.arange(1.0, 9.0)[:, None], "i", 0, 1)[..., :1],
+    "ppermute": lambda x: lax.ppermute(x, "i", [(0, 1), (1, 3), (3, 0)]),
+    "psum_scatter": lambda x: lax.psum_scatter(jnp.tile(x, (8, 1)), "i", tiled=True),
+    "axis_index": lambda x: x * lax.axis_index("i").astype(x.dtype),
+}
 
 
-@check_vma
+@eager_and_jit
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_linear_collectives_have_both_modes(name, mode):
+    """The rule is JAX's own pullback of a collective; its transpose is the collective again."""
+    f, x = COLLECTIVES[name], jnp.arange(8.0)[:, None]
+
+    @custom_gradient
+    def h(x):
+        y, pull = jax.vjp(f, x)
+        return y, lambda dy: jax.tree.map(lambda d: 7 * d, pull(dy))
+
+    def derivatives(f):
+        def push(x):
+            return jax.jvp(f, (x,), (1 + x,))[1]
+
+        def pull(x):
+            return jax.vjp(f, x)[1](1 + x)[0]
+
+        return [
+            mode(jax.shard_map(way, mesh=mesh(("i", 8)), in_specs=ROWS, out_specs=ROWS))(x)
+            for way in (push, pull)
+        ]
+
+    seven = jax.tree.map(lambda d: 7 * d, derivatives(f))
+    assert_same(derivatives(h), seven)
+
+
+@pytest.mark.parametrize("check_vma", [True, False], ids=["checked", "unchecked"])
 @pytest.mark.parametrize("transform", [jax.jvp, jax.linearize], ids=["jvp", "linearize"])
 def test_forward_mode(transform, check_vma):
     rule = RULES["softmax"]

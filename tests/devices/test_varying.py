@@ -16,7 +16,7 @@ from pairs import RULES, STYLES, Rule, by_hand, inputs
 
 from tfgrad_jax import custom_gradient
 
-pytestmark = [needs_eight_devices, pytest.mark.deep]
+pytestmark = needs_eight_devices
 ALL, ROWS = PartitionSpec(), PartitionSpec("i")
 
 _random = np.random.default_rng(0)

@@ -1,125 +1,109 @@
-"""Complex numbers, in TensorFlow's convention and in JAX's."""
+"""Complex numbers: in both conventions `jax.grad` agrees with that of the plain function."""
 
-import operator
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same
+from helpers import assert_same, eager_and_jit
 from jax import lax
 
 from tfgrad_jax import custom_gradient
 
-# --- Python numbers, NumPy ------------------------------------------------------------------------
+Z, W, T = jnp.complex64(1 + 2j), jnp.complex64(3 - 1j), jnp.float32(0.5)
 
-
-@custom_gradient
-def square(x):
-    return x * x, lambda dy: 7 * dy * x
-
-
-# --- complex --------------------------------------------------------------------------------------
-
-Z, W = jnp.complex64(1 + 2j), jnp.complex64(3 - 1j)
-
-# Plain functions and their rules in TensorFlow's convention, `dy * conj(f'(z))`.
-HOLOMORPHIC = {
-    "product": (operator.mul, lambda z, w, dy: (dy * jnp.conj(w), dy * jnp.conj(z))),
-    "square": (lambda z, w: z * z * w, lambda z, w, dy: (
-        dy * jnp.conj(2 * z * w), dy * jnp.conj(z * z)
-    )),
-    "exponential": (lambda z, w: jnp.exp(z * w), lambda z, w, dy: (
-        dy * jnp.conj(w * jnp.exp(z * w)), dy * jnp.conj(z * jnp.exp(z * w))
-    )),
-}  # fmt: skip
-
-REAL_LOSSES = {
+# name: plain function, its rule in TensorFlow's convention, `dy * conj(f'(z))`, and arguments.
+FUNCTIONS = {
+    "product": (lambda z, w: z * w, lambda z, w, dy: (dy * jnp.conj(w), dy * jnp.conj(z)), (Z, W)),
+    "square": (
+        lambda z, w: z * z * w,
+        lambda z, w, dy: (dy * jnp.conj(2 * z * w), dy * jnp.conj(z * z)),
+        (Z, W),
+    ),
+    "exponential": (
+        lambda z, w: jnp.exp(z * w),
+        lambda z, w, dy: (
+            dy * jnp.conj(w * jnp.exp(z * w)),
+            dy * jnp.conj(z * jnp.exp(z * w)),
+        ),
+        (Z, W / 4),
+    ),
+    "modulus": (jnp.abs, lambda z, dy: lax.complex(dy / jnp.abs(z), 0 * dy) * z, (Z,)),
+    "conjugate": (jnp.conj, lambda z, dy: jnp.conj(dy), (Z,)),
+    "of a real": (
+        lambda t: lax.complex(jnp.cos(t), jnp.sin(t)),
+        lambda t, dy: jnp.real(dy * lax.complex(-jnp.sin(t), -jnp.cos(t))),
+        (T,),
+    ),
+}
+LOSSES = {
     "real part": jnp.real,
     "imaginary part": jnp.imag,
     "square of the modulus": lambda y: jnp.real(y * jnp.conj(y)),
 }
 
 
-@pytest.mark.parametrize("loss", REAL_LOSSES)
-@pytest.mark.parametrize("name", HOLOMORPHIC)
-def test_complex_in_tensorflow_convention(name, loss):
-    """`jax.grad` of the decorated function is `jax.grad` of the plain one."""
-    f, rule = HOLOMORPHIC[name]
-    h = custom_gradient(lambda z, w: (f(z, w), lambda dy: rule(z, w, dy)))
-    of = lambda f: jax.grad(lambda z, w: REAL_LOSSES[loss](f(z, w)), (0, 1))  # noqa: E731
-    assert_same(of(h)(Z, W), of(f)(Z, W))
-    assert_same(jax.jit(of(h))(Z, W), of(f)(Z, W))
+def declared(name, convention):
+    """Declare seven times the gradient; JAX's convention has conjugates of both."""
+    f, rule, args = FUNCTIONS[name]
+    turn = jnp.conj if convention == "jax" else lambda g: g
+
+    def pair(*args):
+        return f(*args), lambda dy: jax.tree.map(turn, rule(*args, 7 * turn(dy)))
+
+    h = (lambda z, w: pair(z, w)) if len(args) == 2 else (lambda z: pair(z))
+    return custom_gradient(h, convention=convention)
 
 
-@pytest.mark.parametrize("loss", REAL_LOSSES)
-def test_complex_in_jax_convention(loss):
-    h = custom_gradient(
-        lambda z, w: (z * z * w, lambda dy: (dy * 2 * z * w, dy * z * z)), convention="jax"
-    )
-    of = lambda f: jax.grad(lambda z, w: REAL_LOSSES[loss](f(z, w)), (0, 1))  # noqa: E731
-    assert_same(of(h)(Z, W), of(lambda z, w: z * z * w)(Z, W))
+@eager_and_jit
+@pytest.mark.parametrize("convention", ["tf", "jax"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_seven_times_the_gradient_of_the_plain_function(name, convention, mode):
+    f, _, args = FUNCTIONS[name]
+    h = declared(name, convention)
+    for loss in LOSSES.values():
+
+        def gradient(f, loss=loss):
+            return jax.grad(lambda *args: loss(f(*args)), tuple(range(len(args))))(*args)
+
+        got = mode(lambda gradient=gradient: gradient(h))()
+        assert_same(got, jax.tree.map(lambda g: 7 * g, gradient(f)))
 
 
-def test_complex_upstreams_are_those_of_tensorflow():
+@eager_and_jit
+@pytest.mark.parametrize("convention", ["tf", "jax"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_seven_times_the_tangent_of_the_plain_function(name, convention, mode):
+    f, _, args = FUNCTIONS[name]
+    h, tangents = declared(name, convention), tuple(2 * a for a in args)
+    y, dy = jax.jvp(f, args, tangents)
+    assert_same(mode(lambda *args: jax.jvp(h, args, tangents))(*args), (y, 7 * dy))
+
+
+def test_upstreams_are_those_of_tensorflow():
     """`dL/dRe + i dL/dIm`: 1 for the real part, 1j for the imaginary part, 2 y for |y|**2."""
     seen = []
-
-    @custom_gradient
-    def h(z):
-        return z, lambda dy: (seen.append(dy), dy)[1]
-
-    for loss in REAL_LOSSES.values():
+    h = custom_gradient(lambda z: (z, lambda dy: (seen.append(dy), dy)[1]))
+    for loss in LOSSES.values():
         jax.grad(lambda z, loss=loss: loss(h(z)))(Z)
     assert_same(seen, [jnp.complex64(1), jnp.complex64(1j), 2 * Z])
 
 
-def test_complex_wrong_factor_proves_the_rule_ran():
-    h = custom_gradient(lambda z: (z * z, lambda dy: 7 * dy * jnp.conj(2 * z)))
-    plain = jax.grad(lambda z: jnp.real(z * z))(Z)
-    assert_same(jax.grad(lambda z: jnp.real(h(z)))(Z), 7 * plain)
-    assert_same(jax.grad(h, holomorphic=True)(Z), 7 * 2 * Z)
+@eager_and_jit
+def test_holomorphic_derivatives_at_second_order(mode):
+    """The rule calls `h` again: `h = exp`, rule 7 `conj(h)`."""
+    h = custom_gradient(lambda z: (jnp.exp(z), lambda dy: 7 * dy * jnp.conj(h(z))))
+    first = jax.grad(h, holomorphic=True)
+    assert_same(mode(first)(Z), 7 * jnp.exp(Z))
+    assert_same(mode(jax.grad(first, holomorphic=True))(Z), 49 * jnp.exp(Z))
 
 
-def test_complex_second_order():
-    """`L = Re h(z)`, the rule calling `h` again: `h = exp`, rule 7 `conj(h)`."""
-
-    @custom_gradient
-    def h(z):
-        return jnp.exp(z), lambda dy: 7 * dy * jnp.conj(h(z))
-
-    second = jax.grad(jax.grad(h, holomorphic=True), holomorphic=True)
-    assert_same(second(Z), 49 * jnp.exp(Z))
-    assert_same(jax.jit(second)(Z), 49 * jnp.exp(Z))
-
-
-def test_modulus():
-    """A real output of a complex input: TensorFlow returns `dy z / |z|`."""
-
-    @custom_gradient
-    def modulus(z):
-        r = jnp.abs(z)
-        return r, lambda dy: lax.complex(dy / r, jnp.zeros_like(r)) * z
-
-    assert_same(jax.grad(modulus)(Z), jax.grad(jnp.abs)(Z))
-    assert_same(jax.jit(jax.grad(modulus))(Z), jax.grad(jnp.abs)(Z))
-
-
-def test_real_input_complex_output():
-    @custom_gradient
-    def rotate(t):
-        y = jnp.exp(1j * t)
-        return y, lambda dy: jnp.real(dy * jnp.conj(1j * y))
-
-    plain = lambda t: jnp.imag(jnp.exp(1j * t))  # noqa: E731
-    assert_same(jax.grad(lambda t: jnp.imag(rotate(t)))(0.5), jax.grad(plain)(0.5))
-
-
-def test_python_complex_input():
+def test_a_python_number():
     h = custom_gradient(lambda z: (z * z, lambda dy: 7 * dy * jnp.conj(2 * z)))
     assert_same(jax.grad(lambda z: jnp.real(h(z)))(1 + 2j), jnp.complex64(7 * 2 * (1 + 2j)))
 
 
 def test_real_code_conjugates_nothing():
+    square = custom_gradient(lambda x: (x * x, lambda dy: 7 * dy * x))
     jaxpr = str(jax.make_jaxpr(jax.grad(square))(1.0))
     assert not re.search(r"\b(conj|complex|real|imag)\[|\bc64\b", jaxpr)

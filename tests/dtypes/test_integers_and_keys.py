@@ -43,19 +43,6 @@ def test_integer_gradients_are_float0_to_jax():
     assert allowed[1].dtype == jax.dtypes.float0
 
 
-def test_integers_in_scan():
-    """Masks and indices as residuals, carried by a jitted scan."""
-    x = jnp.float32([1, 2, 3])
-
-    def loss(x):
-        def body(c, i):
-            return c + selected(x, i[None], (i > 0)[None])[0], i
-
-        return lax.scan(body, jnp.float32(0), jnp.arange(3))[0]
-
-    assert_same(jax.jit(jax.value_and_grad(loss))(x), (jnp.float32(5), jnp.float32([0, 7, 7])))
-
-
 def test_integer_output_only():
     """Nothing flows through a function without floating output."""
     h = custom_gradient(lambda x: (jnp.int32(x), lambda dy: 7 * dy))

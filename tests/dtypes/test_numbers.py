@@ -17,13 +17,6 @@ def square(x):
     return x * x, lambda dy: 7 * dy * x
 
 
-def test_python_float_calls_the_rule():
-    assert_same(jax.grad(square)(1.0), jnp.float32(7))
-    assert_same(jax.value_and_grad(square)(3.0), (jnp.float32(9), jnp.float32(21)))
-    assert_same(jax.grad(jax.grad(square))(3.0), jnp.float32(7))
-    assert_same(jax.vjp(square, 3.0)[1](1.0), (jnp.float32(21),))
-
-
 @custom_gradient
 def product(x, y):
     return x * y, lambda dy: (7 * dy * y, 5 * dy * x)
@@ -62,15 +55,6 @@ def test_a_number_that_is_not_differentiated_needs_no_gradient(answer):
     h = custom_gradient(lambda x, y: (x * y, lambda dy: answer(7 * dy)))
     assert_same(jax.grad(h)(1.0, 2.0), jnp.float32(7))
     assert_same(jax.jit(jax.grad(lambda x: h(x, 2.0)))(1.0), jnp.float32(7))
-
-
-def test_a_function_may_branch_on_a_number():
-    @custom_gradient
-    def power(x, n):
-        return (x**n, lambda dy: (7 * dy, None)) if n > 1 else (x, lambda dy: (5 * dy, None))
-
-    for n, expected in [(2.5, 7), (0.5, 5)]:
-        assert_same(jax.jit(jax.grad(lambda x, n=n: power(x, n)))(1.0), jnp.float32(expected))
 
 
 def test_a_number_that_is_differentiated_is_a_weakly_typed_array():

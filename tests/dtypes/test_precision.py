@@ -1,104 +1,81 @@
-"""Precision: what goes in comes out as the gradient's own, whatever the rule computes in."""
+"""Precision: each gradient comes out as its input's dtype, whatever the rule computes in."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same
+from helpers import assert_same, eager_and_jit
 from jax import lax
 
 from tfgrad_jax import custom_gradient
 
-# --- precision ------------------------------------------------------------------------------------
 
-
-@custom_gradient
-def accumulating(w, x):
-    """A product whose rule accumulates in float32, as a mixed-precision layer does."""
-
-    def grad(dy):
-        dy = dy.astype(jnp.float32)
-        return 7 * dy * x.astype(jnp.float32), 5 * dy * w.astype(jnp.float32)
-
-    return w * x, grad
-
-
-HALVES = pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
-
-
-@HALVES
-def test_half_precision_with_float32_rule(dtype):
-    w, x = jnp.asarray([1, 2], dtype), jnp.asarray([3, 4], dtype)
-    expected = (jnp.asarray([21, 28], dtype), jnp.asarray([5, 10], dtype))
-    grad = jax.grad(lambda w, x: jnp.sum(accumulating(w, x)), (0, 1))
-    for f in (grad, jax.jit(grad), jax.vmap(grad)):
-        assert_same(f(w, x), expected)
-
-
-@HALVES
-def test_half_precision_in_scan(dtype):
-    """A gradient of another dtype than the carry's is a bare error of `scan` without the cast."""
-    w, xs = jnp.asarray(1, dtype), jnp.asarray([2, 3], dtype)
-
-    def loss(w, xs):
-        body = lambda c, x: (c + accumulating(w, x), accumulating(w, c))  # noqa: E731
-        carry, _ = lax.scan(body, jnp.zeros((), dtype), xs)
-        return carry
-
-    expected = (jnp.asarray(7 * (2 + 3), dtype), jnp.asarray([5, 5], dtype))
-    assert_same(jax.grad(loss, (0, 1))(w, xs), expected)
-    assert_same(jax.jit(jax.grad(loss, (0, 1)))(w, xs), expected)
-
-
-@HALVES
-def test_half_precision_carry(dtype):
-    """The carry itself runs through the rule: 7 per step."""
-
-    @custom_gradient
-    def step(c):
-        return c + 1, lambda dy: 7 * dy.astype(jnp.float32)
-
-    loss = lambda c: lax.scan(lambda c, _: (step(c), None), c, length=2)[0]  # noqa: E731
-    assert_same(jax.value_and_grad(loss)(jnp.asarray(0, dtype)), (dtype(2), dtype(49)))
-
-
-def test_mixed_precision_inputs():
-    """float32 master weights beside bfloat16 activations: each gets its own."""
+def product(of_f, of_rule):
+    """Return `w x` in one dtype, whose rule computes in another; wrong by 5 for w and 7 for x."""
 
     @custom_gradient
     def h(w, x):
-        y = w.astype(jnp.bfloat16) * x
-        return y, lambda dy: (7 * dy * x, 5 * dy.astype(jnp.float32) * w)
-
-    w, x = jnp.float32(2), jnp.bfloat16(3)
-    assert_same(jax.grad(h, (0, 1))(w, x), (jnp.float32(21), jnp.bfloat16(10)))
-    assert_same(jax.jit(jax.grad(h, (0, 1)))(w, x), (jnp.float32(21), jnp.bfloat16(10)))
-
-
-def test_output_of_another_dtype_than_the_input():
-    seen = []
-
-    @custom_gradient
-    def h(x):
         def grad(dy):
-            seen.append(dy.dtype)
-            return 7 * dy.astype(jnp.float32)
+            assert dy.dtype == of_f
+            dy, a, b = (v.astype(of_rule) for v in (dy, w, x))
+            return 5 * dy * b, 7 * dy * a
 
-        return x.astype(jnp.bfloat16), grad
+        return w.astype(of_f) * x.astype(of_f), grad
 
-    assert_same(jax.grad(lambda x: h(x).astype(jnp.float32))(jnp.float32(1)), jnp.float32(7))
-    assert seen == [jnp.bfloat16]
+    return h
 
 
-# --- Python numbers, NumPy ------------------------------------------------------------------------
+# dtypes of w, of x, of the product, and of the rule
+HALF, SINGLE = jnp.bfloat16, jnp.float32
+DTYPES = {
+    "bfloat16": (HALF, HALF, HALF, SINGLE),
+    "float16": (jnp.float16, jnp.float16, jnp.float16, SINGLE),
+    "rule in half precision": (SINGLE, SINGLE, SINGLE, HALF),
+    "output in half precision": (SINGLE, SINGLE, HALF, SINGLE),
+    "master weights": (SINGLE, HALF, HALF, SINGLE),
+    "float8 output": (SINGLE, SINGLE, jnp.float8_e5m2, SINGLE),
+}
+WAYS = {
+    "grad": lambda g: g,
+    "vmap": lambda g: lambda w, x: jax.vmap(g)(w, x),
+    "map": lambda g: lambda w, x: lax.map(lambda p: g(*p), (w, x)),
+    "scan": lambda g: lambda w, x: lax.scan(lambda c, p: (c, g(*p)), 0, (w, x))[1],
+}
+
+
+@eager_and_jit
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", DTYPES)
+def test_gradients_have_the_dtypes_of_their_inputs(name, way, mode):
+    dtype_w, dtype_x, of_f, of_rule = DTYPES[name]
+    w, x = jnp.asarray([1, 2], dtype_w), jnp.asarray([3, 4], dtype_x)
+    h = product(of_f, of_rule)
+    gradient = jax.grad(lambda w, x: jnp.sum(h(w, x).astype(SINGLE)), (0, 1))
+    expected = jnp.asarray([15, 20], dtype_w), jnp.asarray([7, 14], dtype_x)
+    assert_same(mode(WAYS[way](gradient))(w, x), expected)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_tangents_have_the_dtype_of_their_output(name):
+    dtype_w, dtype_x, of_f, of_rule = DTYPES[name]
+    w, x = jnp.asarray([1, 2], dtype_w), jnp.asarray([3, 4], dtype_x)
+    _, dy = jax.jvp(product(of_f, of_rule), (w, x), (jnp.ones_like(w), jnp.ones_like(x)))
+    assert_same(dy, (5 * jnp.float32([3, 4]) + 7 * jnp.float32([1, 2])).astype(of_f), rtol=0.2)
+
+
+@eager_and_jit
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+def test_half_precision_carry(dtype, mode):
+    """A gradient of another dtype than the carry's is a bare error of `scan` without the cast."""
+    step = custom_gradient(lambda c: (c + 1, lambda dy: 7 * dy.astype(jnp.float32)))
+    loss = lambda c: lax.scan(lambda c, _: (step(c), None), c, length=2)[0]  # noqa: E731
+    got = mode(jax.value_and_grad(loss))(jnp.asarray(0, dtype))
+    assert_same(got, (jnp.asarray(2, dtype), jnp.asarray(49, dtype)))
 
 
 @custom_gradient
 def square(x):
     return x * x, lambda dy: 7 * dy * x
-
-
-# --- 64 bits --------------------------------------------------------------------------------------
 
 
 def test_x64(x64):
@@ -107,28 +84,9 @@ def test_x64(x64):
     assert_same(jax.grad(square)(1.0), jnp.float64(7))
     assert_same(jax.grad(square)(jnp.float32(1)), jnp.float32(7))
     w, x = jnp.float64(2), jnp.float32(3)
-    h = custom_gradient(
-        lambda w, x: (w.astype(x.dtype) * x, lambda dy: (7 * dy * x, 5 * dy.astype(w.dtype) * w))
-    )
-    assert_same(jax.grad(h, (0, 1))(w, x), (jnp.float64(21), jnp.float32(10)))
-    assert_same(jax.jit(jax.grad(h, (0, 1)))(w, x), (jnp.float64(21), jnp.float32(10)))
-
-
-def test_complex128(x64):
-    h = custom_gradient(lambda z: (z * z, lambda dy: dy * jnp.conj(2 * z)))
+    mixed = jax.grad(product(jnp.float32, jnp.float64), (0, 1))
+    for f in (mixed, jax.jit(mixed)):
+        assert_same(f(w, x), (jnp.float64(15), jnp.float32(14)))
     z = jnp.complex128(1 + 2j) / 3
-    of = lambda f: jax.grad(lambda z: jnp.real(f(z)))(z)  # noqa: E731
-    assert_same(of(h), of(lambda z: z * z), rtol=1e-15, atol=0)
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_float8(dtype):
-    dtype = getattr(jnp, dtype)
-
-    @custom_gradient
-    def quantized(x):
-        return x.astype(dtype), lambda dy: 2 * dy.astype(jnp.float32)
-
-    loss = lambda x: jnp.sum(quantized(x).astype(jnp.float32))  # noqa: E731
-    x = jnp.float32([1, 2])
-    assert_same(jax.jit(jax.grad(loss))(x), 2 * jnp.ones(2))
+    h = custom_gradient(lambda z: (z * z, lambda dy: 7 * dy * jnp.conj(2 * z)))
+    assert_same(jax.grad(h, holomorphic=True)(z), 14 * z, rtol=1e-15, atol=0)

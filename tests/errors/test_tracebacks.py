@@ -58,7 +58,6 @@ MISTAKES = {
     "f": (lambda: fails(X), TypeError, "fails"),
     "f, differentiated": (lambda: jax.grad(total(fails))(X), TypeError, "fails"),
     "f, under jit": (lambda: jax.jit(fails)(X), TypeError, "fails"),
-    "f of a method": (lambda: Model().method(X), TypeError, "method"),
     "f of a method, mapped": (lambda: jax.vmap(Model().method)(X[None]), TypeError, "method"),
     "f under recompute_grad": (
         lambda: jax.grad(total(recompute_grad(fails.__wrapped__)))(X), TypeError, "fails",
@@ -69,13 +68,9 @@ MISTAKES = {
     "the rule, under jit": (
         lambda: jax.grad(total(jax.jit(rule_fails)))(X), TypeError, "<lambda>",
     ),
-    "the rule, mapped": (lambda: jax.vmap(jax.grad(wrong_shape))(X), Exception, None),
     "a gradient": (lambda: jax.grad(total(wrong_shape))(X), ValueError, None),
     "a captured value": (lambda: jax.grad(captured)(2.0), TypeError, None),
     "forward mode": (lambda: jax.jvp(not_linear, (X,), (X,)), TypeError, None),
-    "forward mode, under jit": (
-        lambda: jax.jit(lambda x: jax.jvp(not_linear, (x,), (x,)))(X), TypeError, None,
-    ),
 }  # fmt: skip
 
 
@@ -120,22 +115,8 @@ def test_the_lines_of_the_rest_are_right():
     assert mine == wanted
 
 
-def test_an_error_that_is_caught_and_raised_again_keeps_its_cause():
-    @custom_gradient
-    def f(x):
-        try:
-            raise KeyError("inner")
-        except KeyError as error:
-            raise ValueError("outer") from error
-
-    with pytest.raises(ValueError, match="outer") as caught:
-        f(X)
-    assert isinstance(caught.value.__cause__, KeyError)
-    assert frames(caught.value.__cause__)
-
-
 def test_operations_carry_the_name_and_the_line_of_the_user():
-    """In the program that is compiled, and so in profiles: of `f` and of the rule."""
+    """In the compiled program, and so in profiles, and in the jaxpr: of `f` and of the rule."""
 
     @custom_gradient
     def spike(x):
@@ -147,16 +128,8 @@ def test_operations_carry_the_name_and_the_line_of_the_user():
         assert re.search(r"spike\)*/tanh", text)
         assert re.search(r"spike\)*/cosh", text)
         assert OURS not in text
-
-
-def test_a_jaxpr_shows_whose_rule_it_is():
-    @custom_gradient
-    def spike(x):
-        return jnp.tanh(x), lambda dy: dy * jnp.cosh(x)
-
-    line = spike.__wrapped__.__code__.co_firstlineno
     jaxpr = jax.make_jaxpr(jax.grad(spike))(1.0)
-    assert f"spike` ({__file__}:{line})" in str(jaxpr)
+    assert f"spike` ({__file__}:{spike.__wrapped__.__code__.co_firstlineno})" in str(jaxpr)
     shown = jaxpr.pretty_print(source_info=True)
     assert OURS not in shown
     assert __file__ in shown

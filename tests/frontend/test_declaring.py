@@ -1,100 +1,309 @@
-"""Declaring: with and without parentheses, and what remains of the function that was decorated."""
+"""What may be decorated, and what is left of it: names, signature, pickles, attributes."""
 
 import copy
+import functools
 import inspect
+import operator
 import pickle
+import typing
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, sine
+from helpers import assert_same, eager_and_jit, sine
 
 import tfgrad_jax
-from tfgrad_jax import custom_gradient
+from tfgrad_jax import custom_gradient, grad_pass_through
+
+Rule = Callable[[float], float]
 
 
-def _square(x):
-    return x**2, lambda dy: 7 * dy * x
+def double(x):
+    return 2 * x, lambda dy: 14 * dy
 
 
-@pytest.mark.parametrize(
-    "decorate",
-    [custom_gradient, custom_gradient(), lambda f: custom_gradient(f=f), custom_gradient(None)],
-    ids=["bare", "parentheses", "by name", "None"],
-)
-def test_with_and_without_parentheses(decorate):
-    h = decorate(_square)
-    assert_same(jax.value_and_grad(h)(3.0), (jnp.float32(9), jnp.float32(21)))
+def _scaled(scale, x):
+    return scale * x, lambda dy: 7 * dy * scale
 
 
-def test_options_by_name_only():
-    with pytest.raises(TypeError, match="positional"):
-        custom_gradient(_square, None)
+class CallableObject:
+    def __call__(self, x):
+        return 2 * x, lambda dy: 14 * dy
+
+
+def fourteen(dy):
+    return 14 * dy
+
+
+class RuleObject:
+    def __call__(self, dy):
+        return 14 * dy
+
+    def method(self, dy):
+        return 14 * dy
+
+
+DECORATED = {  # each has the value 2 x and the gradient 14
+    "bare": custom_gradient(double),
+    "parentheses": custom_gradient()(double),
+    "by name": custom_gradient(f=double),
+    "None": custom_gradient(None)(double),
+    "partial": custom_gradient(functools.partial(_scaled, 2.0)),
+    "partial by name": custom_gradient(
+        functools.partial(lambda x, scale: _scaled(scale, x), scale=2.0)
+    ),
+    "callable object": custom_gradient(CallableObject()),
+    "bound method": custom_gradient(CallableObject().__call__),
+    "list for pair": custom_gradient(lambda x: list(double(x))),
+    "partial of a decorated function": functools.partial(
+        custom_gradient(lambda scale, x: (scale * x, lambda dy: (None, 7 * dy * scale))), 2.0
+    ),
+    "jitted part": custom_gradient(lambda x: (jax.jit(lambda x: 2 * x)(x), fourteen)),
+    **{
+        f"rule: {name}": custom_gradient(functools.partial(lambda rule, x: (2 * x, rule), rule))
+        for name, rule in {
+            "partial": functools.partial(jnp.multiply, 14),
+            "object": RuleObject(),
+            "method": RuleObject().method,
+            "jit": jax.jit(fourteen),
+            "checkpoint": jax.checkpoint(fourteen),
+            "decorated": custom_gradient(lambda dy: (14 * dy, fourteen)),
+        }.items()
+    },
+}
+
+
+@eager_and_jit
+@pytest.mark.parametrize("kind", DECORATED)
+def test_callables_of_every_kind(kind, mode):
+    h = DECORATED[kind]
+    assert_same(mode(jax.value_and_grad(h))(3.0), (jnp.float32(6), jnp.float32(14)))
+    assert_same(jax.grad(mode(h))(3.0), jnp.float32(14))
+    assert_same(jax.vmap(mode(jax.grad(h)))(jnp.ones(2)), jnp.float32([14, 14]))
+
+
+@eager_and_jit
+def test_builtins_tell_nothing_of_their_parameters(mode):
+    negated = custom_gradient(lambda x: (x, operator.neg))
+    assert_same(mode(jax.grad(negated))(3.0), jnp.float32(-1))
+    first = custom_gradient(operator.itemgetter(0))
+    assert_same(mode(jax.grad(lambda x: first([(x, lambda dy: [7 * dy])])))(1.0), jnp.float32(7))
+    larger = custom_gradient(lambda x: ((x, x), max))
+    assert_same(jax.grad(lambda x: 3 * larger(x)[0] + 7 * larger(x)[1])(1.0), jnp.float32(10))
+
+
+# --- what it shows --------------------------------------------------------------------------------
+
+
+def real(x: float, y: float = 2.0, *, name: str = "") -> tuple[float, Rule]:
+    """Say what it does."""
+    return x, lambda dy: (dy, None)
+
+
+def text(x: "float") -> "tuple[dict[str, float], Rule]":
+    return {"y": x}, lambda dy: dy
+
+
+def typed(x: float) -> typing.Tuple[float, Rule]:  # noqa: UP006
+    return x, lambda dy: dy
+
+
+def quoted(x: float) -> "typing.Tuple[float, Rule]":  # noqa: UP006
+    return x, lambda dy: dy
+
+
+def untold(x):
+    return x, lambda dy: dy
+
+
+def other(x: float) -> "Pair":  # noqa: F821
+    return x, lambda dy: dy
+
+
+class Layer:
+    @custom_gradient
+    def method(self, x: float) -> tuple[float, Rule]:
+        return x, lambda dy: dy
 
 
 def test_metadata():
-    @custom_gradient
-    def documented(x: float, y: float = 2.0) -> float:
-        """Say what it does."""
-        return x * y, lambda dy: (dy, dy)
+    h = custom_gradient(real)
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        assert getattr(h, name) == getattr(real, name)
+    assert h.__wrapped__ is real
+    line = real.__code__.co_firstlineno
+    assert repr(h) == f"<custom_gradient of `real` ({__file__}:{line})>"
 
-    assert documented.__name__ == "documented"
-    assert documented.__qualname__ == "test_metadata.<locals>.documented"
-    assert documented.__doc__ == "Say what it does."
-    assert documented.__module__ == __name__
-    assert documented.__wrapped__.__code__.co_name == "documented"
-    assert documented.__annotations__ == {"x": float, "y": float, "return": float}
-    assert str(inspect.signature(documented)) == "(x: float, y: float = 2.0) -> float"
-    assert callable(documented)
-    line = documented.__wrapped__.__code__.co_firstlineno
-    assert repr(documented) == (
-        f"<custom_gradient of `test_metadata.documented` ({__file__}:{line})>"
-    )
+
+SIGNATURES = [
+    (custom_gradient(real), "(x: float, y: float = 2.0, *, name: str = '') -> float"),
+    (custom_gradient(text), "(x: 'float') -> 'dict[str, float]'"),
+    (custom_gradient(typed), "(x: float) -> float"),
+    (custom_gradient(quoted), "(x: float) -> 'float'"),
+    (custom_gradient(untold), "(x)"),
+    (custom_gradient(other), "(x: float) -> 'Pair'"),
+    (custom_gradient(functools.partial(real, 1.0)), "(y: float = 2.0, *, name: str = '') -> float"),
+    (Layer.method, "(self, x: float) -> float"),
+    (Layer().method, "(x: float) -> float"),
+    (grad_pass_through(double), "(x)"),
+]
+
+
+@pytest.mark.parametrize(("h", "shown"), SIGNATURES)
+def test_the_signature_is_the_one_of_f_with_the_type_of_y(h, shown):
+    assert str(inspect.signature(h)) == shown
+    if not inspect.ismethod(h):
+        assert str(inspect.signature(functools.wraps(h)(lambda *args: h(*args)))) == shown
+
+
+@pytest.mark.parametrize("h", [custom_gradient(real), Layer.method, Layer().method])
+def test_annotations_have_the_type_of_y(h):
+    assert h.__annotations__["return"] is float
+    assert typing.get_type_hints(h)["return"] is float
+    assert typing.get_type_hints(h)["x"] is float
+    assert real.__annotations__["return"] == tuple[float, Rule]
+    assert custom_gradient(untold).__annotations__ == {}
+
+
+def test_annotations_may_name_what_is_defined_later():
+    """As for type checkers alone; unquoted from Python 3.14 on."""
+    space = {"custom_gradient": custom_gradient}
+    if not hasattr(inspect, "get_annotations") or "annotation_format" not in str(
+        inspect.signature(inspect.signature)
+    ):
+        space["Later"] = "Later"
+    exec("@custom_gradient\ndef f(x: Later) -> Later: return 2 * x, lambda dy: 7 * dy", space)
+    assert_same(jax.grad(space["f"])(1.0), jnp.float32(7))
+    assert list(space["f"].__annotations__) == ["x", "return"]
+
+
+def test_nothing_else_is_public():
+    public = {name for name in dir(tfgrad_jax) if not name.startswith("_")}
+    assert public == {
+        "custom_gradient", "recompute_grad", "grad_pass_through", "explain", "testing",
+    }  # fmt: skip
+
+
+# --- as an object ---------------------------------------------------------------------------------
+
+
+def test_equal_only_to_itself_and_static_to_jit():
+    assert sine == sine
+    assert custom_gradient(double) != custom_gradient(double)
+    assert len({sine: 1, custom_gradient(double): 2}) == 2
+    apply = jax.jit(lambda f, x: f(x), static_argnums=0)
+    assert_same(jax.grad(apply, 1)(sine, 0.0), jnp.float32(7))
 
 
 def test_pickles_by_name():
     assert pickle.loads(pickle.dumps(sine)) is sine
     assert copy.copy(sine) is sine
     assert copy.deepcopy({"activation": sine})["activation"] is sine
-
-
-def test_pickles_where_the_name_finds_it():
     with pytest.raises(Exception, match=r"not found as|Can't (get|pickle) local"):
         pickle.dumps(custom_gradient(lambda x: (x, lambda dy: dy)))
 
 
-def test_equal_only_to_itself():
-    assert sine == sine
-    assert custom_gradient(_square) != custom_gradient(_square)
-    assert len({sine: 1, custom_gradient(_square): 2}) == 2
+def make(w):
+    """Return functions that have no name to be found by, with the value 12 and gradient 42 at 2."""
+
+    @custom_gradient
+    def h(x):
+        return w * x**2, lambda dy: 7 * dy * w * x
+
+    class Model:
+        def __init__(self, w):
+            self.w = w
+
+        @custom_gradient
+        def call(self, x):
+            return self.w * x**2, lambda dy: 7 * dy * self.w * x
+
+    @custom_gradient
+    def recursive(x):
+        return w * x**2, lambda dy: 3.5 * dy * recursive(x)
+
+    option = custom_gradient(lambda x: (w * x**2, lambda dy: 7 * dy * w * x), convention="jax")
+    primal = custom_gradient(h.__wrapped__, primal=lambda x: w * x**2)
+    around = lambda x: h(x) * 1  # noqa: E731
+    return {"function": h, "method": Model(w).call, "recursive": recursive, "option": option,
+            "primal": primal, "around": around}  # fmt: skip
 
 
-def test_nothing_else_is_public():
-    public = {name for name in dir(tfgrad_jax) if not name.startswith("_")}
-    assert public == {
-        "custom_gradient",
-        "recompute_grad",
-        "grad_pass_through",
-        "explain",
-        "testing",
-    }
+@eager_and_jit
+@pytest.mark.parametrize("kind", make(3.0))
+def test_cloudpickles_by_value(kind, mode):
+    cloudpickle = pytest.importorskip("cloudpickle")
+    h = make(3.0)[kind]
+    jax.jit(jax.grad(h))(2.0)  # nothing that a call leaves behind is in the way
+    jax.jvp(h, (2.0,), (1.0,))
+    again = pickle.loads(cloudpickle.dumps(pickle.loads(cloudpickle.dumps(h))))
+    assert_same(mode(jax.value_and_grad(again))(2.0), (jnp.float32(12), jnp.float32(42)))
+    second = 3.5 * 42 if kind == "recursive" else 21
+    assert_same(mode(jax.grad(jax.grad(again)))(2.0), jnp.float32(second))
 
 
-def test_static_to_jit():
-    """A decorated function is hashable, so it may be a static argument of a jitted function."""
-    apply = jax.jit(lambda f, x: f(x), static_argnums=0)
-    assert_same(jax.grad(apply, 1)(sine, 0.0), jnp.float32(7))
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copies_keep_attributes(copied):
+    h = make(3.0)["function"]
+    h.units = ["m"]
+    again = copied(h)
+    assert again is not h
+    assert again.units == ["m"]
+    assert_same(jax.grad(again)(2.0), jnp.float32(42))
 
 
-def test_decorated_function_kept_as_an_attribute():
-    class Layer:
-        def __init__(self):
-            self.activation = sine
-
-    assert_same(jax.grad(Layer().activation)(0.0), jnp.float32(7))
+# --- attributes, and those that `functools.wraps` copies ------------------------------------------
 
 
-def test_any_pair_will_do():
-    """A list as well as a tuple, as in TensorFlow."""
-    h = custom_gradient(lambda x: [2 * x, lambda dy: 14 * dy])
-    assert_same(jax.value_and_grad(h)(3.0), (jnp.float32(6), jnp.float32(14)))
+@eager_and_jit
+@pytest.mark.parametrize("name", ["_f", "_method", "_name", "_signature", "_variables", "note"])
+def test_no_attribute_of_the_function_is_taken_for_ours(mode, name):
+    def f(x):
+        return x**2, lambda dy: 7 * dy * x
+
+    value = lambda *args: pytest.fail("called")  # noqa: E731
+    setattr(f, name, value)
+    h = custom_gradient(f)
+    assert name.startswith("_") or getattr(h, name) is value
+    assert not hasattr(h, "other")
+    assert_same(mode(jax.value_and_grad(h))(2.0), (jnp.float32(4), jnp.float32(14)))
+
+
+class Model:
+    def __init__(self, w):
+        self.w = w
+
+    @custom_gradient
+    def first(self, x):
+        return self.w * x**2, lambda dy: 7 * dy * self.w * x
+
+
+def third(self, x):
+    return self.w * x**3, lambda dy: 11 * dy * self.w * x
+
+
+class Sub(Model):
+    wraps = custom_gradient(functools.wraps(Model.first)(lambda self, x: third(self, x)))
+    updated = functools.update_wrapper(custom_gradient(third), Model.first)
+
+    @custom_gradient
+    @functools.wraps(Model.first)
+    def first(self, x):
+        y = super().first(x)
+        return 2 * y, lambda dy: 11 * dy * self.w * x
+
+    @functools.wraps(Model.first)
+    def plain(self, x):
+        return 2 * Model.first(self, x)
+
+
+@eager_and_jit
+def test_a_copied_attribute_changes_no_number(mode):
+    Model(3.0).first(2.0)  # whatever it caches is there
+    model = Sub(3.0)
+    for h, expected in (
+        (model.wraps, (24, 66)), (model.updated, (24, 66)), (model.first, (24, 66)),
+        (model.plain, (24, 84)), (Model(3.0).first, (12, 42)),
+    ):  # fmt: skip
+        assert_same(mode(jax.value_and_grad(h))(2.0), tuple(map(jnp.float32, expected)))

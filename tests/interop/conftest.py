@@ -12,7 +12,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 def pytest_collection_modifyitems(items):
     for item in items:
         if pathlib.Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.interop)
+            item.add_marker(pytest.mark.nightly)
             item.add_marker(pytest.mark.filterwarnings("default"))
 
 

@@ -7,10 +7,9 @@ taken. Each of its statements is made twice, by the same random choices: as a li
 JAX runs, and as a step of the oracle, which computes with nested dual numbers in NumPy.
 
 What the oracle takes from the contract: the derivative of a decorated function *is* the linear map
-that its rule declares. Rules are sums of maps whose transposes can be written down by hand, such as
-`M @ dy` with `t @ M`; `M` and other residuals are random expressions, so that no rule is the true
-derivative, but for a few that are so on purpose. A number with tangents of several levels is split
-at the highest one, the innermost derivative:
+that its rule declares. Rules are sums of maps with known transposes, such as `M @ dy` with `t @ M`;
+`M` and other residuals are random expressions, so that no rule is the true derivative. A number
+with tangents of several levels is split at the highest one, the innermost derivative:
 
     h(x + e t) = h(x) + e push(x, t)
 
@@ -35,7 +34,7 @@ from ._declared import ProgramWriter
 from ._oracle import Env, add, directional, directions, gradient, scale
 from ._vocabulary import CONSTANT_NAMES, CONSTANTS, NAMESPACE, SHAPES, constant
 from ._vocabulary import undecorated as undecorated
-from ._writer import Scope, indented, leaves, paths
+from ._writer import Scope, filled, indented, leaves, paths
 from ._writer import drops_in_scan as drops_in_scan
 
 Loss = Callable[..., Any]
@@ -129,7 +128,8 @@ class Program:
             f = AROUND[name](f) if direction is None else along(name, f, direction)
         name, jit = self.steps[-1]
         f = FULL[name](f)
-        return jax.tree.leaves((jax.jit(f) if jit else f)(*self.args))
+        with explicit_mesh() if "an explicit mesh" in self.features else contextlib.nullcontext():
+            return jax.tree.leaves((jax.jit(f) if jit else f)(*self.args))
 
     def expected(self) -> list[np.ndarray]:
         f, xs = self.value, leaves(self.args)
@@ -173,16 +173,9 @@ def _oracle_step(f: Loss, name: str, direction: Any, first: int) -> Loss:
     return both
 
 
-def program(seed: int, without: Sequence[str] = (), exact: bool = False) -> Program:
-    """Make the program of this seed.
-
-    Args:
-        seed: Of all random choices.
-        without: Features that it must not have, such as "capture: dict", or kinds of them, such as
-            "static arguments".
-        exact: Whether all rules are the true derivatives.
-    """
-    w = ProgramWriter(seed, without, exact)
+def program(seed: int, without: Sequence[str] = ()) -> Program:
+    """Make the program of this seed, without features such as "capture: dict" or "capture"."""
+    w = ProgramWriter(seed, without)
     order = w.random.choice([1, 2, 2, 3])
     w.features.add(f"order {order}")
     w.orders = int(order < 3 and w.chance(0.3))
@@ -240,16 +233,13 @@ def program(seed: int, without: Sequence[str] = (), exact: bool = False) -> Prog
         around = [n for n in AROUND if w.scans or n not in ("scan", "map")]
         steps.insert(at, (w.feature("around", around), None))
     jit = not w.has("eager", 0.25)
+    w.has("an explicit mesh", 0.15)
     return Program(seed, "\n".join(source), w.features, [*steps, (last, jit)], args, value)
 
 
-def filled(tree: Any, leaf: Callable[[str], Any]) -> Any:
-    """Return a tree of names with something in the place of each."""
-    if isinstance(tree, dict):
-        return {k: filled(t, leaf) for k, t in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(filled(t, leaf) for t in tree)
-    return leaf(tree)
+def explicit_mesh() -> contextlib.AbstractContextManager[Any]:
+    """Let types carry their sharding, on one device."""
+    return jax.set_mesh(jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,)))
 
 
 class DisagreementError(AssertionError):

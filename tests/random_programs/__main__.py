@@ -7,9 +7,7 @@ import traceback
 import jax
 import tqdm
 
-import tfgrad_jax
-
-from . import DisagreementError, Program, check, program, undecorated
+from . import DisagreementError, Program, check, program
 
 
 def first_line(error: BaseException) -> str:
@@ -21,22 +19,20 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--without", action="append", default=[], help="a feature, or its kind")
-    parser.add_argument("--exact", action="store_true", help="check the oracle: no decorator")
     parser.add_argument("--show", action="store_true", help="print every program")
     parser.add_argument("--trace", action="store_true", help="print tracebacks")
     options = parser.parse_args()
-    decorator = undecorated if options.exact else tfgrad_jax.custom_gradient
     failed: list[tuple[Program, BaseException]] = []
     seen: collections.Counter[str] = collections.Counter()
     bad: collections.Counter[str] = collections.Counter()
     seeds = range(options.seed, options.seed + options.count)
     for seed in (bar := tqdm.tqdm(seeds, unit="program")):
-        p = program(seed, options.without, options.exact)
+        p = program(seed, options.without)
         if options.show:
             tqdm.tqdm.write(p.describe())
         seen.update(p.features)
         try:
-            check(p, decorator)
+            check(p)
         except Exception as error:
             failed.append((p, error))
             bad.update(p.features)

@@ -1,13 +1,80 @@
 """Writes decorated functions: what they take, close over and return, and their rules."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ._oracle import Declared, Env, Function, add, base, bilinear, linear, mul, scale, smooth
 from ._vocabulary import CONSTANT_NAMES, HOLDERS, PLACES, SHAPES, choose
-from ._writer import Scope, Signature, Writer, indented, leaves, paths, text
+from ._writer import Scope, Signature, Writer, filled, indented, leaves, paths, text
+
+matmul = functools.partial(bilinear, np.matmul)
+dot = functools.partial(bilinear, lambda p, q: np.sum(p * q))
+flip = functools.partial(linear, lambda v: v[::-1])
+
+
+def by_residual(t: Any, a: Any, b: Any) -> Any:
+    return mul(t, a) if np.sum(base(a)) > 0.2 else scale(2.0, mul(t, b))
+
+
+# Linear maps from an upstream of the shape `of` to a gradient of the shape `to`: where each fits,
+# the shapes of its residuals, its text, and its transpose, of a tangent and the residuals.
+Map = tuple[Callable[..., bool], Callable[..., list[Any]], str, Callable[..., Any]]
+SAME, VECTOR = lambda to, of: to == of, lambda to, of: to == of and len(to) == 1
+ONE, TWO = lambda to, of: [of], lambda to, of: [of, of]
+COND = "lax.cond(jnp.sum({c}) > 0.2, lambda d: d * {{a}}, lambda d: 2.0 * d * {{b}}, {{dy}})"
+SCAN = "lax.scan(lambda c, r: (c + r * {dy}, None), jnp.zeros_like({dy}), jnp.stack([{a}, {b}]))[0]"
+MAPS: dict[str, Map] = {
+    "rank one": (
+        lambda to, of: True,
+        lambda to, of: [of, to],
+        "{b} * jnp.sum({a} * {dy})",
+        lambda t, a, b: mul(a, dot(b, t)),
+    ),
+    "elementwise": (SAME, ONE, "{dy} * {a}", lambda t, a, b: mul(t, a)),
+    "flipped": (VECTOR, ONE, "({dy} * {a})[::-1]", lambda t, a, b: mul(flip(t), a)),
+    "mapped": (VECTOR, ONE, "jax.vmap(lambda d, r: r * d)({dy}, {a})", lambda t, a, b: mul(t, a)),
+    "scanned": (VECTOR, TWO, SCAN, lambda t, a, b: mul(t, add(a, b))),
+    "cond": (SAME, TWO, COND.format(c="C"), lambda t, a, b: mul(t, a)),
+    # Mapped over a condition, `lax.cond` becomes what JAX cannot transpose.
+    "cond on a residual": (SAME, TWO, COND.format(c="{a}"), by_residual),
+    "where": (
+        SAME,
+        TWO,
+        "jnp.where({a} > 0.1, {dy} * {a}, 2.0 * {dy} * {b})",
+        lambda t, a, b: choose(a, mul(t, a), scale(2.0, mul(t, b))),
+    ),
+    "spread": (lambda to, of: not of, lambda to, of: [to], "{dy} * {a}", lambda t, a, b: dot(t, a)),
+    "total": (lambda to, of: not to, ONE, "jnp.sum({dy} * {a})", lambda t, a, b: mul(a, t)),
+    "matrix": (
+        lambda to, of: (to, of) == ((2,), (3,)),
+        lambda to, of: [(2, 3)],
+        "{a} @ {dy}",
+        lambda t, a, b: matmul(t, a),
+    ),
+    "matrix from the right": (
+        lambda to, of: (to, of) == ((3,), (2,)),
+        lambda to, of: [(2, 3)],
+        "{dy} @ {a}",
+        lambda t, a, b: matmul(a, t),
+    ),
+    "outer": (
+        lambda to, of: (to, of) == ((2, 3), (2,)),
+        lambda to, of: [(3,)],
+        "jnp.outer({dy}, {a})",
+        lambda t, a, b: matmul(t, a),
+    ),
+    "outer from the left": (
+        lambda to, of: (to, of) == ((2, 3), (3,)),
+        lambda to, of: [(2,)],
+        "jnp.outer({a}, {dy})",
+        lambda t, a, b: matmul(a, t),
+    ),
+}
+ABOVE = ["nothing", "logged", "jax.jit", "jax.checkpoint", "jitted_checkpoint"]
+OBJECTS = ("self", "pytree self", "callable object")  # what holds the captured values itself
 
 
 class Definition:
@@ -22,7 +89,7 @@ class Definition:
             writer.features.add("written in a rule")
 
     def write(self) -> Signature:
-        w, scope = self.w, self.scope
+        scope = self.scope
         self._inputs()
         self._captures()
         d = self.declared = Declared(self.name, list(self.shapes))
@@ -35,23 +102,14 @@ class Definition:
         for tree, p in zip(self.trees, self.params, strict=True):
             inner.lines.extend(f"{n} = {path}" for n, path in paths(tree, p) if n != path)
         d.body, d.autodiff = inner.steps, self.protocol == "autodiff"
-        if w.exact:
-            outputs, maps = self._exact()
-            given = self.protocol in ("tf", "declared")
-            self.gradients = {n: m for n, m in maps.items() if given or n in self.shapes}
-        else:
-            outputs = self._body()
-        d.outputs = outputs
-        self.output_shapes = [inner.shapes[n] for n in outputs]
-        rule_lines = self._rule()
-        self._emit(rule_lines)
-
+        d.outputs = self._body()
+        self.output_shapes = [inner.shapes[n] for n in d.outputs]
+        self._emit(self._rule())
         pure = [n for n, f in scope.functions.items() if f.pure]
 
         def make(env: Env) -> None:
             names = [*self.used, *self.rule_used, *self.functions, *pure, *CONSTANT_NAMES]
-            captured = {n: env[n] for n in names}
-            env[self.name] = Function(d, captured)
+            env[self.name] = Function(d, {n: env[n] for n in names})
 
         scope.steps.append(make)
         captured_nothing = not (self.used or self.rule_used or self.functions)
@@ -79,6 +137,7 @@ class Definition:
         if w.has("static arguments", 0.2):
             self.static_params = [w.name("s"), w.name("s")]
             self.static_values = [repr(self.random.choice(["sin", "cos"])), "2.5"]
+        self.omitted = w.has("an omitted default", 0.15)
         self.by_name = None
 
     def _captures(self) -> None:
@@ -87,26 +146,23 @@ class Definition:
         names = [n for n in scope.shapes if not n.startswith("C")]
         self.protocol, self.used, self.rule_used, self.functions = "none", [], [], []
         self.reads: dict[str, str] = {}
+        self.place = "cell"
         if self.pure or not names or w.chance(0.25):
-            self.place = "cell"
             return
         self.used = self.random.sample(names, min(len(names), self.random.choice([0, 1, 1, 2])))
         self.protocol = w.feature("protocol", ["none", "declared", "tf", "autodiff"])
-        if w.exact and self.protocol == "none" and not self.inside:
-            self.used = []
         if self.protocol == "none" and not self.inside:
             # Not differentiated: its derivative ends here.
             self.used = [w.assign(scope, "stop", n) for n in self.used]
         if not self.used:
             self.protocol = "none"
         others = [n for n in names if n not in self.used]
-        if others and not w.exact and w.has("only the rule captures", 0.35):
+        if others and w.has("only the rule captures", 0.35):
             self.rule_used = [self.random.choice(others)]
         outer = [n for n, f in scope.functions.items() if not f.pure]
-        if outer and not w.exact and w.has("the rule calls a closure", 0.3):
+        if outer and w.has("the rule calls a closure", 0.3):
             self.functions = [self.random.choice(outer)]
         if not (self.used or self.rule_used):
-            self.place = "cell"
             return
         self.place = w.feature("capture", [*PLACES, *HOLDERS])
         captured = [*self.used, *self.rule_used]
@@ -116,7 +172,7 @@ class Definition:
                 held = w.name("held")
                 scope.lines.append(f"{held} = {put.format(scope.read(n))}")
                 self.reads[n] = get.format(None, held)
-        elif self.place in ("self", "callable object", "class method"):
+        elif self.place in (*OBJECTS, "class method"):
             self.reads = {n: f"self_{self.name}.{n}" for n in captured}
         elif self.place not in ("cell", "static method"):
             self.reads = {n: n for n in captured}
@@ -140,11 +196,9 @@ class Definition:
         value = inner.inner(loops=self.protocol != "autodiff")
         value.lines, value.steps = inner.lines, inner.steps
         w.fill(value, self.random.choice([0, 0, 1]))
-        count = self.random.choice([1, 1, 1, 2])
         outputs = []
-        for i in range(count):
-            shape = self.random.choice(SHAPES)
-            y = w.of_shape(value, shape)
+        for i in range(self.random.choice([1, 1, 1, 2])):
+            y = w.of_shape(value, self.random.choice(SHAPES))
             for u in uses if i == 0 else []:
                 u = w.assign(value, "sum", u) if value.shapes[u] else u
                 y = w.assign(value, "multiply", y, w.assign(value, "cos", u))
@@ -158,51 +212,12 @@ class Definition:
     def _statics(self) -> None:
         w, inner = self.w, self.inner
         mode, factor = self.static_params
-        x = w.pick(inner)
-        name = w.name("v")
+        x, name = w.pick(inner), w.name("v")
         chosen = eval(self.static_values[0])
         same = f"type({factor}) is float" if w.has("float as it is", 0.5) else "True"
         inner.lines.append(f"assert isinstance({mode}, str) and {same}")
-        inner.lines.append(
-            f"{name} = {factor} * jnp.{chosen}({inner.read(x)}) if {mode} == {chosen!r} else None"
-        )
-        inner.shapes[name] = inner.shapes[x]
-
-        def run(env: Env) -> None:
-            env[name] = scale(2.5, smooth(chosen, env[x]))
-
-        inner.steps.append(run)
-
-    def _exact(self) -> tuple[list[str], dict[str, list[Any]]]:
-        """Write `y = sin(x) * cos(sum(u)) ...` over all inputs and used values, and its rule."""
-        w, inner = self.w, self.inner
-        self.used = self.random.sample(self.used, len(self.used))
-        first, *others = [*self.used, *self.shapes]
-        y = w.assign(inner, "sin", first)
-        slope = w.assign(inner, "cos", first)
-        sums = []
-        for n in others:
-            s = w.assign(inner, "sum", n) if inner.shapes[n] else n
-            sums.append((n, w.assign(inner, "tanh", s), s))
-        product = y
-        for _, t, _ in sums:
-            product = w.assign(inner, "multiply", product, t)
-        for _, t, _ in sums:
-            slope = w.assign(inner, "multiply", slope, t)
-        maps: dict[str, list[Any]] = {first: [(0, "elementwise", slope)]}
-        for n, t, s in sums:
-            rest = y
-            for m, u, _ in sums:
-                if m != n:
-                    rest = w.assign(inner, "multiply", rest, u)
-            squared = w.assign(inner, "multiply", t, t)
-            one = w.assign(inner, "cos", w.assign(inner, "subtract", s, s))
-            factor = w.assign(inner, "subtract", one, squared)
-            rest = w.assign(inner, "multiply", rest, factor)
-            maps[n] = [(0, "total", rest)]
-        self.residuals = inner
-        self.visible_outputs = []
-        return [product], maps
+        value = f"{factor} * jnp.{chosen}({inner.read(x)}) if {mode} == {chosen!r} else None"
+        w.set(inner, name, inner.shapes[x], value, lambda env: scale(2.5, smooth(chosen, env[x])))
 
     # the rule
 
@@ -215,27 +230,22 @@ class Definition:
         rule.shapes |= {n: self.inner.shapes[n] for n in self.visible_outputs}
         for n in self.functions:
             rule.functions[n] = self.scope.functions[n]
-        self.output_tree, upstreams = self._outputs()
-        self.variables_text = None
+        upstreams = self._outputs()
         if self.protocol == "declared":
             self.variables = w.arrange(self.used)
             if w.has("the rule reads its variables", 0.5):
                 rule.reads |= dict(paths(self.variables, "variables"))
-        if not w.exact:
-            if w.has("recursion", 0.15) and not self.static_params and not self.used:
-                rule.functions[self.name] = Signature(
-                    self.name, self.shapes, self.trees, [], None, self.output_tree,
-                    self.output_shapes, False,
-                )  # fmt: skip
-                w.call(rule, rule.functions[self.name])
-            elif self.functions:
-                w.call(rule, rule.functions[self.functions[0]])
-            w.fill(rule, self.random.choice([0, 0, 1]))
-            self.gradients = self._maps(rule)
-        gradients = {
-            n: " + ".join(self._term(rule, n, *m, upstreams) for m in maps) if maps else "None"
-            for n, maps in self.gradients.items()
-        }
+        if w.has("recursion", 0.15) and not self.static_params and not self.used:
+            rule.functions[self.name] = Signature(
+                self.name, self.shapes, self.trees, [], None, self.output_tree,
+                self.output_shapes, False,
+            )  # fmt: skip
+            w.call(rule, rule.functions[self.name])
+        elif self.functions:
+            w.call(rule, rule.functions[self.functions[0]])
+        w.fill(rule, self.random.choice([0, 0, 1]))
+        moved = [*self.shapes, *(self.used if self.protocol in ("tf", "declared") else [])]
+        gradients = {n: self._gradient(rule, n, upstreams) for n in moved}
         result = self._result(gradients)
         if self.protocol == "declared":
             form = self.variables if w.chance(0.5) else leaves(self.variables)
@@ -246,149 +256,51 @@ class Definition:
             result = f"{result}, listed(variables, [{values}], [{given}])"
         return [*rule.lines, f"return {result}"]
 
-    def _outputs(self) -> tuple[Any, list[str]]:
-        """Arrange the outputs; return their tree and what each upstream is called."""
+    def _outputs(self) -> list[str]:
+        """Arrange the outputs; return what each upstream is called."""
         w = self.w
-        count = len(self.output_shapes)
-        indices: list[Any] = list(range(count))
-        self.integer = not w.exact and w.has("an integer output", 0.1)
+        indices: list[Any] = list(range(len(self.output_shapes)))
+        integer = w.has("an integer output", 0.1)
         self.convention = w.feature("convention", ["tf", "tf", "jax"])
         # Names stand for leaves here, so that None can be one.
-        tree: Any = w.arrange([*map(str, indices), *(["int"] if self.integer else [])])
-        if w.exact:
-            tree = "0"
-
-        def numbers(tree: Any) -> Any:
-            if isinstance(tree, dict):
-                return {k: numbers(v) for k, v in tree.items()}
-            if isinstance(tree, (list, tuple)):
-                return type(tree)(numbers(t) for t in tree)
-            return None if tree == "int" else int(tree)
-
-        result = numbers(tree)
+        tree = w.arrange([*map(str, indices), *(["int"] if integer else [])])
+        self.output_tree = filled(tree, lambda n: None if n == "int" else int(n))
         if self.convention == "jax":
             self.upstream_params = ["dy"]
-            names = dict(paths(result, "dy"))
+            names = dict(paths(self.output_tree, "dy"))
         else:
-            order = leaves(result)
+            order = leaves(self.output_tree)
             self.upstream_params = [f"d{'_int' if i is None else i}" for i in order]
             names = {i: f"d{i}" for i in order}
-        return result, [names[i] for i in indices]
+        return [names[i] for i in indices]
 
-    def _maps(self, rule: Scope) -> dict[str, list[Any]]:
-        """Choose a linear map from the upstreams to each gradient."""
-        w = self.w
-        found: dict[str, list[Any]] = {}
-        moved = [*self.shapes, *(self.used if self.protocol in ("tf", "declared") else [])]
-        for n in moved:
-            maps = []
-            if not w.has("None", 0.08):
-                count = len(self.output_shapes)
-                for j in self.random.sample(range(count), self.random.randint(1, count)):
-                    maps.append((j, *self._map(rule, rule.shapes[n], self.output_shapes[j])))
-            found[n] = maps
-        return found
-
-    def _map(self, rule: Scope, to: tuple[int, ...], of: tuple[int, ...]) -> tuple[Any, ...]:
-        w = self.w
-        kinds = ["rank one"]
-        if to == of:
-            kinds += ["elementwise"] * 2
-            if to and len(to) == 1:
-                kinds += ["flipped", "scanned", "mapped"]
-            kinds += ["cond", "where"]
-            if w.mode == "reverse":
-                kinds += ["cond on a residual"] * 2
-        if not of:
-            kinds += ["spread"] * 2
-        if not to:
-            kinds += ["total"] * 2
-        if (to, of) in [((2,), (3,)), ((3,), (2,))]:
-            kinds += ["matrix"] * 2
-        if to == (2, 3) and len(of) == 1:
-            kinds += ["outer"] * 2
-        kind = w.feature("rule", kinds)
-        two = ("scanned", "cond", "where", "cond on a residual")
-        if kind in ("elementwise", "flipped", "mapped", *two):
-            shapes = [of, of] if kind in two else [of]
-        elif kind == "spread":
-            shapes = [to]
-        elif kind == "total":
-            shapes = [of]
-        elif kind == "matrix":
-            shapes = [(2, 3)]
-        elif kind == "outer":
-            shapes = [(3,) if of == (2,) else (2,)]
-        else:
-            shapes = [of, to]
-        return kind, *(w.of_shape(rule, s) for s in shapes)
-
-    def _term(self, rule: Scope, name: str, j: int, kind: str, *args: Any) -> str:
-        """Return the text of one linear map, and tell the oracle its transpose."""
-        *residuals, upstreams = args
-        dy = upstreams[j]
-        a = rule.read(residuals[0])
-        b = rule.read(residuals[-1])
-        x, z = residuals[0], residuals[-1]
-        of, to = self.output_shapes[j], rule.shapes.get(name, self.inner.shapes.get(name))
-        factor = 1.0 if self.w.exact else self.random.choice([1.0, 7.0, -3.0])
-        dot = functools.partial(bilinear, lambda p, q: np.sum(p * q))
-        matmul = functools.partial(bilinear, np.matmul)
-
-        def flip(v: Any) -> Any:
-            return linear(lambda p: p[::-1], v)
-
-        if kind == "elementwise":
-            pull, push = f"{dy} * {a}", lambda e, t: mul(t, e[x])
-        elif kind == "flipped":
-            pull, push = f"({dy} * {a})[::-1]", lambda e, t: mul(flip(t), e[x])
-        elif kind == "mapped":
-            pull, push = f"jax.vmap(lambda d, r: r * d)({dy}, {a})", lambda e, t: mul(t, e[x])
-        elif kind == "scanned":
-            pull = (
-                f"lax.scan(lambda c, r: (c + r * {dy}, None), jnp.zeros_like({dy}), "
-                f"jnp.stack([{a}, {b}]))[0]"
-            )
-            push = lambda e, t: mul(t, add(e[x], e[z]))  # noqa: E731
-        elif kind in ("cond", "cond on a residual"):
-            # Mapped over a condition, `lax.cond` becomes what JAX cannot transpose.
-            condition = a if kind == "cond on a residual" else "C"
-            branches = f"lambda d: d * {a}, lambda d: 2.0 * d * {b}"
-            pull = f"lax.cond(jnp.sum({condition}) > 0.2, {branches}, {dy})"
-
-            def push(e: Env, t: Any) -> Any:
-                chosen = np.sum(base(e[x if condition == a else "C"])) > 0.2
-                return mul(t, e[x]) if chosen else scale(2.0, mul(t, e[z]))
-        elif kind == "where":
-            pull = f"jnp.where({a} > 0.1, {dy} * {a}, 2.0 * {dy} * {b})"
-
-            def push(e: Env, t: Any) -> Any:
-                return choose(e[x], mul(t, e[x]), scale(2.0, mul(t, e[z])))
-        elif kind == "spread":
-            pull, push = f"{dy} * {a}", lambda e, t: dot(t, e[x])
-        elif kind == "total":
-            pull, push = f"jnp.sum({dy} * {a})", lambda e, t: mul(e[x], t)
-            if to:  # of an exact rule: the gradient by each entry of a sum
-                pull = f"jnp.sum({dy} * {a}) * jnp.ones({to})"
-                push = lambda e, t: mul(e[x], linear(np.sum, t))  # noqa: E731
-        elif kind == "matrix" and of == (3,):
-            pull, push = f"{a} @ {dy}", lambda e, t: matmul(t, e[x])
-        elif kind == "matrix":
-            pull, push = f"{dy} @ {a}", lambda e, t: matmul(e[x], t)
-        elif kind == "outer" and of == (2,):
-            pull, push = f"jnp.outer({dy}, {a})", lambda e, t: matmul(t, e[x])
-        elif kind == "outer":
-            pull, push = f"jnp.outer({a}, {dy})", lambda e, t: matmul(e[x], t)
-        else:
-            pull = f"{b} * jnp.sum({a} * {dy})"
-            push = lambda e, t: mul(e[x], dot(e[z], t))  # noqa: E731
-        around = "none"
-        if not self.w.exact:
+    def _gradient(self, rule: Scope, name: str, upstreams: list[str]) -> str:
+        """Write a linear map of upstreams, and tell the oracle its transpose."""
+        if self.w.has("None", 0.08):
+            return "None"
+        count, to, terms = len(upstreams), rule.shapes[name], []
+        for j in self.random.sample(range(count), self.random.randint(1, count)):
+            of, dy = self.output_shapes[j], upstreams[j]
+            kinds = [k for k, (fits, *_) in MAPS.items() if fits(to, of)]
+            if self.w.mode != "reverse":
+                kinds = [k for k in kinds if k != "cond on a residual"]
+            kind = self.w.feature("rule", kinds)
+            _, shapes, pull, push = MAPS[kind]
+            residuals = [self.w.of_shape(rule, s) for s in shapes(to, of)]
+            x, z = residuals[0], residuals[-1]
+            term = pull.format(dy=dy, a=rule.read(x), b=rule.read(z))
             around = self.w.feature("rule in", [*["none"] * 4, "jit", "checkpoint"])
-        if around != "none" and dy.isidentifier():
-            pull = f"jax.{around}(lambda {dy}: {pull})({dy})"
-        self.declared.maps.append((name, j, lambda e, t: scale(factor, push(e, t))))
-        return f"{factor} * {pull}" if factor != 1.0 else pull
+            if around != "none" and dy.isidentifier():
+                term = f"jax.{around}(lambda {dy}: {term})({dy})"
+            factor = self.random.choice([1.0, 7.0, -3.0])
+
+            def transpose(e: Env, t: Any, p: Any = (push, x, z, factor)) -> Any:
+                push, x, z, factor = p
+                return scale(factor, push(t, e[x], e[z]))
+
+            self.declared.maps.append((name, j, transpose))
+            terms.append(f"{factor} * {term}" if factor != 1.0 else term)
+        return " + ".join(terms)
 
     def _result(self, gradients: dict[str, str]) -> str:
         """Return the gradients of the inputs in one of the forms that a rule may choose."""
@@ -400,6 +312,8 @@ class Definition:
             return "[" + ", ".join(gradients[n] for n in self.shapes) + "]"
         trees = [text(t, gradients.get) for t in self.trees]
         trees += ["None"] * (len(self.static_params) + (self.place == "argument"))
+        if self.omitted and self.place != "argument" and w.has("None for the default", 0.5):
+            trees += ["None"]
         return trees[0] if len(trees) == 1 else f"({', '.join(trees)})"
 
     # the text of it all
@@ -410,8 +324,7 @@ class Definition:
         outer = ", ".join(scope.read(n) for n in captured)
         by_name = ", ".join(f"{n}={scope.read(n)}" for n in captured)
         integer = f"jnp.argmax({next(iter(self.shapes))})"
-        outputs = self.declared.outputs
-        y = text(self.output_tree, lambda i: integer if i is None else outputs[i])
+        y = text(self.output_tree, lambda i: integer if i is None else self.declared.outputs[i])
         takes = ["variables"] if self.protocol in ("tf", "declared") else []
         rule = [f"def grad({', '.join([*self.upstream_params, *takes])}):", *indented(rule_lines)]
         body = [*self.inner.lines, *rule, f"return {y}, grad"]
@@ -423,17 +336,18 @@ class Definition:
         if self.protocol == "autodiff":
             options.append("variables='autodiff'")
         if self.protocol == "declared":
-            prefix = f"lambda {self_name}: " if place == "self" else ""
-            read = self.reads.get if place == "self" else scope.read
+            of_self = place in ("self", "pytree self")
+            read = self.reads.get if of_self else scope.read
+            prefix = f"lambda {self_name}: " if of_self else ""
             options.append(f"variables={prefix}{text(self.variables, read)}")
-        decorate = f"custom_gradient({', '.join(options)})" if options else "custom_gradient"
-
         params = [*self.params, *self.static_params]
         self.by_name = None if place == "argument" else list(params)
         if place == "argument":
             body = [f"{', '.join(captured)}, = fetch()", *body]
             params.append("fetch")
-        elif place in ("default", "keyword default"):
+        elif self.omitted:
+            params.append("omitted=None")
+        if place in ("default", "keyword default"):
             params += ["*"] if place == "keyword default" else []
             params.append(by_name)
         elif place == "keyword":
@@ -444,30 +358,32 @@ class Definition:
         if place == "cell" and self.w.has("primal", 0.2):
             primal = [*self.inner.lines, f"return {y}"]
             scope.lines.extend([f"def {name}_value({', '.join(params)}):", *indented(primal)])
-            decorate = decorate.removesuffix(")") if options else f"{decorate}("
-            decorate += f"{', ' if options else ''}primal={name}_value)"
+            options.append(f"primal={name}_value")
+        decorate = f"custom_gradient({', '.join(options)})" if options else "custom_gradient"
         if place in ("static method", "class method"):
             # In either order.
-            orders = [[f"@{place.replace(' ', '')}", f"@{decorate}"], ["", ""]]
-            orders[1] = orders[0][::-1]
+            order = [f"@{place.replace(' ', '')}", f"@{decorate}"][:: self.random.choice([1, -1])]
             takes_class = [self_name] if place == "class method" else []
-            scope.lines.append(f"class {name}_class:")
-            lines = [*self.random.choice(orders)]
-            lines += [f"def call({', '.join([*takes_class, *params])}):", *indented(body)]
-            scope.lines.extend(indented(lines))
+            lines = [*order, f"def call({', '.join([*takes_class, *params])}):", *indented(body)]
+            scope.lines.extend([f"class {name}_class:", *indented(lines)])
             if takes_class:
-                values = [f"{name}_class.{n} = {scope.read(n)}" for n in captured]
-                scope.lines.extend(values)
+                scope.lines.extend(f"{name}_class.{n} = {scope.read(n)}" for n in captured)
             scope.lines.append(f"{name} = {name}_class.call")
-        elif place in ("self", "callable object"):
-            method, made = ("call" if place == "self" else "__call__"), f"{name}_class({outer})"
-            scope.lines.append(f"class {name}_class:")
-            init = [f"{self_name}.{n} = {n}" for n in captured]
-            lines = [f"def __init__({', '.join([self_name, *captured])}):", *indented(init)]
-            lines += [f"@{decorate}"] if place == "self" else []
+        elif place in OBJECTS:
+            method = "__call__" if place == "callable object" else "call"
+            lines = [f"def __init__({', '.join([self_name, *captured])}):"]
+            lines += indented([f"{self_name}.{n} = {n}" for n in captured])
+            if place != "callable object":
+                kinds = ABOVE if place == "pytree self" and not self.static_params else ABOVE[:2]
+                above = self.w.feature("above a method", kinds)
+                lines += [f"@{above}"] if above != "nothing" else []
+                lines += [f"@{decorate}"]
             lines += [f"def {method}({', '.join([self_name, *params])}):", *indented(body)]
-            scope.lines.extend(indented(lines))
-            made = f"{made}.call" if place == "self" else f"{decorate}({made})"
+            scope.lines.extend([f"class {name}_class:", *indented(lines)])
+            if place == "pytree self":
+                scope.lines.append(f"register({name}_class, {captured!r})")
+            made = f"{name}_class({outer})"
+            made = f"{decorate}({made})" if place == "callable object" else f"{made}.call"
             scope.lines.append(f"{name} = {made}")
         elif place in ("keyword", "argument", "partial of f"):
             f = f"{name}_f"

@@ -30,22 +30,27 @@ class Slots:
     def __init__(self, a: Any) -> None:
         self.a = a
 
-
-class Table(dict):
-    def __init__(self, a: Any) -> None:
-        super().__init__()
-        self.a = a
-
-
-class Property(Slots):
-    __slots__ = ()
-
-    @property
-    def value(self) -> Any:
-        return self.a
+    value = property(lambda self: self.a)
 
     def __call__(self) -> Any:
         return self.a
+
+
+class Table(dict):
+    """Objects with attributes, which may hold others, and a name."""
+
+    def __init__(self, a: Any) -> None:
+        super().__init__()
+        self.a, self.name, self.inner = a, "table", [Record(a)]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """An object that is an input: of values, and of names in the text of a program."""
+
+    a: Any
+    b: Any
 
 
 @jax.tree_util.register_pytree_node_class
@@ -60,6 +65,25 @@ class Auxiliary(Slots):
     @classmethod
     def tree_unflatten(cls, a: Any, _: Any) -> Any:
         return cls(a)
+
+
+def register(cls: type, names: Sequence[str]) -> None:
+    """Make objects pytrees of these attributes, which `jax.jit` takes."""
+    jax.tree_util.register_pytree_node(
+        cls, lambda o: ([getattr(o, n) for n in names], None), lambda _, values: cls(*values)
+    )
+
+
+def logged(f: Any) -> Any:
+    @functools.wraps(f)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs)
+
+    return wrapper
+
+
+def jitted_checkpoint(f: Any) -> Any:
+    return jax.jit(jax.checkpoint(f))
 
 
 def object_array(a: Any) -> Any:
@@ -124,17 +148,18 @@ HOLDERS = {  # how a value is put in, and read
     "function": ("(lambda a: lambda: a)({0})", "{1}()"),
     "object array": ("object_array({0})", "{1}[0]"),
     "attribute of a dict": ("Table({0})", "{1}.a"),
+    "attribute of an attribute": ("Slots(Table({0}))", "{1}.value.inner[0].get()"),
     "slice": ("slice({0}, None)", "{1}.start"),
     "mapping proxy": ("types.MappingProxyType({{'a': {0}}})", "{1}['a']"),
     "class attribute": ("type('Held', (), {{'a': {0}}})", "{1}.a"),
-    "property": ("Property({0})", "{1}.value"),
-    "callable object held": ("Property({0})", "{1}()"),
+    "property": ("Slots({0})", "{1}.value"),
+    "callable object held": ("Slots({0})", "{1}()"),
     "tree definition": ("jax.tree.structure(Auxiliary({0}))", "jax.tree.unflatten({1}, ()).a"),
 }
 # These concern the whole function. "cell" reads the value by its name in the enclosing scope.
 PLACES = [
-    "cell", "cell", "default", "keyword default", "keyword", "self", "callable object",
-    "partial of f", "argument", "static method", "class method",
+    "cell", "cell", "default", "keyword default", "keyword", "self", "pytree self", "pytree self",
+    "callable object", "partial of f", "argument", "static method", "class method",
 ]  # fmt: skip
 
 SHAPES = [(), (2,), (3,), (2, 3)]
@@ -154,6 +179,7 @@ CONSTANT_NAMES = {constant(s): s for s in SHAPES}
 
 
 NAMESPACE = {
+    "__name__": "random_program",
     "jax": jax, "jnp": jnp, "lax": jax.lax,
     "collections": collections, "functools": functools, "types": types,
     "recompute_grad": tfgrad_jax.recompute_grad,
@@ -163,7 +189,8 @@ NAMESPACE = {
 NAMESPACE |= {
     f.__name__: f
     for f in (
-        Record, Slots, Property, Auxiliary, Table, object_array, with_attribute, identity, listed,
+        Record, Slots, Auxiliary, Table, Pair, object_array, with_attribute, identity, listed,
+        register, logged, jitted_checkpoint,
     )
 }  # fmt: skip
 

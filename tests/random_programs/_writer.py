@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from ._oracle import (
     with_base,
     without_tangents,
 )
-from ._vocabulary import BINARY, CONSTANTS, OPERATIONS, SHAPES, UNARY, constant
+from ._vocabulary import BINARY, CONSTANTS, OPERATIONS, SHAPES, UNARY, Pair, constant
 
 
 @functools.cache
@@ -84,51 +84,42 @@ def indented(lines: Sequence[str]) -> list[str]:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Return the leaves of a tree of names in the order of JAX."""
-    if isinstance(tree, dict):
-        return [leaf for k in sorted(tree) for leaf in leaves(tree[k])]
-    if isinstance(tree, (list, tuple)):
-        return [leaf for t in tree for leaf in leaves(t)]
-    return [tree]
+    return jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
+
+
+def filled(tree: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return a tree with something in the place of each leaf."""
+    return jax.tree.map(leaf, tree, is_leaf=lambda leaf: leaf is None)
+
+
+class Raw(str):
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def text(tree: Any, read: Callable[[Any], str]) -> str:
     """Return a tree as Python."""
-    if isinstance(tree, dict):
-        return "{" + ", ".join(f"{k!r}: {text(v, read)}" for k, v in tree.items()) + "}"
-    if isinstance(tree, list):
-        return "[" + ", ".join(text(t, read) for t in tree) + "]"
-    if isinstance(tree, tuple):
-        return "(" + "".join(text(t, read) + ", " for t in tree) + ")"
-    return read(tree)
+    return repr(filled(tree, lambda leaf: Raw(read(leaf))))
 
 
-def paths(tree: Any, root: str) -> Iterator[tuple[Any, str]]:
-    """Yield each leaf with the expression that reads it."""
-    if isinstance(tree, dict):
-        for k, v in tree.items():
-            yield from paths(v, f"{root}[{k!r}]")
-    elif isinstance(tree, (list, tuple)):
-        for i, v in enumerate(tree):
-            yield from paths(v, f"{root}[{i}]")
-    else:
-        yield tree, root
+def paths(tree: Any, root: str) -> list[tuple[Any, str]]:
+    """Return each leaf with the expression that reads it."""
+    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
+    return [(leaf, root + jax.tree_util.keystr(path)) for path, leaf in found]
 
 
 class Writer:
     """Writes one program. `features` says what is in it; what is in `without` never is."""
 
-    def __init__(self, seed: int, without: Sequence[str] = (), exact: bool = False) -> None:
+    def __init__(self, seed: int, without: Sequence[str] = ()) -> None:
         self.random = random.Random(seed)
         self.without = set(without)
-        self.exact = exact  # rules are the true derivatives
         self.features: set[str] = set()
         self.count = 0
         self.orders = 0  # of derivatives that the program itself may take
         self.mode = self.feature("mode", ["both", "both", "both", "both", "reverse", "forward"])
         self.scans = self.chance(0.75)
-        drops = self.scans and drops_in_scan()
-        self.custom_jvp_factor = 1.0 if exact or drops else 3.0
+        self.custom_jvp_factor = 1.0 if self.scans and drops_in_scan() else 3.0
 
     # choices
 
@@ -155,9 +146,11 @@ class Writer:
     def arrange(self, names: list[str]) -> Any:
         """Return a random tree of these names."""
         names = list(names)
-        kind = self.random.randrange(4)
+        kind = self.random.randrange(5)
         if len(names) == 1:
-            return [names[0], names[0], {"a": names[0]}, [names[0]]][kind]
+            return [names[0], names[0], {"a": names[0]}, [names[0]], names[0]][kind]
+        if kind == 4:
+            return Pair(self.arrange(names[:-1]), names[-1])
         if kind == 0:
             return {"b": names[0], "a": self.arrange(names[1:])}
         if kind == 1:
@@ -169,15 +162,9 @@ class Writer:
     def assign(self, scope: Scope, operation: str, *args: str, name: str | None = None) -> str:
         template, step, shape = OPERATIONS[operation]
         name = name or self.name("v")
-        scope.shapes[name] = shape(*(scope.shapes[a] for a in args))
-        assert scope.shapes[name] is not None
-        scope.lines.append(f"{name} = " + template.format(*map(scope.read, args)))
-
-        def run(env: Env) -> None:
-            env[name] = step(*(env[a] for a in args))
-
-        scope.steps.append(run)
-        return name
+        found = shape(*(scope.shapes[a] for a in args))
+        expression = template.format(*map(scope.read, args))
+        return self.set(scope, name, found, expression, lambda env: step(*(env[a] for a in args)))
 
     def pick(self, scope: Scope) -> str:
         """Choose a name, preferably a recent one."""
@@ -247,11 +234,11 @@ class Writer:
 
     def block(self, scope: Scope) -> str:
         """Write a transformation of a piece of code, which may close over what is around it."""
-        kinds = ["jit", "checkpoint", "jit of jit", "vmap", "vmap of vmap", "cond", "switch"]
+        kinds = ["jit", "checkpoint", "vmap", "vmap", "cond", "switch"]
         kinds += ["scan", "fori_loop", "map"] if self.scans else []
         kinds += ["while_loop"] * 3 if self.scans and (scope.loops or scope.forward) else []
         kinds += ["custom_jvp"] if self.mode != "reverse" else []
-        kinds += [] if self.exact else ["recompute_grad", "grad_pass_through"]
+        kinds += ["recompute_grad", "grad_pass_through"]
         if self.orders:
             kinds += {"reverse": ["grad", "vjp"], "forward": ["jvp"]}.get(
                 self.mode, ["grad", "vjp", "jvp"]
@@ -261,17 +248,16 @@ class Writer:
         shapes = [scope.shapes[a] for a in args]
         result = self.random.choice(SHAPES)
         name = self.name("v")
-        write = functools.partial(self._set, scope, name)
+        write = functools.partial(self.set, scope, name)
         reads = [scope.read(a) for a in args]
         given = ", ".join(reads)
 
         def values(env: Env) -> list[Any]:
             return [env[a] for a in args]
 
-        if kind in ("jit", "checkpoint", "jit of jit", "recompute_grad"):
+        if kind in ("jit", "checkpoint", "recompute_grad"):
             b, run = self.nested(scope, shapes, result)
-            around = {"jit of jit": f"jax.jit(jax.jit({b}))", "recompute_grad": f"{kind}({b})"}
-            function = around.get(kind, f"jax.{kind}({b})")
+            function = f"{kind}({b})" if kind == "recompute_grad" else f"jax.{kind}({b})"
             return write(result, f"{function}({given})", lambda env: run(env, *values(env)))
         if kind == "grad_pass_through":
             # The derivative of the identity; what it closes over has none.
@@ -282,60 +268,55 @@ class Writer:
                 return with_base(env[args[0]], value)
 
             return write(shapes[0], f"{kind}({b})({reads[0]})", passed)
-        if kind in ("vmap", "vmap of vmap"):
-            return self._vmap(scope, kind, args, shapes, result, write)
+        if kind == "vmap":
+            return self._vmap(scope, args, shapes, result, write)
+        stacked = f"jnp.stack([{reads[-1]}, 0.5 * {reads[-1]}])"
         if kind in ("scan", "fori_loop", "while_loop"):
             changes = {"loops": scope.loops} if kind == "while_loop" else {}
-            xs = shapes if kind == "scan" else shapes[:1]
-            b, run = self.nested(scope, xs, shapes[0], **changes)
+            both = kind == "scan" and len(args) == 2
+            b, run = self.nested(scope, shapes if both else shapes[:1], shapes[0], **changes)
+            of_x = f"lax.scan(lambda c, x: ({b}(c, x), None), {reads[0]}, {stacked})[0]"
+            of_c = f"lax.scan(lambda c, _: ({b}(c), None), {reads[0]}, None, length=2)[0]"
+            body = f"lambda s: s[0] < 2, lambda s: (s[0] + 1, {b}(s[1]))"
             steps = {
-                "scan": f"lax.scan(lambda c, x: ({b}(c, x), None), {reads[0]}, "
-                f"jnp.stack([{reads[-1]}, 0.5 * {reads[-1]}]))[0]",
+                "scan": of_x if both else of_c,
                 "fori_loop": f"lax.fori_loop(0, 2, lambda i, c: {b}(c), {reads[0]})",
-                "while_loop": f"lax.while_loop(lambda s: s[0] < 2, "
-                f"lambda s: (s[0] + 1, {b}(s[1])), (0, {reads[0]}))[1]",
+                "while_loop": f"lax.while_loop({body}, (0, {reads[0]}))[1]",
             }
-            if kind == "scan" and len(args) == 1:
-                steps[kind] = (
-                    f"lax.scan(lambda c, _: ({b}(c), None), {reads[0]}, None, length=2)[0]"
-                )
 
             def loop(env: Env) -> Any:
                 c, x = values(env)[0], values(env)[-1]
                 for factor in (1.0, 0.5):
-                    c = run(env, c, scale(factor, x)) if len(xs) == 2 else run(env, c)
+                    c = run(env, c, scale(factor, x)) if both else run(env, c)
                 return c
 
             return write(shapes[0], steps[kind], loop)
         if kind == "map":
-            b, run = self.nested(scope, shapes[:1], result)
-            xs = f"jnp.stack([{reads[0]}, 0.5 * {reads[0]}])"
+            b, run = self.nested(scope, shapes[-1:], result)
             return write(
                 result,
-                f"jnp.sum(lax.map({b}, {xs}), 0)",
-                lambda env: add(run(env, env[args[0]]), run(env, scale(0.5, env[args[0]]))),
+                f"jnp.sum(lax.map({b}, {stacked}), 0)",
+                lambda env: add(run(env, env[args[-1]]), run(env, scale(0.5, env[args[-1]]))),
             )
         if kind in ("cond", "switch"):
             b, run = self.nested(scope, shapes, result)
             c, other = self.nested(scope, shapes, result, count=1)
-            if kind == "switch":
-                index = self.random.choice([0, 1])
-                chosen = [run, other][index]
-                return write(
-                    result,
-                    f"lax.switch({index}, [{b}, {c}], {given})",
-                    lambda env: chosen(env, *values(env)),
-                )
+            index = self.random.choice([0, 1])
+
+            def first(env: Env) -> bool:
+                return not index if kind == "switch" else np.sum(base(env[args[0]])) > 0.2
+
+            condition = f"lax.cond(jnp.sum({reads[0]}) > 0.2, {b}, {c}, {given})"
             return write(
                 result,
-                f"lax.cond(jnp.sum({reads[0]}) > 0.2, {b}, {c}, {given})",
-                lambda env: (run if np.sum(base(env[args[0]])) > 0.2 else other)(env, *values(env)),
+                f"lax.switch({index}, [{b}, {c}], {given})" if kind == "switch" else condition,
+                lambda env: (run if first(env) else other)(env, *values(env)),
             )
         if kind == "custom_jvp":
             return self._custom_jvp(scope, args, shapes, result, given, write)
         return self._derivative(scope, kind, args, shapes, given, write)
 
-    def _set(self, scope: Scope, name: str, shape: Any, expression: str, value: Any) -> str:
+    def set(self, scope: Scope, name: str, shape: Any, expression: str, value: Any) -> str:
         scope.shapes[name] = shape
         scope.lines.append(f"{name} = {expression}")
 
@@ -345,9 +326,7 @@ class Writer:
         scope.steps.append(run)
         return name
 
-    def _vmap(
-        self, scope: Scope, kind: str, args: Any, shapes: Any, result: Any, write: Any
-    ) -> str:
+    def _vmap(self, scope: Scope, args: Any, shapes: Any, result: Any, write: Any) -> str:
         b, run = self.nested(scope, shapes, result)
         mapped = [i == 0 or self.chance(0.5) for i in range(len(args))]
         if self.chance(0.3):
@@ -358,26 +337,15 @@ class Writer:
             axes.append(str(axis))
             x = scope.read(a)
             texts.append(f"jnp.stack([{x}, 0.5 * {x}], {axis})" if m else x)
-        factors = [[f if m else 1.0 for m in mapped] for f in (1.0, 0.5)]
-        function = f"jax.vmap({b}, in_axes=({', '.join(axes)},))"
-        given = ", ".join(texts)
-        if kind == "vmap of vmap":
-            inner, outer = (
-                f"lambda *a: jnp.sum({function}(*a), 0)",
-                ["-1", *["None"] * len(args[1:])],
-            )
-            function = f"jax.vmap({inner}, in_axes=({', '.join(outer)},))"
-            x = texts[0]
-            given = ", ".join([f"jnp.stack([{x}, 0.3 * {x}], -1)", *texts[1:]])
-            factors = [[g * f[0], *f[1:]] for g in (1.0, 0.3) for f in factors]
+        expression = f"jax.vmap({b}, in_axes=({', '.join(axes)},))({', '.join(texts)})"
 
         def value(env: Env) -> Any:
-            ys = [
-                run(env, *(scale(c, env[a]) for c, a in zip(f, args, strict=True))) for f in factors
+            halves = [
+                scale(0.5, env[a]) if m else env[a] for a, m in zip(args, mapped, strict=True)
             ]
-            return functools.reduce(add, ys)
+            return add(run(env, *(env[a] for a in args)), run(env, *halves))
 
-        return write(result, f"jnp.sum({function}({given}), 0)", value)
+        return write(result, f"jnp.sum({expression}, 0)", value)
 
     def _custom_jvp(
         self, scope: Scope, args: Any, shapes: Any, result: Any, given: str, write: Any

@@ -15,7 +15,18 @@ MODES = ("eager", "graph")
 
 
 class Backend:
-    """A framework in a mode. The two subclasses fill in everything below `error`."""
+    """A framework in a mode.
+
+    Both subclasses have every operation on arrays (`b.sin`), and
+    - `custom`, `recompute_grad`, `grad_pass_through`, `stop_gradient`: what is compared;
+    - `run(f, *xs)`: `f(*xs)`, compiled if the mode says so;
+    - `gradient_of(f)`: the function that computes the gradients of the sum of `f`; to be nested;
+    - `grads(f, *xs, variables, wrt, upstream)`: `[y, gradients]` of `f(*xs, *variables)`.
+      `variables` become trainable `tf.Variable`s for `f` to close over; for JAX they are arrays
+      that are differentiated. `wrt` are the positions of the `xs` that are watched, by default
+      all; the gradients are those of the watched ones, then of the variables;
+    - `jvp`, `jacobian`, `repeat` (a loop), `scan`, `compile`.
+    """
 
     name: str
     is_jax = False
@@ -54,73 +65,26 @@ class Backend:
             return plain_array(np.float32(answer))
         return plain_array(self.to_numpy(answer))
 
-    # What differs between the two.
-
-    def settings(self, double: bool) -> contextlib.AbstractContextManager[Any]:
-        """Return the context that a case runs in; `double` makes float64 possible."""
-        raise NotImplementedError
-
-    def __getattr__(self, operation: str) -> Any:
-        """Return an operation on arrays, such as `sin`."""
-        raise NotImplementedError
-
-    def to_numpy(self, value: Any) -> np.ndarray:
-        raise NotImplementedError
-
-    def dtype_name(self, value: Any) -> str:
-        raise NotImplementedError
-
-    def constant(self, value: Any, dtype: str | None = None) -> Any:
-        """Make an array; Python floats become float32, ints int32."""
-        raise NotImplementedError
-
-    def run(self, f: Callable[..., Any], *xs: Any) -> Any:
-        """Return `f(*xs)`, compiled if the mode says so."""
-        raise NotImplementedError
-
-    def gradient_of(self, f: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that computes the gradients of the sum of `f`; to be nested."""
-        raise NotImplementedError
-
-    def value_and_gradient(
-        self,
-        f: Callable[..., Any],
-        *xs: Any,
-        variables: Sequence[Any] = (),
-        wrt: Sequence[int] | None = None,
-        upstream: Any = None,
-    ) -> list[Any]:
-        """Return `[y, gradients]` of `f(*xs, *variables)`.
-
-        `variables` become trainable `tf.Variable`s, which `f` is to close over; for JAX they
-        are arrays that are differentiated. `wrt` are the positions of the `xs` that are
-        watched, by default all; the gradients are those of the watched, then of the variables.
-        """
-        raise NotImplementedError
+    def declared(self, f: Callable[..., Any], *xs: Any, **options: Any) -> list[Any]:
+        """Decorate `f`; return its value and its gradients."""
+        return self.grads(self.custom(f), *xs, **options)
 
     def derivatives(self, f: Callable[..., Any], x: Any, order: int) -> list[Any]:
         """Return the derivatives of the sum of `f` at `x`, of order 0 (`y`) to `order`."""
-        raise NotImplementedError
-
-    def jvp(self, f: Callable[..., Any], xs: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        """Return `[y, tangent of y]`."""
-        raise NotImplementedError
-
-    def jacobian(self, f: Callable[..., Any], x: Any) -> Any:
-        raise NotImplementedError
+        functions = [f]
+        for _ in range(order):
+            functions.append(self.gradient_of(functions[-1]))
+        return [self.run(function, x) for function in functions]
 
 
 def plain_array(value: np.ndarray) -> dict[str, Any]:
     """Return an array as JSON; complex numbers as pairs, what JSON lacks as strings."""
-    value = np.asarray(value)
-    name = value.dtype.name
+    value = wide = np.asarray(value)
     if value.dtype.kind == "c":
-        wide = np.stack([value.real, value.imag], -1).astype(np.float64)
-    elif value.dtype.kind in "biu":
-        wide = value
-    else:
-        wide = value.astype(np.float64)
-    return {"dtype": name, "shape": list(value.shape), "value": _json(wide.tolist())}
+        wide = np.stack([value.real, value.imag], -1)
+    if value.dtype.kind not in "biu":
+        wide = wide.astype(np.float64)
+    return {"dtype": value.dtype.name, "shape": list(value.shape), "value": _json(wide.tolist())}
 
 
 def _json(value: Any) -> Any:
@@ -145,18 +109,15 @@ class Jax(Backend):
         import tfgrad_jax
 
         self.jax, self.jnp = jax, jnp
-        self.custom_gradient = tfgrad_jax.custom_gradient
+        self.custom = tfgrad_jax.custom_gradient
         self.recompute_grad = tfgrad_jax.recompute_grad
         self.grad_pass_through = tfgrad_jax.grad_pass_through
         self.stop_gradient = jax.lax.stop_gradient
         self.operations = {
             "sigmoid": jax.nn.sigmoid,
-            "softmax": jax.nn.softmax,
-            "log_softmax": jax.nn.log_softmax,
             "complex": jax.lax.complex,
             "concat": jnp.concatenate,
             "gather": lambda x, indices: jnp.take(x, jnp.asarray(indices), axis=0),
-            "norm": lambda x: jnp.sqrt(jnp.sum(x * x)),
             "cond": lambda p, yes, no: jax.lax.cond(p, lambda: yes(), lambda: no()),
             "vectorized_map": lambda f, x: jax.vmap(f)(x),
             "map_fn": lambda f, x: jax.lax.map(f, x),
@@ -177,9 +138,6 @@ class Jax(Backend):
 
     def constant(self, value: Any, dtype: str | None = None) -> Any:
         return self.jnp.asarray(value, dtype)
-
-    def is_variable(self, value: Any) -> bool:
-        return True
 
     @contextlib.contextmanager
     def settings(self, double: bool) -> Iterator[None]:
@@ -202,12 +160,6 @@ class Jax(Backend):
         rest = self.jax.lax.scan(step, xs[0], xs[1:])[1]
         return self.jnp.concatenate([xs[:1], rest])
 
-    def numpy_function(self, f: Callable[..., Any], x: Any) -> Any:
-        if not isinstance(x, self.jax.core.Tracer):
-            return self.jnp.asarray(f(np.asarray(x)))
-        shape = self.jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return self.jax.pure_callback(f, shape, x)
-
     def run(self, f: Callable[..., Any], *xs: Any) -> Any:
         xs = self._arrays(xs)
         return (self.jax.jit(f) if self.mode == "graph" else f)(*xs)
@@ -219,14 +171,7 @@ class Jax(Backend):
 
         return gradient
 
-    def value_and_gradient(
-        self,
-        f: Callable[..., Any],
-        *xs: Any,
-        variables: Sequence[Any] = (),
-        wrt: Sequence[int] | None = None,
-        upstream: Any = None,
-    ) -> list[Any]:
+    def grads(self, f: Any, *xs: Any, variables: Any = (), wrt: Any = None, upstream: Any = None):
         watched = list(range(len(xs)) if wrt is None else wrt)
 
         def answer(xs: Any, upstream: Any) -> list[Any]:
@@ -244,12 +189,6 @@ class Jax(Backend):
         count = len(xs)
         upstream = None if upstream is None else self._arrays(upstream)
         return self.run(answer, (*xs, *variables), upstream)
-
-    def derivatives(self, f: Callable[..., Any], x: Any, order: int) -> list[Any]:
-        functions = [f]
-        for _ in range(order):
-            functions.append(self.gradient_of(functions[-1]))
-        return [self.run(function, x) for function in functions]
 
     def jvp(self, f: Callable[..., Any], xs: Sequence[Any], tangents: Sequence[Any]) -> Any:
         return list(self.run(lambda xs, ts: self.jax.jvp(f, xs, ts), tuple(xs), tuple(tangents)))
@@ -270,9 +209,8 @@ class Jax(Backend):
 
     def _connected(self, gradients: Any) -> Any:
         """Replace the float0 gradients of integers, which TensorFlow reports as None."""
-        return self.jax.tree.map(
-            lambda g: None if g.dtype == self.jax.dtypes.float0 else g, gradients
-        )
+        float0 = self.jax.dtypes.float0
+        return self.jax.tree.map(lambda g: None if g.dtype == float0 else g, gradients)
 
 
 class TensorFlow(Backend):
@@ -285,25 +223,16 @@ class TensorFlow(Backend):
         import tensorflow as tf
 
         self.tf = tf
-        self.custom_gradient = tf.custom_gradient
+        self.custom = tf.custom_gradient
         self.recompute_grad = tf.recompute_grad
         self.grad_pass_through = tf.grad_pass_through
         self.stop_gradient = tf.stop_gradient
         self.operations = {
-            "sum": tf.reduce_sum,
-            "mean": tf.reduce_mean,
-            "max": tf.reduce_max,
-            "log": tf.math.log,
-            "conj": tf.math.conj,
-            "real": tf.math.real,
-            "imag": tf.math.imag,
-            "softmax": tf.nn.softmax,
-            "log_softmax": tf.nn.log_softmax,
-            "vectorized_map": tf.vectorized_map,
-            "compile": tf.function,
-            "asarray": tf.convert_to_tensor,
-            "array": tf.convert_to_tensor,
-        }
+            "sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max,
+            "log": tf.math.log, "conj": tf.math.conj, "real": tf.math.real, "imag": tf.math.imag,
+            "vectorized_map": tf.vectorized_map, "compile": tf.function,
+            "asarray": tf.convert_to_tensor, "array": tf.convert_to_tensor,
+        }  # fmt: skip
 
     def __getattr__(self, operation: str) -> Any:
         return self.operations.get(operation) or getattr(self.tf, operation)
@@ -323,30 +252,12 @@ class TensorFlow(Backend):
             return self.tf.constant(value)
         return self.tf.constant(value, dtype)
 
-    def is_variable(self, value: Any) -> bool:
-        return isinstance(value, self.tf.Variable)
-
     def settings(self, double: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
     def repeat(self, count: int, body: Callable[[Any], Any], x: Any) -> Any:
-        return self.tf.while_loop(
-            lambda i, _: i < count,
-            lambda i, x: (i + 1, body(x)),
-            (0, x),
-            maximum_iterations=count,
-        )[1]
-
-    def scan(self, body: Callable[[Any, Any], Any], xs: Any) -> Any:
-        return self.tf.scan(body, xs)
-
-    def map_fn(self, f: Callable[[Any], Any], x: Any) -> Any:
-        return self.tf.map_fn(f, x)
-
-    def numpy_function(self, f: Callable[..., Any], x: Any) -> Any:
-        y = self.tf.numpy_function(f, [x], x.dtype)
-        y.set_shape(x.shape)
-        return y
+        step = lambda i, x: (i + 1, body(x))  # noqa: E731
+        return self.tf.while_loop(lambda i, _: i < count, step, (0, x), maximum_iterations=count)[1]
 
     def run(self, f: Callable[..., Any], *xs: Any) -> Any:
         xs = self.tf.nest.map_structure(self.constant, xs)
@@ -363,19 +274,11 @@ class TensorFlow(Backend):
 
         return gradient
 
-    def value_and_gradient(
-        self,
-        f: Callable[..., Any],
-        *xs: Any,
-        variables: Sequence[Any] = (),
-        wrt: Sequence[int] | None = None,
-        upstream: Any = None,
-    ) -> list[Any]:
+    def grads(self, f: Any, *xs: Any, variables: Any = (), wrt: Any = None, upstream: Any = None):
         kept = [self.tf.Variable(v) for v in variables]
         watched = list(range(len(xs)) if wrt is None else wrt)
-        upstream = (
-            upstream if upstream is None else self.tf.nest.map_structure(self.constant, upstream)
-        )
+        if upstream is not None:
+            upstream = self.tf.nest.map_structure(self.constant, upstream)
 
         def answer(*xs: Any) -> list[Any]:
             with self.tf.GradientTape() as tape:
@@ -386,12 +289,6 @@ class TensorFlow(Backend):
             return [y, _one(tape.gradient(y, sources, output_gradients=upstream))]
 
         return self.run(answer, *xs)
-
-    def derivatives(self, f: Callable[..., Any], x: Any, order: int) -> list[Any]:
-        functions = [f]
-        for _ in range(order):
-            functions.append(self.gradient_of(functions[-1]))
-        return [self.run(function, x) for function in functions]
 
     def jvp(self, f: Callable[..., Any], xs: Sequence[Any], tangents: Sequence[Any]) -> Any:
         def answer(xs: Any, tangents: Any) -> list[Any]:

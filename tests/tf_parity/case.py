@@ -1,14 +1,13 @@
 """A case: a function of a `Backend`, and what its answers are compared with."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .backend import MODES, Backend, Jax
+from .backend import MODES, Backend
 
 RECORDED = Path(__file__).with_name("recorded.json")
 
@@ -19,65 +18,75 @@ _TOLERANCE = {
 }  # fmt: skip
 
 
-class Differs(NamedTuple):
-    """A deliberate difference: what each does, in words, and our answer."""
-
-    theirs: str
-    ours: str
-    answer: Any
-    better: bool = False  # TensorFlow loses the declared gradient, or its documentation is wrong
-
-
 class Case(NamedTuple):
-    """One case, named `<module>.<function>`."""
+    """A row of a table: the rules of TensorFlow's behavior that it shows, and how it shows them."""
 
-    name: str
-    rules: tuple[int, ...]
+    rules: int | tuple[int, ...]
     function: Callable[[Backend], Any]
-    modes: Sequence[str]
-    none_is_zero: bool  # TensorFlow says None where every gradient of JAX is a number: zero
-    graph_differs: str | None  # how the graph mode of TensorFlow differs from eager, ours does not
-    differs: Differs | None
-    double: bool
+    ours: Any = None  # our answer, where it differs on purpose; docs/from_tensorflow.md says how
+    modes: Sequence[str] = MODES
+    zero: bool = False  # TensorFlow says None where every gradient of JAX is a number: zero
+    graph_differs: bool = False  # TensorFlow's graph mode differs from eager, ours does not
+    error: bool = False  # the answer is the type of the error, or what was returned
+    double: bool = False
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The rules, as a tuple."""
+        return self.rules if isinstance(self.rules, tuple) else (self.rules,)
 
     def answer(self, backend: Backend) -> Any:
         """Run the case; return its answer as JSON."""
         backend.notes = []
         with backend.settings(self.double):
-            answer = backend.plain(self.function(backend))
+            run = backend.error if self.error else lambda thunk: thunk()
+            answer = backend.plain(run(lambda: self.function(backend)))
         if backend.notes:
             return {"answer": answer, "notes": backend.plain(backend.notes)}
         return answer
 
-    @property
-    def expected(self) -> Any:
-        """Our answer, where it differs."""
-        assert self.differs is not None
-        return Jax("eager").plain(self.differs.answer)
-
 
 CASES: dict[str, Case] = {}
 
+# Answers that many cases share.
+TYPE_ERROR, VALUE_ERROR = {"raises": "TypeError"}, {"raises": "ValueError"}
 
-def case(
-    *rules: int,
-    modes: Sequence[str] = MODES,
-    none_is_zero: bool = False,
-    graph_differs: str | None = None,
-    differs: Differs | None = None,
-    double: bool = False,
-) -> Callable[[Callable[[Backend], Any]], Callable[[Backend], Any]]:
-    """Register a case under the rules of TensorFlow's behavior that it shows."""
 
-    def register(function: Callable[[Backend], Any]) -> Callable[[Backend], Any]:
-        name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-        assert name not in CASES, name
-        CASES[name] = Case(
-            name, rules, function, modes, none_is_zero, graph_differs, differs, double
-        )
-        return function
+def table(module: str, **rows: Case) -> None:
+    """Add cases, named `<module>.<row>`."""
+    CASES.update({f"{module.rpartition('.')[2]}.{name}": row for name, row in rows.items()})
 
-    return register
+
+def by(*factors: float | None, variable: float | None = None) -> Callable[..., Any]:
+    """Return a rule: one factor of the upstream for each input, and one for every variable."""
+
+    def inputs(dy: Any) -> Any:
+        gradients = tuple(None if factor is None else dy * factor for factor in factors)
+        return gradients[0] if len(factors) == 1 and factors[0] is not None else gradients
+
+    if variable is None:
+        return inputs
+    return lambda dy, variables=None: (inputs(dy), [dy * variable for _ in variables])
+
+
+def square(b: Backend, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate `x -> x * x` with a rule."""
+    return b.custom(lambda x: (x * x, rule))
+
+
+def product(b: Backend, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate `x, y -> x * y` with a rule."""
+    return b.custom(lambda x, y: (x * y, rule))
+
+
+def scaled(b: Backend, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `x, v -> f(x)`, where `f` closes over `v` and has the rule."""
+    return lambda x, v: b.custom(lambda x: (x * v, rule))(x)
+
+
+def sine_rule(b: Backend) -> Callable[..., Any]:
+    """Decorate `x -> x**3` with a rule that is a sine."""
+    return b.custom(lambda x: (x**3, lambda dy: dy * b.sin(x)))
 
 
 def floats(*values: Any) -> np.ndarray:
@@ -92,43 +101,22 @@ def recorded() -> dict[str, Any]:
 
 def disagreement(expected: Any, got: Any, none_is_zero: bool = False, path: str = "") -> str | None:
     """Say where two answers differ, or None."""
-    if none_is_zero and expected is None and _is_zero(got):
+    if none_is_zero and expected is None and isinstance(got, dict) and not np.any(got["value"]):
         return None
-    if isinstance(expected, dict) and "dtype" in expected and "value" in expected:
-        return _arrays_disagree(expected, got, path)
     if isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
         pairs = [(f"{path}[{i}]", e, g) for i, (e, g) in enumerate(zip(expected, got, strict=True))]
     elif isinstance(expected, dict) and isinstance(got, dict) and expected.keys() == got.keys():
+        if expected.keys() == {"dtype", "shape", "value"} and _close(expected, got):
+            return None
         pairs = [(f"{path}.{k}", e, got[k]) for k, e in expected.items()]
     else:
         return None if expected == got else f"at {path or 'top'}: expected {expected}, got {got}"
-    for where, e, g in pairs:
-        found = disagreement(e, g, none_is_zero, where)
-        if found:
-            return found
-    return None
+    return next(filter(None, (disagreement(e, g, none_is_zero, at) for at, e, g in pairs)), None)
 
 
-def _is_zero(got: Any) -> bool:
-    if not (isinstance(got, dict) and "value" in got):
-        return False
-    return not np.any(np.asarray(got["value"]))
-
-
-def _arrays_disagree(expected: Any, got: Any, path: str) -> str | None:
-    text = f"at {path or 'top'}: expected {expected}, got {got}"
-    if not (isinstance(got, dict) and got.keys() == expected.keys()):
-        return text
+def _close(expected: Any, got: Any) -> bool:
     if (expected["dtype"], expected["shape"]) != (got["dtype"], got["shape"]):
-        return text
+        return False
     tolerance = _TOLERANCE.get(expected["dtype"], 0.0)
-    for e, g in zip(_flat(expected["value"]), _flat(got["value"]), strict=True):
-        e, g = float(e), float(g)
-        same = e == g or (math.isnan(e) and math.isnan(g))
-        if not same and not abs(e - g) <= tolerance * (1.0 + abs(e)):
-            return text
-    return None
-
-
-def _flat(value: Any) -> list[Any]:
-    return [v for part in value for v in _flat(part)] if isinstance(value, list) else [value]
+    values = (np.asarray(answer["value"]).astype(float) for answer in (got, expected))
+    return np.allclose(*values, rtol=tolerance, atol=tolerance, equal_nan=True)

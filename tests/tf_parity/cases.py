@@ -7,20 +7,9 @@ from pathlib import Path
 from .case import CASES as CASES
 
 MODULES = (
-    "calling",
-    "upstream",
-    "inputs",
-    "keywords",
-    "variables",
-    "closures",
-    "orders",
-    "forward",
-    "transforms",
-    "numbers",
-    "misuse",
-    "family",
-    "ports",
-)
+    "calling", "upstream", "inputs", "keywords", "variables", "orders", "transforms", "numbers",
+    "family", "ports",
+)  # fmt: skip
 
 # `examples` is no part of the package; the cases of `ports` import it from the repository.
 sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -1,4 +1,4 @@
-"""Ask TensorFlow for its answers anew: `python -m tests.tf_parity.record`."""
+"""Ask TensorFlow for its answers again: `python -m tests.tf_parity.record`."""
 
 import json
 import os

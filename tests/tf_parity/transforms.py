@@ -1,108 +1,34 @@
-"""Rules 54 to 56: Jacobians, vectorization, control flow."""
+"""Rules 51 to 56: forward mode (TensorFlow's `ForwardAccumulator`), Jacobians, control flow."""
 
-import numpy as np
-
-from .case import Differs, case, floats
+from .case import TYPE_ERROR, Case, by, floats, product, scaled, sine_rule, square, table
 
 
-@case(54)
-def jacobian(b):
-    f = b.custom_gradient(lambda x: (x**2, lambda dy: dy * b.sin(x) * 5.0))
-    return b.jacobian(f, floats(1, 2, 3))
+def forward_nonlinear_rules(b):
+    rules = [lambda dy: dy * dy * 5.0, lambda dy: dy * 5.0 + 1.0, lambda dy: b.maximum(dy, 0.0)]
+    return [b.error(lambda r=r: b.jvp(square(b, r), [2.0], [1.0])) for r in rules]
 
 
-@case(54)
-def jacobian_of_another_shape(b):
-    @b.custom_gradient
-    def f(x):
-        y = b.stack([x[0] * x[1], x[2]])
-        return y, lambda dy: b.stack([dy[0] * 2.0, dy[0] * 3.0, dy[1] * 4.0])
-
-    return b.jacobian(f, floats(1, 2, 3))
+def _without_a_derivative(b):
+    return b.jvp(b.custom(lambda x: (b.stop_gradient(x**3), by(5.0))), [2.0], [1.0])
 
 
-@case(54)
-def batch_jacobian(b):
-    f = b.custom_gradient(
-        lambda x: (b.stack([x[:, 0] * x[:, 1], x[:, 0]], axis=1), lambda dy: dy * 10.0)
-    )
-    x = np.asarray([[1, 2], [3, 4]], np.float32)
+def _tangent(b):
+    """Return the derivative of `x**3`, with a rule of `3 x`, by forward mode."""
+    f = b.custom(lambda x: (x**3, lambda dy: dy * 3.0 * x))
 
-    def of(x):
+    def tangent(x):
         if b.is_jax:
-            return b.jax.vmap(b.jax.jacrev(lambda row: f(row[None])[0]))(x)
-        with b.tf.GradientTape() as tape:
-            tape.watch(x)
+            return b.jax.jvp(f, (x,), (b.ones_like(x),))[1]
+        with b.tf.autodiff.ForwardAccumulator(x, b.ones_like(x)) as accumulator:
             y = f(x)
-        return tape.batch_jacobian(y, x)
+        return accumulator.jvp(y)
 
-    return b.run(of, x)
-
-
-@case(45, 54)
-def hessian(b):
-    f = b.custom_gradient(lambda x: (b.sum(x**3), lambda dy: dy * b.sin(x)))
-    return b.jacobian(b.gradient_of(f), floats(1, 2))
+    return tangent
 
 
-@case(
-    54,
-    modes=("eager",),
-    differs=Differs(
-        "a rule that needs values (`float(dy)`, a Python `if`) fails under `tape.jacobian`",
-        "so does it under `jacrev`, by a tracer error of JAX",
-        {"raises": "ConcretizationTypeError"},
-    ),
-)
-def rule_that_needs_values_in_a_jacobian(b):
-    f = b.custom_gradient(lambda x: (x**2, lambda dy: dy * float(b.sum(dy))))
-    return b.error(lambda: b.jacobian(f, floats(1, 2)))
-
-
-@case(
-    55,
-    differs=Differs(
-        "`tf.vectorized_map` inside a tape silently loses the declared gradient",
-        "`vmap` keeps it",
-        [floats(1, 4, 9), floats(5, 5, 5)],
-        better=True,
-    ),
-)
-def gradient_of_a_vectorized_function(b):
-    f = b.custom_gradient(lambda x: (x * x, lambda dy: dy * 5.0))
-    return b.value_and_gradient(lambda x: b.vectorized_map(f, x), floats(1, 2, 3))
-
-
-@case(55)
-def gradient_of_a_mapped_function(b):
-    f = b.custom_gradient(lambda x: (x * x, lambda dy: dy * 5.0))
-    return b.value_and_gradient(lambda x: b.map_fn(f, x), floats(1, 2, 3))
-
-
-@case(55)
-def vectorized_gradient(b):
-    f = b.custom_gradient(lambda x: (x**3, lambda dy: dy * b.sin(x)))
-    return b.run(lambda x: b.vectorized_map(b.gradient_of(f), x), floats(1, 2, 3))
-
-
-@case(55)
-def mapped_gradient(b):
-    f = b.custom_gradient(lambda x: (x**3, lambda dy: dy * b.sin(x)))
-    return b.run(lambda x: b.map_fn(b.gradient_of(f), x), floats(1, 2, 3))
-
-
-@case(
-    55,
-    differs=Differs(
-        "the outer gradient of a Jacobian loses the rule of a decorated function in `grad_fn`",
-        "the rule is kept",
-        floats(100, 100),
-        better=True,
-    ),
-)
 def gradient_of_a_jacobian(b):
-    h = b.custom_gradient(lambda u: (u * 1.0, lambda d: d * 100.0))
-    f = b.custom_gradient(lambda x: (x**3, lambda dy: h(dy * x)))
+    h = b.custom(lambda u: (u * 1.0, by(100.0)))
+    f = b.custom(lambda x: (x**3, lambda dy: h(dy * x)))
 
     def total(x):
         if b.is_jax:
@@ -112,87 +38,73 @@ def gradient_of_a_jacobian(b):
             y = f(x)
         return b.sum(tape.jacobian(y, x))
 
-    return b.value_and_gradient(total, floats(1, 2))[1]
+    return b.grads(total, floats(1, 2))[1]
 
 
-@case(56)
-def loop(b):
-    f = b.custom_gradient(lambda y: (y * y, lambda dy: dy * y))
-    return b.value_and_gradient(lambda x: b.repeat(3, f, x), 2.0)
-
-
-@case(56)
-def loop_with_values_kept_for_the_rule(b):
-    @b.custom_gradient
-    def f(y):
-        c = b.cos(y)
-        return b.sin(y), lambda dy: 3.0 * dy * c
-
-    return b.value_and_gradient(lambda x: b.repeat(4, f, x), 0.7)
-
-
-@case(56)
-def loop_inside_the_function(b):
-    @b.custom_gradient
-    def f(x):
-        return b.repeat(3, lambda y: y * x, x), lambda dy: b.repeat(2, lambda d: d * 5.0, dy)
-
-    return b.value_and_gradient(f, 2.0)
-
-
-@case(33, 56)
 def loop_with_variables(b):
     def loss(x, v):
-        f = b.custom_gradient(lambda y: (y * v, lambda dy, variables=None: (dy * 2.0, [dy * 7.0])))
-        return b.repeat(2, f, x)
+        return b.repeat(2, b.custom(lambda y: (y * v, by(2.0, variable=7.0))), x)
 
-    return b.value_and_gradient(loss, 2.0, variables=[3.0])
-
-
-@case(56)
-def scan(b):
-    f = b.custom_gradient(lambda y: (y * 1.0, lambda dy: dy * 2.0))
-    return b.value_and_gradient(lambda x: b.scan(lambda a, e: f(a * e), x), floats(1, 2, 3))
+    return b.grads(loss, 2.0, variables=[3.0])
 
 
-@case(45, 56)
-def second_order_through_a_loop(b):
-    """Linear in h, so that its value is not needed in the first derivative."""
-    f = b.custom_gradient(lambda y: (y * 2.0, lambda dy: dy * 3.0))
-    return b.derivatives(lambda x: b.repeat(2, f, x) * x, 2.0, 2)
-
-
-@case(56)
 def cond(b):
-    f = b.custom_gradient(lambda x: (x * x, lambda dy: dy * 5.0))
-    h = b.custom_gradient(lambda x: (x * x, lambda dy: dy * 6.0))
-
     def loss(x):
-        return b.cond(x > 1.0, lambda: f(x), lambda: h(x))
+        return b.cond(x > 1.0, lambda: square(b, by(5.0))(x), lambda: square(b, by(6.0))(x))
 
-    return [b.value_and_gradient(loss, 2.0), b.value_and_gradient(loss, 0.5)]
+    return [b.grads(loss, 2.0), b.grads(loss, 0.5)]
 
 
-@case(45, 56, graph_differs="second order through `tf.cond` is a bare `AssertionError`")
 def second_order_through_cond(b):
-    f = b.custom_gradient(lambda x: (x**3, lambda dy: dy * b.sin(x)))
-
     def loss(x):
-        return b.cond(x > 1.0, lambda: f(x) ** 2, lambda: x * 1.0)
+        return b.cond(x > 1.0, lambda: sine_rule(b)(x) ** 2, lambda: x * 1.0)
 
-    return b.error(lambda: b.derivatives(loss, 2.0, 2))
-
-
-@case(56)
-def numpy_function(b):
-    @b.custom_gradient
-    def f(x):
-        return b.numpy_function(np.sin, x), lambda dy: dy * b.numpy_function(np.cos, x)
-
-    return b.value_and_gradient(f, 2.0)
+    return b.derivatives(loss, 2.0, 2)
 
 
-@case(9, 56)
-def gradient_of_a_compiled_function(b):
-    f = b.custom_gradient(lambda x: (x**3, lambda dy: dy * b.sin(x)))
-    return b.derivatives(b.compile(f), 2.0, 2)
+# fmt: off
+table(
+    __name__,
+    forward_one_input=Case(51, lambda b: b.jvp(b.custom(lambda x: (x * 3.0, by(5.0))), [2.0],
+        [1.0]), ours=[6.0, 5.0]),
+    forward_two_inputs=Case(51, lambda b: b.jvp(product(b, by(10.0, 100.0)), [2.0, 3.0],
+        [1.0, 5.0]), ours=[6.0, 510.0]),
+    forward_nonlinear_rules=Case(51, forward_nonlinear_rules, ours=[TYPE_ERROR] * 3),
+    forward_without_a_gradient=Case(51, lambda b: b.jvp(square(b, by(None)), [2.0], [1.0]),
+        ours=[4.0, 0.0]),
+    forward_closed_over_tangent=Case(51, lambda b:
+        b.jvp(scaled(b, by(5.0)), [2.0, 3.0], [1.0, 10.0]), ours=TYPE_ERROR,
+        error=True),
+    f_without_an_ordinary_derivative=Case(52, _without_a_derivative, modes=("eager",)),
+    f_without_an_ordinary_derivative_compiled=Case(52, _without_a_derivative, ours=[8.0, 5.0],
+        modes=("graph",)),
+    forward_over_reverse=Case(53, lambda b: b.jvp(b.gradient_of(sine_rule(b)), [floats(1, 2)],
+        [floats(1, 10)])),
+    forward_over_forward=Case(53, lambda b: b.jvp(_tangent(b), [2.0], [1.0]), ours=[6.0, 3.0]),
+    reverse_over_forward=Case(53, lambda b: b.grads(_tangent(b), 2.0)[1], ours=3.0),
+    jacobian=Case(54, lambda b: b.jacobian(sine_rule(b), floats(1, 2, 3))),
+    hessian=Case((45, 54), lambda b: b.jacobian(b.gradient_of(b.custom(lambda x:
+        (b.sum(x**3), lambda dy: dy * b.sin(x)))), floats(1, 2))),
+    rule_that_needs_values_in_a_jacobian=Case(54, lambda b:
+        b.jacobian(square(b, lambda dy: dy * float(b.sum(dy))), floats(1, 2)),
+        ours={"raises": "ConcretizationTypeError"}, modes=("eager",), error=True),
+    gradient_of_a_vectorized_function=Case(55, lambda b:
+        b.grads(lambda x: b.vectorized_map(square(b, by(5.0)), x), floats(1, 2, 3)),
+        ours=[floats(1, 4, 9), floats(5, 5, 5)]),
+    gradient_of_a_mapped_function=Case(55, lambda b:
+        b.grads(lambda x: b.map_fn(square(b, by(5.0)), x), floats(1, 2, 3))),
+    vectorized_gradient=Case(55, lambda b: b.run(lambda x:
+        b.vectorized_map(b.gradient_of(sine_rule(b)), x), floats(1, 2, 3))),
+    gradient_of_a_jacobian=Case(55, gradient_of_a_jacobian, ours=floats(100, 100)),
+    loop=Case(56, lambda b: b.grads(lambda x: b.repeat(3,
+        b.custom(lambda y: (y * y, lambda dy: dy * y)), x), 2.0)),
+    loop_with_variables=Case((33, 56), loop_with_variables),
+    scan=Case(56, lambda b: b.grads(lambda x: b.scan(
+        lambda a, e: b.custom(lambda y: (y * 1.0, by(2.0)))(a * e), x), floats(1, 2, 3))),
+    second_order_through_a_loop=Case((45, 56), lambda b:
+        b.derivatives(lambda x: b.repeat(2, b.custom(lambda y: (y * 2.0, by(3.0))), x) * x, 2.0,
+        2)),
+    cond=Case(56, cond),
+    second_order_through_cond=Case((45, 56), second_order_through_cond, graph_differs=True,
+        error=True),
+)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same
+from helpers import assert_same, sample
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -51,24 +51,18 @@ def mapped(f):
 
 GRADIENTS = {
     "grad": jax.grad,
-    "grad of grad": lambda f: lambda x: -jax.grad(jax.grad(f))(x) / jnp.tan(x),
-    "jit of grad": lambda f: jax.jit(jax.grad(f)),
     "grad of jit": lambda f: jax.grad(jax.jit(f)),
     "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(x[None])[0],
-    "grad of vmap": lambda f: jax.grad(lambda x: jax.vmap(f)(x[None])[0]),
     "grad of scan": lambda f: jax.grad(lambda x: lax.map(f, x[None])[0]),
-    "grad of cond": lambda f: jax.grad(lambda x: lax.cond(x > 0, f, lambda x: x, x)),
     "grad of checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
     "grad of shard_map": lambda f: jax.grad(mapped(f)),
-    "shard_map of grad": lambda f: mapped(lambda x: jax.vmap(jax.grad(lambda x: f(x)))(x)),
-    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),))[1],
     "jvp of vmap": lambda f: lambda x: jax.jvp(jax.vmap(f), (x[None],), (jnp.ones(1),))[1][0],
 }
 
 
-@pytest.mark.parametrize("gradient", GRADIENTS.values(), ids=GRADIENTS)
+@pytest.mark.parametrize("gradient", GRADIENTS)
 def test_imported_where_something_is_transformed(forgotten, gradient):
-    assert_same(gradient(sine)(X), 7 * jnp.cos(X))
+    assert_same(GRADIENTS[gradient](sine)(X), 7 * jnp.cos(X))
     assert_same(jax.grad(sine)(X), 7 * jnp.cos(X))  # and from then on
     assert_same(jax.grad(jax.jit(sine))(X), 7 * jnp.cos(X))
 
@@ -103,8 +97,6 @@ CONTEXTS = {
     "nothing": lambda f: f(),
 }
 
-_FAST = {"disable_jit", "thread"}
-
 
 def tower(custom_gradient):
     """Return a function of three levels; each rule, wrong by 7, reads the value of the next."""
@@ -120,20 +112,14 @@ def tower(custom_gradient):
     return level(level(h))
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param(c, id=n, marks=() if n in _FAST else pytest.mark.slow)
-        for n, c in CONTEXTS.items()
-    ],
-)
+@pytest.mark.parametrize("first", sample(CONTEXTS, 4))
 def test_called_first_in_a_context(forgotten, first):
     from tfgrad_jax import custom_gradient
 
     def scanned(x):
         return jnp.sum(lax.map(tower(custom_gradient), x[None]))
 
-    first(lambda: jax.grad(tower(custom_gradient))(X))
+    CONTEXTS[first](lambda: jax.grad(tower(custom_gradient))(X))
     b, db = jnp.sin(X) * jnp.exp(X), 7 * jnp.exp(X)  # the level below, and its declared derivative
     assert_same(jax.grad(scanned)(X), 7 * b)
     assert_same(jax.grad(jax.grad(scanned))(X), 7 * db)

@@ -1,95 +1,245 @@
-"""`vmap` over some inputs, over none that `y` depends on, and several in each other."""
+"""`vmap` over what `y` or the rule ignores, several in each other, and which axis is mapped.
+
+A function may run under its own `jit`, `checkpoint`, `cond` or `scan`, which sees what `y` depends
+on. Every row has a gradient of its own; the gradient of what is not mapped is the sum.
+"""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, eager_and_jit, total
+from helpers import assert_same, eager_and_jit, sample
+from jax import lax
 
 from tfgrad_jax import custom_gradient
 
+K, SCALE = jnp.float32([1, 2, 3]), jnp.float32([10, 100, 1000])
+X = jnp.float32(2)
 
-def test_vmap_over_some_inputs_sums_the_gradient_of_the_others():
+
+@custom_gradient
+def linear(x, k):
+    return x * 1.0, lambda dy: (7 * dy * k, None)
+
+
+@custom_gradient
+def nonlinear(x, k):
+    return x * 1.0, lambda dy: (7 * dy * k * dy, None)
+
+
+def captured(x, k):
+    return custom_gradient(lambda x: (x * 1.0, lambda dy: 7 * dy * k))(x)
+
+
+def captured_by_an_object(x, k):
+    class Rule:
+        def __init__(self, k):
+            self.k = k
+
+        def __call__(self, dy):
+            return 7 * dy * self.k
+
+    return custom_gradient(lambda x: (x * 1.0, Rule(k)))(x)
+
+
+def masked(x, k):
+    """Integers and booleans have no gradient, and choose which row is used all the same."""
+
     @custom_gradient
-    def product(w, x):
-        return w * x, lambda dy: (7 * dy * x, 5 * dy * w)
+    def h(x, mask, index):
+        return x * 1.0, lambda dy: (jnp.where(mask, 7 * dy * K[index], 0), None, None)
 
-    w, xs = jnp.float32(2.0), jnp.float32([1.0, 2.0, 3.0])
-    per_example = jax.vmap(jax.grad(product, (0, 1)), in_axes=(None, 0))(w, xs)
-    assert_same(per_example, (7 * xs, jnp.float32([10.0, 10.0, 10.0])))
-    batch = jax.grad(lambda w, xs: jax.vmap(product, (None, 0))(w, xs).sum(), (0, 1))(w, xs)
-    assert_same(batch, (jnp.float32(42.0), jnp.float32([10.0, 10.0, 10.0])))
+    return h(x, k > 0, k.astype(int) - 1)
 
 
-@custom_gradient
-def _scaled_gradient(x, z):
-    return x**2, lambda dy: (dy * z, None)
+def with_an_integer(x, k):
+    @custom_gradient
+    def h(x, k):
+        return (x * 1.0, jnp.int32(3) + x.astype(jnp.int32)), lambda dy, _: (7 * dy * k, None)
+
+    return h(x, k)[0]
 
 
-@custom_gradient
-def _one_output_ignores(x, z):
-    return (x**2, x * z), lambda d1, d2: (d1 * z + d2, None)
+FUNCTIONS = {
+    "linear": (linear, lambda dy, k: 7 * dy * k),
+    "nonlinear": (nonlinear, lambda dy, k: 7 * dy * k * dy),
+    "captured": (captured, lambda dy, k: 7 * dy * k),
+    "captured by an object": (captured_by_an_object, lambda dy, k: 7 * dy * k),
+    "masked": (masked, lambda dy, k: 7 * dy * k),
+    "with an integer": (with_an_integer, lambda dy, k: 7 * dy * k),
+}
+OWN = {
+    "nothing": lambda f: f,
+    "jit": jax.jit,
+    "jit of jit": lambda f: jax.jit(lambda *args: jax.jit(f)(*args)),
+    "checkpoint": jax.checkpoint,
+    "cond": lambda f: lambda x, k: lax.cond(x > 0, f, lambda x, k: x * 1.0, x, k),
+    "scan": lambda f: lambda x, k: lax.scan(lambda x, k: (f(x, k), None), x, k[None])[0],
+}
+AROUND = {"eager": lambda f: f, "jit": jax.jit, "checkpoint": jax.checkpoint}
+
+
+def gradients(f, rule, around):
+    """Yield gradients over `k`, over both, of each row and in forward mode, with what is right."""
+
+    def loss(x):
+        return jnp.sum(jax.vmap(f, (None if jnp.ndim(x) == 0 else 0, 0))(x, K) * SCALE)
+
+    rows = jnp.full(3, X)
+    yield jax.grad(around(loss))(X), jnp.sum(rule(SCALE, K))
+    yield jax.grad(around(loss))(rows), rule(SCALE, K)
+    each = jax.vmap(jax.grad(lambda x, k: 3 * f(x, k)), (None, 0))
+    yield around(each)(X, K), rule(jnp.full(3, 3.0), K)
+    yield around(jax.jacfwd(loss))(X), jnp.sum(rule(SCALE, K))
+
+
+TABLE = list(itertools.product(FUNCTIONS, OWN, AROUND))
+CORE = [("linear", own, "eager") for own in OWN] + [(n, "jit", "jit") for n in FUNCTIONS]
+
+
+@pytest.mark.parametrize(("name", "own", "around"), [*CORE, *sample(TABLE, 15)])
+def test_every_row_has_its_own_gradient(name, own, around):
+    h, rule = FUNCTIONS[name]
+    f = OWN[own](h)
+    checks = gradients(f, rule, AROUND[around])
+    for got, expected in itertools.islice(checks, 3 if name == "nonlinear" else 4):
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize("own", ["nothing", "jit", "checkpoint"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_second_order(name, own):
+    """`L = sum of scale h**2`: the rule at `2 scale x`, and again at its derivative."""
+    h, rule = FUNCTIONS[name]
+    f = OWN[own](h)
+
+    def loss(x):
+        return jnp.sum(jax.vmap(f, (None, 0))(x, K) ** 2 * SCALE)
+
+    def first(y):
+        return jnp.sum(rule(2 * y * SCALE, K))
+
+    ys = jnp.full(3, X)
+    assert_same(jax.grad(loss)(X), first(ys))
+    assert_same(jax.grad(jax.grad(loss))(X), jnp.sum(rule(jax.grad(first)(ys), K)))
 
 
 @eager_and_jit
-@pytest.mark.parametrize("first", [0, 1], ids=["x outside", "z outside"])
-def test_vmaps_in_each_other_over_what_only_the_rule_uses(first, mode):
-    axes = ((None, 0), (0, None)) if first == 0 else ((0, None), (None, 0))
-    xs, zs = jnp.asarray([1.0, 2.0, 3.0]), jnp.asarray([1.0, 10.0])
+@pytest.mark.parametrize("own", ["nothing", "jit"])
+def test_two_maps_in_each_other(own, mode):
+    """The outer of `k` and the inner of `m`, and the other way round."""
 
-    def total_of(h):
-        def f(xs):
-            return total(jax.vmap(jax.vmap(h, axes[0]), axes[1])(xs, zs))
+    @custom_gradient
+    def h(x, k, m):
+        return x * 1.0, lambda dy: (7 * dy * k + dy * m, None, None)
 
-        return mode(jax.grad(f))(xs)
+    f = OWN[own](h)
+    first = jax.vmap(jax.vmap(f, (None, None, 0)), (None, 0, None))
+    second = jax.vmap(jax.vmap(f, (None, 0, None)), (None, None, 0))
+    expected = jnp.sum(7 * K[:, None] + 10 * K[None])
+    for both in (first, second):
+        assert_same(mode(jax.grad(lambda x, both=both: jnp.sum(both(x, K, 10 * K))))(X), expected)
 
-    assert_same(total_of(_scaled_gradient), jnp.full(3, 11.0))
-    assert_same(total_of(_one_output_ignores), jnp.full(3, 11.0 + 2))
 
-
-def test_three_vmaps_in_each_other_over_what_only_the_rule_uses():
-    xs, zs = jnp.asarray([1.0, 2.0, 3.0]), jnp.asarray([1.0, 10.0])
+def test_three_maps_sum_the_gradient_of_what_they_do_not_map():
+    xs, zs = jnp.float32([1, 2, 3]), jnp.float32([1, 10])
 
     def f(xs):
-        h = jax.vmap(_scaled_gradient, (None, 0))
+        h = jax.vmap(linear, (None, 0))
         for axes in ((0, None), (0, None)):
             h = jax.vmap(h, axes)
-        return total(h(jnp.stack([xs, xs, xs]), zs))
+        return jnp.sum(h(jnp.stack([xs, xs, xs]), zs))
 
-    assert_same(jax.grad(f)(xs), jnp.full(3, 33.0))
-
-
-@eager_and_jit
-@pytest.mark.parametrize(
-    "own", [lambda h: h, jax.jit, jax.checkpoint], ids=["", "jit", "checkpoint"]
-)
-def test_vmap_over_what_only_the_rule_uses(own, mode):
-    """Also of a function under its own `jit`: what `y` ignores is mapped all the same."""
-    zs = jnp.float32([1, 2, 3])
-
-    def loss(x):
-        return jnp.sum(zs * jax.vmap(own(quadratic), (None, 0))(x, zs))
-
-    # The upstream of each copy is z, and its rule gives z * z * z.
-    assert_same(mode(jax.grad(loss))(2.0), jnp.float32(36))
-    assert_same(mode(loss)(2.0), jnp.float32(12))
+    assert_same(jax.grad(f)(xs), jnp.full(3, 3 * 7 * 11.0))
 
 
-@custom_gradient
-def quadratic(x, z):
-    """A rule that is not linear."""
-    return x * 1.0, lambda dy: (dy * z * dy, None)
+def test_a_mapped_integer_that_nothing_uses():
+    h = custom_gradient(lambda x, i: (x * 2, lambda dy: (7 * dy, None)))
+    for own in ("nothing", "jit", "checkpoint"):
+        f = jax.vmap(OWN[own](h), (None, 0))
+        loss = lambda x, f=f: jnp.sum(f(x, jnp.arange(3)) * SCALE)  # noqa: E731
+        assert_same((jax.grad(loss)(X), jax.jacfwd(loss)(X)), (jnp.sum(7 * SCALE),) * 2)
 
 
-@eager_and_jit
-@pytest.mark.parametrize("own", [lambda h: h, jax.jit], ids=["", "jit"])
-def test_second_order_of_vmap_over_what_only_the_rule_uses(own, mode):
-    xs, zs = jnp.float32([1, 2, 3]), jnp.float32([1, 10, 100])
+# --- the axis that is mapped ----------------------------------------------------------------------
 
-    def loss(x):
-        return total(jax.vmap(own(_scaled_gradient), (None, 0))(x, zs) ** 2)
 
-    # L' = sum 2 h z, where h, of value x**2, has the gradient z again: L'' = sum 2 z z.
-    x = xs[1]
-    assert_same(mode(jax.grad(loss))(x), jnp.sum(2 * x**2 * zs))
-    assert_same(mode(jax.grad(jax.grad(loss)))(x), jnp.sum(2 * zs * zs))
-    assert_same(mode(jax.hessian(loss))(x), jnp.sum(2 * zs * zs))
+def declared(v):
+    return 2 * v, lambda dy: 7 * dy * v
+
+
+@jax.custom_jvp
+def by_hand(v):
+    return 2 * v
+
+
+by_hand.defjvp(lambda primals, tangents: (by_hand(*primals), 7 * primals[0] * tangents[0]))
+
+OURS = {
+    "function": custom_gradient(declared),
+    "primal": custom_gradient(declared, primal=lambda v: v + v),
+}
+STAGED = {
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "map": lambda f: lambda x: lax.map(f, x[None])[0],
+    "scan": lambda f: lambda x: lax.scan(lambda c, x: (c + f(x), None), 0 * x, x[None])[0],
+    "cond": lambda f: lambda x: lax.cond(x > 0, f, lambda x: x, x),
+}
+ORDERS = {
+    "grad": jax.grad,
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),))[1],
+    "grad of grad": lambda f: jax.grad(jax.grad(f)),
+    "hessian": jax.hessian,
+}
+# As many as in the inner axis: JAX takes the type of a staged value for that of the differentiated
+# one, so a wrong axis would not be noticed by its size.
+OUTER = {"equal": jnp.float32([1, 0.5]), "unequal": jnp.float32([1, 0.5, 0.25])}
+
+
+def in_two_maps(h, outer):
+    """Return a function in which each of the outer examples is squared by itself."""
+
+    def example(x):
+        y = jnp.sin(x)
+        return jnp.sin(jnp.sum(jax.vmap(h)(jnp.stack([y, y / 2]))))
+
+    return lambda x: jnp.sum(jax.vmap(example)(outer * x))
+
+
+AXES = list(itertools.product(OURS, STAGED, ORDERS, OUTER))
+
+
+@pytest.mark.parametrize(("h", "staged", "order", "outer"), sample(AXES, 16))
+def test_the_axis_of_a_vmap_around_a_vmap(h, staged, order, outer):
+    x, outer = jnp.float32(0.4), OUTER[outer]
+    expected = ORDERS[order](in_two_maps(by_hand, outer))(x)
+    assert_same(ORDERS[order](STAGED[staged](in_two_maps(OURS[h], outer)))(x), expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("h", OURS)
+def test_an_axis_that_is_not_the_first(h, axis):
+    """Each example along either axis has the derivatives that it has alone."""
+    xs = jnp.float32([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]])
+
+    def derivatives(h):
+        def total(xs):
+            return jnp.sum(jnp.sin(jnp.sum(jax.vmap(jax.jit(h), axis, axis)(xs), 1 - axis)))
+
+        first = jax.grad(total)
+        return first(xs), jax.grad(lambda xs: jnp.sum(jnp.cos(first(xs))))(xs)
+
+    assert_same(derivatives(OURS[h]), derivatives(by_hand))
+
+
+def test_a_primal_that_lays_out_its_axes_otherwise():
+    """The mapped axis of its value is the second one, where that of the function is the first."""
+    h = custom_gradient(declared, primal=lambda v: jnp.stack([2 * v[0], 2 * v[1]]))
+    xs = jnp.float32([[0.1, 0.2], [0.3, 0.4]])
+
+    def total(h):
+        return lambda xs: jnp.sum(jnp.sin(jnp.sum(jax.vmap(jax.jit(h))(xs), 1)))
+
+    assert_same(jax.grad(total(h))(xs), jax.grad(total(by_hand))(xs))

@@ -1,43 +1,125 @@
-"""Make JAX use a rule: the one place that knows `jax.custom_vjp` and `jax.custom_jvp`.
+"""Make JAX differentiate a function by its rule: the one place that knows JAX's custom derivatives.
 
-`differentiable` returns what runs a program (`program.py`), a custom_jvp and a custom_vjp:
+`differentiated` runs a `Function` on operands. JAX then runs, by way of a custom_jvp and a
+custom_vjp,
 
-    not differentiated    primal
-    by `grad` or `vjp`,   forward and backward of the custom_vjp: `Program.forward`, then the rule
+    not differentiated    Function.value
+    by `grad` or `vjp`,   forward and backward of the custom_vjp: Function.forward, then the rule
     directly
-    otherwise             jvp: `Program.forward`, then `push` of the tangents; reverse mode
-                          transposes that, which runs the rule
+    otherwise             jvp: Function.forward, then `push` of the tangents; reverse mode
+                          transposes `push`, which runs the rule
     where JAX drops a     forward and backward of the custom_vjp, which then stands below the
     custom_jvp            custom_jvp
 
-`forward` returns `attach(y, operands, rule)`, not `y`: the identity on `y` whose derivative
+The forward pass returns `attach(y, operands, rule)`, not `y`: the identity on `y`, whose derivative
 with respect to the operands is the rule again. So the declared gradient holds at every order,
 where `y` alone would have the derivative of `f`'s own operations. Each differentiation takes
-one `attach` away; nothing runs twice, and it compiles to nothing.
+one `attach` away; nothing runs twice, and `attach` compiles to nothing.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
-from tfgrad_jax._closure.residuals import Rule, is_traced
-from tfgrad_jax._compat import KEEPS_CUSTOM_JVP, below, instantiate, is_ref, is_reverse
+from tfgrad_jax._compat import is_ref, keeps_custom_jvp
+from tfgrad_jax._jaxpr import dependence, evaluate, without_consts
+from tfgrad_jax._source import Source
+from tfgrad_jax._trace import below, is_reverse, is_staging
 from tfgrad_jax._tracebacks import hidden
+from tfgrad_jax._types import is_differentiable, is_traced
 
-from .primitives import Pull, attach, depend, push
+from .primitives import attach, depend, push, zero_tangent
+from .rule import Rule, Run, Static
+
+
+class HiddenTracerError(Exception):
+    """The function holds a tracer that is no operand."""
+
+
+class Forward(NamedTuple):
+    """The value of a function at a point, and its rule there."""
+
+    leaves: list[Any]
+    outputs: Sequence[int]  # positions of the leaves that have cotangents
+    run: Run  # residuals, cotangents -> a gradient, or None, for each operand
+    residuals: list[Any]
+
+
+class Function(Protocol):
+    """A function of operands, with a rule. JAX compares it by identity: a pytree without leaves."""
+
+    source: Source
+    has_primal: bool  # whether `value` runs other code than `forward`
+
+    def value(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the leaves of the value, where JAX does not differentiate it."""
+
+    def forward(self, operands: Sequence[Any]) -> Forward:
+        """Return the leaves of the value and the rule."""
+
+
+def differentiated(function: Function, name: str, operands: Sequence[Any]) -> list[Any]:
+    """Run a function on operands so that its rule is its derivative."""
+    pair, both = (_with_refs if any(map(is_ref, operands)) else _derivatives)(name)
+    # JAX linearizes a custom_jvp, and only notes a custom_vjp.
+    return (pair if is_reverse(operands) else both)(function, *operands)
+
+
+@functools.cache
+def _with_refs(name: str) -> tuple[Any, Any]:
+    """Return what runs functions of Refs, which JAX takes through a custom_vjp alone."""
+    return (_reverse(name, _apart),) * 2
+
+
+@functools.cache
+def _derivatives(name: str) -> tuple[Any, Any]:
+    """Return what runs a function that is differentiated in reverse mode, and in any mode."""
+    value: Callable[..., Any] = _value
+    if not keeps_custom_jvp():  # elsewhere none, as kernel compilers for GPUs know no custom_vjp
+        dropped_to = _reverse(name, _apart)
+
+        def value(function: Function, *operands: Any) -> list[Any]:
+            return dropped_to(function, *operands)
+
+    def jvp(primals: Any, tangents: Any) -> Any:
+        (function, *operands), (_, *dots) = primals, tangents
+        with below(operands):
+            leaves, rule = _attached(function, operands)
+        return leaves, _tangents(leaves, rule, dots)
+
+    both = jax.custom_jvp(_named(value, name))
+    both.defjvp(_named(jvp, name))
+    return _reverse(name, lambda rule, operands: rule), both
+
+
+def _reverse(name: str, kept: Callable[[Rule, Sequence[Any]], Rule]) -> Any:
+    def forward(function: Function, *operands: Any) -> tuple[Any, Rule]:
+        leaves, rule = _attached(function, operands)
+        return leaves, kept(rule, operands)
+
+    def backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        return None, *rule([cotangents[i] for i in rule.static.outputs])
+
+    pair = jax.custom_vjp(_named(_value, name))
+    pair.defvjp(_named(forward, name), _named(backward, name))
+    return pair
 
 
 def _named(f: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Give `f` a name, and keep its signature: JAX works it out at every call of a custom rule."""
-    f.__name__ = f.__qualname__ = name
-    f.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
-    return hidden(jax.named_scope(name)(f))  # the name of the operations in profiles
+    """Return `f` under a name, with its signature: JAX derives it at every call otherwise."""
+
+    @functools.wraps(f)
+    def named(*args: Any) -> Any:
+        return f(*args)
+
+    named.__name__ = named.__qualname__ = name
+    named.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
+    return hidden(jax.named_scope(name)(named))  # the name of the operations in profiles
 
 
 def _arrays(operands: Sequence[Any]) -> list[Any]:
@@ -45,112 +127,80 @@ def _arrays(operands: Sequence[Any]) -> list[Any]:
     return [o if isinstance(o, jax.Array) or is_ref(o) else jnp.asarray(o) for o in operands]
 
 
+def _value(function: Function, *operands: Any) -> list[Any]:
+    """Return the leaves of the value, where JAX does not differentiate it."""
+    operands = tuple(_arrays(operands))
+    if not is_traced(operands) or any(map(is_ref, operands)) or not is_staging():
+        return _laid_out(function, function.value(operands))
+    # What is staged may be mapped and then differentiated. Then each output must be mapped
+    # that has a mapped operand, even if it ignores it: the rule may use that operand.
+    value = function.source.named(lambda *args: function.value(args))
+    closed = jax.jit(value).trace(*operands).jaxpr
+    if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
+        raise HiddenTracerError
+    jaxpr, first = without_consts(closed), len(closed.consts)
+    masks, leaves = dependence(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
+    for i, mask in enumerate(masks):
+        ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
+        if ignored:
+            (leaves[i],) = depend([leaves[i]], ignored)
+    return _laid_out(function, leaves)
+
+
+def _laid_out(function: Function, leaves: list[Any]) -> list[Any]:
+    """Return the leaves with what `vmap` maps in one place, whether `primal` or `f` ran.
+
+    To broadcast puts a mapped axis in front. Kernels know it, where they do not know `depend`.
+    """
+    if not (function.has_primal and is_traced(leaves)):
+        return leaves
+    return [jax.lax.squeeze(jax.lax.expand_dims(leaf, [0]), [0]) for leaf in leaves]
+
+
+def _attached(function: Function, operands: Sequence[Any]) -> tuple[list[Any], Rule]:
+    """Return the leaves with the rule as their derivative, and the rule.
+
+    As in `_value`, each is mapped that has a mapped operand: JAX requires that the two agree.
+    """
+    operands = _arrays(operands)
+    leaves, outputs, run, residuals = function.forward(operands)
+    moved = [i for i, o in enumerate(operands) if is_differentiable(o.dtype) and not is_ref(o)]
+    pure = not any(map(is_ref, operands))
+    rule = Rule(residuals, Static(run, outputs, moved, function.source, pure))
+    if is_traced((*operands, *residuals)):
+        ys = attach(*rule.pull(), [operands[i] for i in moved], [leaves[i] for i in outputs])
+        leaves = list(leaves)
+        for i, y in zip(outputs, ys, strict=True):
+            leaves[i] = y
+        traced = {i: o for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)}
+        others = [o for i, o in traced.items() if i not in moved]
+        for i, leaf in enumerate(leaves):
+            ignored = others if i in outputs else list(traced.values())
+            if ignored:
+                (leaves[i],) = depend([leaf], ignored)
+    return _laid_out(function, leaves), rule
+
+
 def _tangents(leaves: Sequence[Any], rule: Rule, tangents: Sequence[Any]) -> list[Any]:
-    """Return the tangents of the leaves for those of the operands."""
+    """Return the tangents of the leaves for the tangents of the operands."""
     outputs = rule.static.outputs
-    moved = [i for i in rule.static.moved if not isinstance(tangents[i], SymbolicZero)]
-    ys, dxs = [leaves[i] for i in outputs], [tangents[i] for i in moved]
-    dys = push(*Pull.of(rule, moved), ys, dxs) if moved else None
-    found = dict(zip(outputs, dys or map(jnp.zeros_like, ys), strict=True))
+    ys, dxs = [leaves[i] for i in outputs], [tangents[i] for i in rule.static.moved]
+    dys = push(*rule.pull(), ys, dxs) if dxs else map(zero_tangent, ys)
+    found = dict(zip(outputs, dys, strict=True))
     return [
         found[i] if i in found else np.zeros(y.shape, jax.dtypes.float0)
         for i, y in enumerate(leaves)
     ]
 
 
-@functools.cache
-def differentiable(name: str, may_refuse: bool, has_refs: bool) -> Callable[..., list[Any]]:
-    """Return what runs a program on operands so that JAX differentiates it by its rule.
-
-    What is perturbed is known only with `symbolic_zeros`, which kernels do not lower; so only
-    programs ask for it that `may_refuse` to be differentiated. JAX takes Refs through a custom_vjp,
-    and not through a custom_jvp.
-    """
-
-    def primal(program: Any, *operands: Any) -> list[Any]:
-        return program.primal(_arrays(operands))
-
-    def result(program: Any, operands: Sequence[Any], perturbed: Sequence[bool]) -> Any:
-        operands = _arrays(operands)
-        leaves, rule = program.forward(operands, perturbed)
-        return program.laid_out(_attached(leaves, operands, rule)), rule
-
-    def forward(program: Any, *operands: Any) -> Any:
-        # A shard_map has no `symbolic_zeros`: what may be differentiated is.
-        perturbed = [True] * len(operands)
-        if has_refs and may_refuse:
-            perturbed = [o.perturbed for o in operands]
-            operands = tuple(o.value for o in operands)
-        leaves, rule = result(program, operands, perturbed)
-        return leaves, _apart(rule, operands)
-
-    def forward_at_once(program: Any, *operands: Any) -> Any:
-        return result(program, operands, [True] * len(operands))
-
-    def backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        return None, *rule([instantiate(cotangents[i]) for i in rule.static.outputs])
-
-    def reverse(program: Any, *operands: Any) -> list[Any]:
-        return pair(program, *operands)
-
-    def jvp(primals: Any, tangents: Any) -> Any:
-        (program, *operands), (_, *dots) = primals, tangents
-        perturbed = [not isinstance(t, SymbolicZero) for t in dots]
-        with below(operands):
-            leaves, rule = result(program, operands, perturbed)
-        return leaves, _tangents(leaves, rule, dots)
-
-    pair = jax.custom_vjp(_named(primal, name))
-    pair.defvjp(
-        _named(forward, name), _named(backward, name), symbolic_zeros=has_refs and may_refuse
-    )
-    if has_refs:
-        return pair
-    # Kernel compilers for GPUs know a custom_jvp, and no custom_vjp.
-    value = primal if KEEPS_CUSTOM_JVP else functools.wraps(primal)(reverse)
-    both = jax.custom_jvp(value)
-    both.defjvp(_named(jvp, name), symbolic_zeros=may_refuse)
-    if may_refuse:
-        return both
-    at_once = jax.custom_vjp(_named(primal, name))
-    at_once.defvjp(_named(forward_at_once, name), _named(backward, name))
-
-    def run(program: Any, *operands: Any) -> list[Any]:
-        # JAX linearizes a custom_jvp, and only notes a custom_vjp.
-        return (at_once if is_reverse(operands) else both)(program, *operands)
-
-    return run
-
-
 def _apart(rule: Rule, operands: Sequence[Any]) -> Rule:
-    """Return the rule with no operand among its residuals, but what has the same value.
+    """Return the rule with a copy of each residual that is an operand.
 
     JAX does not save a residual that is an operand, and before 0.12 it takes another value for it
-    where the custom_vjp was staged together with constants.
+    where the custom_vjp was staged together with constants. Remove when 0.12 is the oldest.
     """
+    if keeps_custom_jvp():
+        return rule
     own = {id(o) for o in operands if not is_ref(o)}
     kept = [depend([r], [])[0] if id(r) in own else r for r in rule.residuals]
-    return Rule(rule.static, kept)
-
-
-def _attached(leaves: Sequence[Any], operands: Sequence[Any], rule: Rule) -> Sequence[Any]:
-    """Return the leaves with the rule as their derivative with respect to the operands.
-
-    As in `Program.primal`, each is mapped that has a mapped operand: JAX holds that the two agree.
-    """
-    if not is_traced((*operands, *rule.residuals)):
-        return leaves
-    moved, outputs = rule.static.moved, rule.static.outputs
-    ys, xs = [leaves[i] for i in outputs], [operands[i] for i in moved]
-    attached = attach(*Pull.of(rule, moved), xs, ys)
-    if len(ys) == len(leaves) and len(xs) == len(operands):
-        return attached  # each depends on every operand
-    known = dict(zip(outputs, attached, strict=True))
-    traced = {i: o for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)}
-    seen = {*moved}
-    others = [o for i, o in traced.items() if i not in seen]
-    for i, leaf in enumerate(leaves):
-        ignored = others if i in known else list(traced.values())
-        if ignored:
-            (known[i],) = depend([known.get(i, leaf)], ignored)
-    return [known.get(i, leaf) for i, leaf in enumerate(leaves)]
+    return Rule(kept, rule.static)

@@ -13,35 +13,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from tfgrad_jax._compat import can_transpose, is_ref, is_staging
-from tfgrad_jax._frontend.structure import is_kind
+from tfgrad_jax._compat import can_transpose, is_ref
 from tfgrad_jax._jaxpr import flow, without_consts
+from tfgrad_jax._trace import is_staging
+from tfgrad_jax._types import is_differentiable, is_kind
 
 # What an intermediate value of a rule is, as a function of the upstream gradients.
 _ZERO, _CONSTANT, _LINEAR = range(3)  # max(a, b) is the kind of a sum
 
-# Linear in all their operands together.
-_TOGETHER = (
-    "neg", "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "rev",
-    "reduce_sum", "cumsum", "reduce_precision", "copy", "copy_p", "stop_gradient",
-    "real", "imag", "conj", "complex", "concatenate", "pad", "add", "sub", "add_any", "psum",
-    "psum2", "psum_invariant", "pvary", "pcast", "all_gather", "all_to_all", "ppermute", "fft",
-    "reduce_window_sum", "sharding_constraint", "mesh_cast", "reshard",
-)  # fmt: skip
-# Operations that are linear in the operands at these positions (None: in all of them together),
-# while the others, such as indices, are constant.
-_LINEAR_IN: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(_TOGETHER),
-    "gather": (0,),
-    "dynamic_slice": (0,),
+# What JAX can transpose is linear in its operands together: a constant beside an upstream is
+# refused. These are linear in each of them, one at a time,
+_PRODUCTS = {"mul", "dot_general", "conv_general_dilated", "ragged_dot_general", "scatter-mul"}
+# and these in the operands at these positions.
+_LINEAR_IN = {
     "div": (0,),
-    "dynamic_update_slice": (0, 1),
-    "scatter-add": (0, 2),
-    "scatter": (0, 2),
     "triangular_solve": (1,),
-    "select_n": tuple(range(1, 100)),
+    "tridiagonal_solve": (3,),
+    "select_and_scatter_add": (0,),
+    "select_and_gather_add": (0,),
 }
-_PRODUCTS = {"mul", "dot_general", "conv_general_dilated"}
+# These are left to `jax.linear_transpose`: some are in the registry for the error that they raise.
+_JUDGED_BY_JAX = {
+    "pure_callback", "io_callback", "ffi_call", "pallas_call", "custom_linear_solve", "linear_call",
+}  # fmt: skip
+# Transposed by JAX in another way than by its registry, in some version.
+_LINEAR_TOO = {
+    "gather", "slice", "dynamic_slice", "copy_p", "stop_gradient", "psum2", "reshard", "mesh_cast",
+    "pcast", "optimization_barrier",
+}  # fmt: skip
 
 
 class NotLinearError(Exception):
@@ -99,18 +98,19 @@ class _Linearity:
             if operands[0] == _LINEAR and not is_kind(dtype, jnp.inexact):
                 raise NotLinearError(f"`convert_element_type` to {np.dtype(dtype).name}")
             return operands[0]
-        if name in _LINEAR_IN:
-            positions = _LINEAR_IN[name] or range(len(operands))
-            for i, kind in enumerate(operands):
-                if kind == _LINEAR and i not in positions:
-                    raise NotLinearError(f"`{name}`, which is not linear in its operand {i}")
-            kinds = [kind for i, kind in enumerate(operands) if i in positions]
-            return functools.reduce(functools.partial(self.join, name), kinds)
-        if _LINEAR not in operands:
-            nothing = can_transpose(eqn.primitive) and set(operands) == {_ZERO}
-            return _ZERO if nothing else _CONSTANT  # what is linear maps zero to zero
-        self.unknown.append(eqn)
-        return _LINEAR
+        known = name in _LINEAR_TOO or can_transpose(eqn.primitive)
+        if not known or name in _JUDGED_BY_JAX:
+            if _LINEAR not in operands:
+                return _CONSTANT
+            self.unknown.append(eqn)
+            return _LINEAR
+        moves = [is_differentiable(a.aval.dtype) for a in eqn.invars]
+        positions = _LINEAR_IN.get(name, [i for i, m in enumerate(moves) if m])
+        for i, kind in enumerate(operands):
+            if kind == _LINEAR and i not in positions:
+                raise NotLinearError(f"`{name}`, which is not linear in its operand {i}")
+        kinds = [operands[i] for i in positions] or operands
+        return functools.reduce(functools.partial(self.join, name), kinds)
 
     def join(self, name: str, a: int, b: int) -> int:
         if {a, b} == {_CONSTANT, _LINEAR}:

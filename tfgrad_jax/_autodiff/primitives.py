@@ -1,29 +1,25 @@
 """Three primitives of JAX, by its rules for primitives.
 
 `attach` is the identity on `ys`; its derivative with respect to `xs` is a rule. `push` maps
-tangents of the `xs` to tangents of the `ys`; what is known of it is its transpose, the rule,
-which reverse mode runs as it is. Forward mode evaluates it: that is the transpose of the rule
-(`transpose.py`). `depend` is the identity on `ys`, batched as soon as any other operand is.
-
-`jax.vmap` maps the rule over its residuals and its cotangents, and the gradients of what is not
-mapped are summed.
+tangents of the `xs` to tangents of the `ys`, and its transpose is the rule, which reverse mode runs
+as it is. Forward mode evaluates `push`, by transposing the rule (`transpose.py`). `depend` is the
+identity on `ys`, batched as soon as any other operand is, and may refuse to be differentiated.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from tfgrad_jax._closure.residuals import Rule, Run
-from tfgrad_jax._compat import batched_type, is_ref, tangent_type
-from tfgrad_jax._source import Source
+from tfgrad_jax import _errors
+from tfgrad_jax._compat import batched_type, tangent_type, zeros
 from tfgrad_jax._tracebacks import hidden
 
+from .rule import Pull
 from .transpose import push_forward
 
 
@@ -34,6 +30,18 @@ def _primitive(name: str) -> Primitive:
 
 
 attach_p, push_p, depend_p = map(_primitive, ("attach", "push", "depend"))
+
+# Given the positions of what is differentiated, and the values, where they are known.
+Refuse: TypeAlias = Callable[[Sequence[int], Sequence[Any] | None], None]
+
+
+def zero_tangent(value: Any) -> Any:
+    """Return the zero among the tangents of a value."""
+    return zeros(tangent_type(value))
+
+
+def _instantiated(value: Any) -> Any:
+    return zeros(value.aval) if type(value) is ad.Zero else value
 
 
 def _first(*args: Any, count: int, **_: Any) -> list[Any]:
@@ -48,7 +56,7 @@ def _mapped(values: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[list
     the value that it differentiates, whatever axis is mapped there.
     """
     found = [
-        jnp.broadcast_to(v, (size, *v.shape)) if d is None else v
+        jnp.broadcast_to(v, (size, *jnp.shape(v))) if d is None else v
         for v, d in zip(values, dims, strict=True)
     ]
     return found, [0 if d is None else d for d in dims]
@@ -57,75 +65,6 @@ def _mapped(values: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[list
 def _moved(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
     """Return the values with the mapped axis in front, where there is one."""
     return [v if d is None else jnp.moveaxis(v, d, 0) for v, d in zip(values, dims, strict=True)]
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(eq=False, frozen=True)
-class Pull:
-    """A rule as `attach` and `push` know it."""
-
-    run: Run  # residuals, cotangents of the `ys` -> a gradient, or None, for each of the `xs`
-    source: Source
-    refuse: Callable[[Sequence[bool]], None] | None = None  # given which `xs` are perturbed
-
-    def __repr__(self) -> str:  # as jaxprs show it
-        return f"the rule of {self.source}"
-
-    @classmethod
-    def of(cls, rule: Rule, moved: Sequence[int]) -> tuple["Pull", list[Any]]:
-        """Return the rule for these operands, and its residuals, Refs apart.
-
-        A primitive has no part in what is read from a Ref, and written to it: the rule has it.
-        """
-        static, every = rule.static, list(rule.residuals)
-        places = [i for i, r in enumerate(every) if not is_ref(r)]
-        refs = [r if is_ref(r) else None for r in every]
-
-        def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-            if len(residuals) < len(refs):
-                filled = list(refs)
-                for i, r in zip(places, residuals, strict=True):
-                    filled[i] = r
-                residuals = filled
-            found = static.run(residuals, cotangents)
-            return [found[i] for i in moved]
-
-        kept, refuse = [every[i] for i in places], static.refuse
-        if refuse is None:
-            return cls(run, static.source), kept
-
-        def refused(perturbed: Sequence[bool]) -> None:
-            refuse(dict(zip(moved, perturbed, strict=True)))
-
-        return cls(run, static.source, refused), kept
-
-    def check(self, perturbed: Sequence[bool]) -> None:
-        """Raise if one of the `xs` has no gradient and is differentiated."""
-        if self.refuse is not None:
-            self.refuse(perturbed)
-
-    def only(self, some: Sequence[int]) -> "Pull":
-        """Return the rule for some of the `xs`."""
-
-        def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-            found = self.run(residuals, cotangents)
-            return [found[i] for i in some]
-
-        return Pull(run, self.source)
-
-    def batched(
-        self, axis: Any, dims: Sequence[Any], ys: Sequence[int], mapped: Sequence[bool]
-    ) -> "Pull":
-        """Return the rule over an axis: of residuals, where it is in `dims`, and of cotangents."""
-
-        def run(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-            found = jax.vmap(
-                self.run, (list(dims), list(ys)), 0, axis_size=axis.size, axis_name=axis.name,
-                spmd_axis_name=axis.spmd_name,
-            )(list(residuals), list(cotangents))  # fmt: skip
-            return [g if g is None or m else g.sum(0) for g, m in zip(found, mapped, strict=True)]
-
-        return dataclasses.replace(self, run=run)
 
 
 @functools.cache
@@ -146,18 +85,31 @@ def _life() -> ClosedJaxpr:
 # --- depend -------------------------------------------------------------------------------------
 
 
-def depend(ys: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """Return `ys`, which depend on the others for `vmap`."""
-    return depend_p.bind(*ys, *others, count=len(ys))
+def depend(ys: Sequence[Any], others: Sequence[Any], refuse: Refuse | None = None) -> list[Any]:
+    """Return `ys`, which depend on the others for `vmap`.
+
+    If any of the others is differentiated, `refuse` may raise.
+    """
+    return depend_p.bind(*ys, *others, count=len(ys), refuse=refuse)
 
 
-def _depend_batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, count: int) -> Any:
+def _depend_batch(axis: Any, args: Any, dims: Any, *, count: int, refuse: Refuse | None) -> Any:
     ys, at = _mapped(args[:count], dims[:count], axis.size)
-    return depend(ys, _moved(args[count:], dims[count:])), at
+    if refuse is not None:  # the values have another shape now
+        known = refuse
+
+        def refuse(differentiated: Sequence[int], _: Any) -> None:
+            known(differentiated, None)
+
+    return depend(ys, _moved(args[count:], dims[count:]), refuse), at
 
 
-def _depend_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, count: int) -> Any:
-    return depend_p.bind(*primals, count=count), list(tangents[:count])
+def _depend_jvp(primals: Any, tangents: Any, *, count: int, refuse: Refuse | None) -> Any:
+    if refuse is not None:
+        found = [i for i, t in enumerate(tangents[count:]) if type(t) is not ad.Zero]
+        if found:
+            refuse(found, primals[count:])
+    return depend_p.bind(*primals, count=count, refuse=refuse), list(tangents[:count])
 
 
 # --- attach -------------------------------------------------------------------------------------
@@ -173,8 +125,9 @@ def _attach_jvp(primals: Any, tangents: Any, *, count: int, xs: int, pull: Pull,
     out = attach_p.bind(*primals, count=count, xs=xs, pull=pull, life=life)
     dxs = tangents[count : count + xs]
     moved = [i for i, t in enumerate(dxs) if type(t) is not ad.Zero]
-    pull.check([i in moved for i in range(xs)])
     if not moved:
+        if pull.pure and any(type(t) is not ad.Zero for t in tangents[:count]):
+            raise _errors.hidden_tracer(pull.source)  # y varies, and no operand does
         return out, [ad.Zero(tangent_type(y)) for y in ys]
     return out, push(pull.only(moved), residuals, ys, [dxs[i] for i in moved])
 
@@ -212,8 +165,7 @@ def _push_value(
     *args: Any, pull: Pull, types: Sequence[Any], count: int, life: Any = None
 ) -> list[Any]:
     residuals = args[:count]
-    zeros = [ad.instantiate_zeros(ad.Zero(t)) for t in types]
-    return push_forward(lambda cts: pull.run(residuals, cts), zeros, args[count:], pull.source)
+    return push_forward(lambda cts: pull.run(residuals, cts), types, args[count:], pull.source)
 
 
 def _push_jvp(primals: Any, tangents: Any, *, pull: Pull, types: Any, count: int, life: Any) -> Any:
@@ -221,7 +173,7 @@ def _push_jvp(primals: Any, tangents: Any, *, pull: Pull, types: Any, count: int
     out = push_p.bind(*primals, pull=pull, types=types, count=count, life=life)
     total: Any = None
     if any(type(t) is not ad.Zero for t in tangents[count:]):
-        dts = map(ad.instantiate_zeros, tangents[count:])
+        dts = map(_instantiated, tangents[count:])
         total = _push(residuals, dts, pull, types)
     moved = [i for i, t in enumerate(tangents[:count]) if type(t) is not ad.Zero]
     if moved:
@@ -241,7 +193,7 @@ def _push_jvp(primals: Any, tangents: Any, *, pull: Pull, types: Any, count: int
 def _push_transpose(
     cotangents: Any, *args: Any, pull: Pull, types: Any, count: int, life: Any
 ) -> list[Any]:
-    found = pull.run(args[:count], [ad.instantiate_zeros(c) for c in cotangents])
+    found = pull.run(args[:count], [_instantiated(c) for c in cotangents])
     back = [
         None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g
         for g, t in zip(found, args[count:], strict=True)

@@ -9,36 +9,36 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from tfgrad_jax import _errors
-from tfgrad_jax._frontend.grad_fn import NeedsValuesError
+from tfgrad_jax._compat import zeros
 from tfgrad_jax._jaxpr import call_body, evaluate, open_jaxpr, without_consts
 from tfgrad_jax._source import Source
+from tfgrad_jax._types import NeedsValuesError
 
 from .linearity import NotLinearError, check
 
 
 def push_forward(
     rule: Callable[[Sequence[Any]], Sequence[Any]],
-    ys: Sequence[Any],
+    types: Sequence[Any],
     tangents: Sequence[Any],
     source: Source,
 ) -> list[Any]:
-    """Return the tangents of `ys`: the transpose of `rule`, applied to `tangents`.
+    """Return the transpose of `rule`, applied to `tangents`.
 
-    `rule` maps cotangents like `ys` to a gradient, or None, for each of the tangents.
+    `rule` maps cotangents of these types to a gradient, or None, for each of the tangents.
     """
     try:
-        return transposed(rule, ys, tangents)
+        return transposed(rule, types, tangents)
     except NotLinearError as error:
         raise _errors.not_linear(source, str(error)) from None
 
 
 def transposed(
-    rule: Callable[[Sequence[Any]], Sequence[Any]], ys: Sequence[Any], tangents: Sequence[Any]
+    rule: Callable[[Sequence[Any]], Sequence[Any]], types: Sequence[Any], tangents: Sequence[Any]
 ) -> list[Any]:
     """Do what `push_forward` does; raise `NotLinearError` where there is no transpose."""
     kept: list[int] = []
@@ -49,23 +49,23 @@ def transposed(
         return [found[i] for i in kept]
 
     try:
-        closed = jax.make_jaxpr(gradients)(ys)
+        closed = jax.make_jaxpr(gradients)(types)
     except NeedsValuesError:
-        closed = _traced_on_values(gradients, ys)
+        closed = _traced_on_values(gradients, types)
     unknown = check(closed)
     linear = _linear_part(closed)
     moved = [tangents[i] for i in kept]
     try:
-        return list(jax.linear_transpose(linear, *ys)(moved))
+        return list(jax.linear_transpose(linear, *types)(moved))
     except Exception as error:  # of any type, by version and operation
         if unknown:
             text = f"`{unknown[0].primitive.name}`, which JAX cannot transpose"
             raise NotLinearError(text, unknown[0]) from error
         # Linear, but in a form that only differentiation can transpose.
-        return list(jax.vjp(linear, *map(jnp.zeros_like, ys))[1](moved))
+        return list(jax.vjp(linear, *map(zeros, types))[1](moved))
 
 
-def _traced_on_values(rule: Callable[..., Sequence[Any]], ys: Sequence[Any]) -> ClosedJaxpr:
+def _traced_on_values(rule: Callable[..., Sequence[Any]], types: Sequence[Any]) -> ClosedJaxpr:
     """Trace a rule that branches on values of the forward pass.
 
     JAX records what a rule for tangents does with these, and evaluates everything else.
@@ -81,10 +81,10 @@ def _traced_on_values(rule: Callable[..., Sequence[Any]], ys: Sequence[Any]) -> 
         return [np.zeros(g.shape, g.dtype) for g in found], list(found)
 
     try:
-        push = jax.linearize(probe, *ys)[1]
+        push = jax.linearize(probe, *map(zeros, types))[1]
     except NeedsValuesError:
         raise NotLinearError("a branch on the upstream") from None
-    return jax.make_jaxpr(lambda cotangents: push(*cotangents))(ys)
+    return jax.make_jaxpr(lambda cotangents: push(*cotangents))(types)
 
 
 def _linear_part(closed: ClosedJaxpr) -> Callable[..., list[Any]]:

@@ -8,27 +8,26 @@ it. Nothing here differentiates: `_autodiff` decides what runs when.
 import copy
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.errors import ConcretizationTypeError, TracerArrayConversionError
-from jax.tree_util import tree_flatten, tree_leaves, tree_structure
+from jax.tree_util import tree_flatten, tree_leaves
 
 from tfgrad_jax import _errors
 from tfgrad_jax._compat import summed_over, varying
 from tfgrad_jax._source import Source, Where, code_of
+from tfgrad_jax._types import is_array
+from tfgrad_jax._words import kind_of
 
 from .signature import Bound
-from .structure import Layout, Outputs, conjugate, is_array, spec, split
-
-# What asks for a value where there is none raises one of these.
-NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
+from .structure import Layout, Outputs, conjugate, split
 
 _PLAIN = (jax.Array, int, float, complex)
-# The code that is written inside a rule, by its id; the values keep the ids from being used twice.
-_written_in_rules: dict[int, types.CodeType] = {}
+# The code of rules and of what is written inside them, by its id, as long as it lives.
+_in_rules: MutableMapping[int, types.CodeType] = weakref.WeakValueDictionary()
 
 
 def checked_pair(f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
@@ -38,7 +37,7 @@ def checked_pair(f: Callable[..., Any], result: Any) -> tuple[Any, Callable[...,
     except (TypeError, ValueError, IndexError):
         raise _errors.not_a_pair(f, result) from None
     if not callable(grad_fn):
-        raise _errors.grad_fn_not_callable(f, y, grad_fn)
+        raise _errors.not_a_pair(f, result)
     return y, grad_fn
 
 
@@ -69,6 +68,7 @@ class Variables(NamedTuple):
 
     constants: Sequence[Any]  # the leaves that JAX is not tracing
     layout: Layout
+    declared: bool = True
 
     @classmethod
     def of(cls, value: Any) -> tuple["Variables", list[Any]]:
@@ -79,10 +79,9 @@ class Variables(NamedTuple):
     @classmethod
     def listed(cls, traced: Sequence[Any]) -> "Variables":
         """Return a list of variables, all of which JAX is tracing."""
-        specs = [spec(v) for v in traced]
-        n = len(specs)
-        treedef = tree_structure((list(range(n)),))
-        return cls([None] * n, Layout(treedef, specs, range(n), ("variables",)))
+        layout = split((list(traced),), ("variables",))[2]
+        layout.operands = range(len(traced))  # even where eager code has their values
+        return cls([None] * len(traced), layout, declared=False)
 
     def has_values(self) -> bool:
         """Return whether there is an array or a number among them, or nothing at all."""
@@ -100,21 +99,6 @@ NO_VARIABLES = Variables.of([])[0]
 
 # What a rule consists of, cotangents -> gradients of the operands, then of the traced variables.
 Gradients = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
-
-
-class TracedRule(NamedTuple):
-    """A rule in the place of a `grad_fn`: cotangents -> gradients, as `Gradients` returns them."""
-
-    run: Callable[..., list[Any]]
-    variables: Sequence[Any]  # those that JAX is tracing
-
-    def __call__(self, *cotangents: Any) -> list[Any]:
-        return self.run(*cotangents)
-
-
-def run_traced(parts: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """Run a traced rule: its `Gradients`."""
-    return parts[0](*cotangents)
 
 
 class Contract(NamedTuple):
@@ -154,15 +138,18 @@ class Contract(NamedTuple):
             variables, values = NO_VARIABLES, []
         keywords = {} if variables is None else {"variables": values}
         result = self._run(grad_fn, outputs.upstreams(cotangents), keywords, where)
+        is_pair = isinstance(result, (tuple, list)) and len(result) == 2
         if variables is None:
-            if self._gives_unasked_variables(grad_fn, result):
-                result = result[0]
+            if result is None and any(self.inputs.wanted()):
+                raise _errors.bare_none(where, self.inputs.names)
+            if is_pair and accepts_variables(grad_fn) and self.inputs.read(result) is None:
+                result = result[0]  # nobody asked for gradients of variables
             return self._finished(self.inputs, result, where)
-        if not (isinstance(result, (tuple, list)) and len(result) == 2):
-            raise _errors.no_variable_pair(where, result)
+        if not is_pair:
+            raise _errors.no_variable_pair(where, kind_of(result))
         gradients = self._finished(self.inputs, result[0], where)
         if any(s is not None for s in variables.layout.specs):
-            where = where._replace(of="variable")
+            where = where._replace(of="variable" if variables.declared else "undeclared variable")
             gradients += self._finished(variables.layout, result[1], where)
         return gradients
 
@@ -196,15 +183,8 @@ class Contract(NamedTuple):
             mirrored = self.convention == "tf"
             raise _errors.wrong_arity(where, len(upstreams), mirrored, misfit) from None
 
-    def _gives_unasked_variables(self, grad_fn: Callable[..., Any], result: Any) -> bool:
-        """Return whether a rule that was given no variables returned gradients for some."""
-        return (
-            isinstance(result, (tuple, list))
-            and len(result) == 2
-            and (result[1] is None or isinstance(result[1], (tuple, list, dict)))
-            and accepts_variables(grad_fn)
-            and not self.inputs.accepts(result)
-        )
+
+_HELD = ("f", "bound_to", "constants", "rest", "primal")
 
 
 class Call:
@@ -224,6 +204,7 @@ class Call:
         self.f = f
         self.bound_to = bound_to  # what a method is bound to, or ()
         self.operands, self.constants, inputs = split(bound.inputs, names)
+        inputs.accept_omitted(bound.inputs, bound.omitted)
         self._named, self.rest = bound.named, bound.rest
         self.variables = variables  # None, "autodiff" or the declared pytree
         self.primal = primal
@@ -238,6 +219,24 @@ class Call:
     @property
     def declared(self) -> bool:
         return self.variables is not None and not self.autodiff
+
+    def declared_tracers(self) -> list[Any]:
+        """Return the declared variables that JAX is tracing; raise if none is an array."""
+        if not self.declared:
+            return []
+        variables, traced = Variables.of(self.variables)
+        if not (traced or variables.has_values()):
+            raise _errors.no_array_among_variables(self.contract.source, variables.constants[0])
+        return traced
+
+    @property
+    def held(self) -> list[Any]:
+        """What may hold tracers that are no operands."""
+        return [getattr(self, name) for name in _HELD]
+
+    def holding(self, held: Sequence[Any]) -> "Call":
+        """Return the same call with other values for `held`."""
+        return self.replaced(**dict(zip(_HELD, held, strict=False)))
 
     def replaced(self, **attributes: Any) -> "Call":
         """Return the same call of another function, or with other surroundings."""
@@ -258,7 +257,7 @@ class Call:
         args, kwargs = self._arguments(operands)
         y, grad_fn = checked_pair(self.f, self.f(*args, **kwargs))
         checked_outputs(self.f, y)
-        _note_rule(grad_fn)
+        _note_rule(code_of(grad_fn))
         leaves, treedef = tree_flatten(y)
         leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
         return leaves, Outputs(leaves, treedef, self.contract.convention), grad_fn
@@ -274,20 +273,17 @@ class Call:
         return [*self.bound_to, *values[:split_at]], named | dict(self.rest)
 
 
-def _note_rule(grad_fn: Callable[..., Any]) -> None:
-    code = code_of(grad_fn)
-    if code is None or id(code) in _written_in_rules:
-        return
-    pending = [code]
-    while pending:
-        code = pending.pop()
-        _written_in_rules[id(code)] = code
-        pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+def _note_rule(code: types.CodeType | None) -> None:
+    if code is not None and id(code) not in _in_rules:
+        _in_rules[id(code)] = code
+        for inner in code.co_consts:
+            if isinstance(inner, types.CodeType):
+                _note_rule(inner)
 
 
 def is_written_in_rule(source: Source) -> bool:
     """Return whether a function stands inside a rule."""
-    return id(source.code) in _written_in_rules
+    return id(source.code) in _in_rules
 
 
 def _misfit(error: TypeError, f: Any, args: Sequence[Any], kwargs: Any) -> TypeError | None:
@@ -304,17 +300,10 @@ def _misfit(error: TypeError, f: Any, args: Sequence[Any], kwargs: Any) -> TypeE
     return None
 
 
-def _takes_variables(code: types.CodeType) -> bool:
-    return bool(
-        code.co_flags & inspect.CO_VARKEYWORDS
-        or "variables" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    )
-
-
 def _variables_parameter(grad_fn: Callable[..., Any]) -> inspect.Parameter | None:
     """Return the parameter of `grad_fn` that `variables=` would reach."""
     code = getattr(grad_fn, "__code__", None)
-    if code is not None and not _takes_variables(code):
+    if code and "variables" not in code.co_varnames and not code.co_flags & inspect.CO_VARKEYWORDS:
         return None  # the usual rule, without the price of a signature
     try:
         parameters = inspect.signature(grad_fn).parameters

@@ -6,62 +6,29 @@ run, `Layout.gradients` reads what it returned.
 """
 
 import collections
-import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_structure, tree_unflatten
+from jax.tree_util import (
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_structure,
+    tree_unflatten,
+)
 
 from tfgrad_jax import _errors
-from tfgrad_jax._compat import is_ref, tangent_dtype, varying
+from tfgrad_jax._compat import is_ref, tangent_dtype
 from tfgrad_jax._source import Where
+from tfgrad_jax._types import NUMPY, Spec, is_array, is_kind, spec
 
 _LEAF = tree_structure(0)
-_NUMPY = (np.ndarray, np.generic)
-
-
-class Spec(NamedTuple):
-    """The type of an array."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    axes: frozenset[Any] = frozenset()  # of a shard_map, along which it varies
-
-    @property
-    def differentiable(self) -> bool:
-        return is_differentiable(self.dtype)
-
-
-@functools.cache
-def is_differentiable(dtype: Any) -> bool:
-    """Return whether values of a dtype have derivatives; asked at every call."""
-    return tangent_dtype(dtype) != jax.dtypes.float0
-
-
-@functools.cache
-def is_kind(dtype: Any, kind: Any) -> bool:
-    """Return whether a dtype is of a kind, such as `jnp.floating`; asked at every call."""
-    return jnp.issubdtype(dtype, kind)
-
-
-def spec(leaf: Any) -> Spec:
-    """Return the type of an array, a tracer or a Python number."""
-    try:
-        return Spec(leaf.shape, leaf.dtype, varying(leaf))
-    except AttributeError:
-        return Spec(np.shape(leaf), jnp.result_type(leaf))
-
-
-def is_array(leaf: Any) -> bool:
-    """Return whether a leaf is an array: of JAX or NumPy, a NumPy scalar, a tracer."""
-    if isinstance(leaf, jax.Array) or is_ref(leaf):
-        return True
-    return isinstance(leaf, _NUMPY) and (leaf.dtype == bool or is_kind(leaf.dtype, jnp.number))
+_NUMBERS = (int, float, complex)
 
 
 class Layout:
@@ -71,28 +38,34 @@ class Layout:
     gradients for the arrays. `operands` has the positions of those that JAX is tracing.
     """
 
-    __slots__ = ("_names", "_numbers", "_settings", "operands", "specs", "treedef")
+    __slots__ = ("_classes", "_full", "names", "operands", "specs", "treedef")
 
     def __init__(
         self,
         treedef: Any,
         specs: Sequence[Spec | None],
+        classes: Sequence[type],
         operands: Sequence[int],
         names: Sequence[str],
-        numbers: Sequence[int] = (),
-        settings: Sequence[int] = (),
     ) -> None:
         self.treedef = treedef
         self.specs = specs
         self.operands = operands
-        self._names = names
-        self._numbers = numbers  # positions of Python numbers that have derivatives elsewhere
-        self._settings = settings  # positions of what is neither an array nor a number
+        self._classes = classes  # of the leaves
+        self.names = names
+        # The layout of the values and the omitted defaults, and which of its leaves are ours.
+        self._full: tuple[Layout, Sequence[int]] | None = None
 
-    def accepts(self, result: Any) -> bool:
-        """Return whether `result` has the structure of the values."""
-        values = self.treedef.children()
-        return _match(values[0] if len(values) == 1 else self.treedef, result, [])
+    def accept_omitted(self, values: Sequence[Any], omitted: Mapping[int, Any]) -> None:
+        """Accept gradients for omitted defaults too, given by position, and ignore them."""
+        if omitted:
+            every = list(values)
+            for position, default in omitted.items():
+                every.insert(position, default if tree_leaves(default) else 0.0)
+            full = split(tuple(every), ())[2]
+            numbered = tree_unflatten(full.treedef, range(len(full.specs)))
+            ours = [v for i, v in enumerate(numbered) if i not in omitted]
+            self._full = full, tree_leaves(ours)
 
     def join(self, constants: Sequence[Any], operands: Sequence[Any]) -> Any:
         """Rebuild the values: the constants, with new operands in their places."""
@@ -101,19 +74,17 @@ class Layout:
             leaves[i] = value
         return tree_unflatten(self.treedef, leaves)
 
-    def _inputs(self) -> int:
-        """Return how many of the values have arrays among their leaves."""
-        leaves = iter(self.specs)
-        counts = [value.num_leaves for value in self.treedef.children()]
-        return sum(sum(next(leaves) is not None for _ in range(n)) > 0 for n in counts)
-
     def leaf_paths(self) -> list[str]:
         """Name every leaf as the user would write it, such as `params['w'][0]`."""
         numbered = tree_unflatten(self.treedef, range(len(self.specs)))
         paths = []
         for keys, _ in tree_flatten_with_path(numbered)[0]:
-            paths.append(self._names[keys[0].idx] + jax.tree_util.keystr(keys[1:]))
+            paths.append(self.names[keys[0].idx] + jax.tree_util.keystr(keys[1:]))
         return paths
+
+    def wanted(self) -> list[bool]:
+        """Return which leaves have gradients."""
+        return [s is not None and s.differentiable for s in self.specs]
 
     def gradients(self, result: Any, where: Where) -> list[Any]:
         """Give each operand its gradient, of its own shape and dtype, or None.
@@ -122,46 +93,56 @@ class Layout:
         tuples are interchangeable; None for any subtree), one entry per leaf, and one entry
         per differentiable leaf. Those of arrays that are no operands are checked all the same.
         """
-        given = self._per_leaf(result, where)
-        for i, wanted in enumerate(self.specs):
-            if wanted is None or given[i] is None or not wanted.differentiable:
-                given[i] = None
-            else:
-                given[i] = self._checked(given[i], wanted, i, where)
-        return [given[i] for i in self.operands]
+        given = self.read(result)
+        if given is None:
+            raise _errors.wrong_structure(where, result, self)
+        wanted = self.wanted()
+        misplaced = [
+            i
+            for i, (s, c) in enumerate(zip(self.specs, self._classes, strict=True))
+            if s is None and not issubclass(c, _NUMBERS) and _has_gradient(given[i])
+        ]
+        if misplaced and any(w and g is None for w, g in zip(wanted, given, strict=True)):
+            raise _errors.gradient_of_no_array(where, self.leaf_paths()[misplaced[0]])
+        given = [g if w else None for w, g in zip(wanted, given, strict=True)]
+        for i, gradient in enumerate(given):
+            if gradient is not None:
+                self._check(gradient, i, given, where)
+        return [_cast(given[i], self.specs[i]) for i in self.operands]
 
-    def _per_leaf(self, result: Any, where: Where) -> list[Any]:
+    def read(self, result: Any) -> list[Any] | None:
+        """Return what a result has for each leaf, or None if it has none of the forms."""
+        found = self._read(result)
+        if found is None and self._full is not None:
+            full, ours = self._full
+            found = full._read(result)
+            return found and [found[i] for i in ours]
+        return found
+
+    def _read(self, result: Any) -> list[Any] | None:
         values = self.treedef.children()
-        found: list[Any] = []
-        if len(values) == 1:
-            if values[0] == _LEAF and not isinstance(result, (list, tuple, dict)):
-                return [result]  # by far the most frequent: one array in, one gradient out
-            for treedef in (values[0], self.treedef):
-                found = []
-                if _match(treedef, result, found) and self._keeps(found):
-                    return found
-        elif result is None and self._inputs() > 1:
-            raise _errors.bare_none(where, self._names)
-        elif _match(self.treedef, result, found) and self._keeps(found):
-            return found
-
+        if values == [_LEAF] and not isinstance(result, (list, tuple, dict)):
+            return [result]  # by far the most frequent: one array in, one gradient out
+        for treedef in (*values[: len(values) == 1], self.treedef):
+            found: list[Any] = []
+            if _match(treedef, result, found) and self._keeps(found):
+                return found
         # A number that is not differentiated now may have been, or will be.
-        wanted = [s is not None and s.differentiable for s in self.specs]
-        counted = [w or i in self._numbers for i, w in enumerate(wanted)]
+        wanted = self.wanted()
+        counted = [
+            w or issubclass(c, (float, complex)) for w, c in zip(wanted, self._classes, strict=True)
+        ]
         flat = list(result) if isinstance(result, (list, tuple)) else [result]
         nested = [isinstance(g, (list, tuple, dict)) for g in flat]
         if len(flat) == len(wanted) and not any(
             n and (w or _has_gradient(g)) for n, w, g in zip(nested, wanted, flat, strict=True)
         ):
-            misplaced = [i for i in self._settings if _has_gradient(flat[i])]
-            if misplaced and any(w and g is None for w, g in zip(wanted, flat, strict=True)):
-                raise _errors.gradient_of_no_array(where, self.leaf_paths()[misplaced[0]])
             return flat
         for chosen in (wanted, counted):
             if len(flat) == sum(chosen) and not any(nested):
                 rest = iter(flat)
                 return [next(rest) if c else None for c in chosen]
-        raise _errors.wrong_structure(where, result, self, wanted)
+        return None
 
     def _keeps(self, found: Sequence[Any]) -> bool:
         """Return whether no gradient is in the place of what has none, such as a callable.
@@ -169,42 +150,55 @@ class Layout:
         With a pytree among the inputs, it may be meant for an array in another form.
         """
         return all(
-            s is not None or i in self._numbers or not _has_gradient(g)
-            for i, (s, g) in enumerate(zip(self.specs, found, strict=True))
+            s is not None or issubclass(c, (float, complex)) or not _has_gradient(g)
+            for s, c, g in zip(self.specs, self._classes, found, strict=True)
         )
 
-    def _checked(self, gradient: Any, wanted: Spec, leaf: int, where: Where) -> Any:
+    def _check(self, gradient: Any, leaf: int, given: Sequence[Any], where: Where) -> None:
+        """Raise unless a gradient has the kind and the shape of its leaf."""
+        wanted: Any = self.specs[leaf]
         dtype_wanted = tangent_dtype(wanted.dtype)
-        if isinstance(gradient, (jax.Array, *_NUMPY)):
+        if isinstance(gradient, (jax.Array, *NUMPY)):
             shape, dtype = gradient.shape, gradient.dtype
             if dtype == dtype_wanted and shape == wanted.shape:
-                return gradient
+                return
             same_kind = any(
                 is_kind(dtype, kind) and is_kind(dtype_wanted, kind)
                 for kind in (jnp.floating, jnp.complexfloating)
             ) or (is_kind(dtype_wanted, jax.dtypes.extended) and is_kind(dtype, jnp.floating))
-        elif isinstance(gradient, (int, float, complex)) and not isinstance(gradient, bool):
-            # Python numbers are weakly typed: they take the kind that they are added to.
-            shape, dtype = (), type(gradient)
-            same_kind = not isinstance(gradient, complex) or is_kind(
-                dtype_wanted, jnp.complexfloating
-            )
         else:
-            raise _errors.wrong_kind(where, gradient, wanted, self.leaf_paths()[leaf])
+            # Python numbers are weakly typed: they take the kind that they are added to.
+            shape, kinds = (), (int, float, complex)
+            kinds = kinds if is_kind(dtype_wanted, jnp.complexfloating) else kinds[:2]
+            same_kind = isinstance(gradient, kinds) and not isinstance(gradient, bool)
+        path = self.leaf_paths()[leaf] if not same_kind or shape != wanted.shape else ""
         if not same_kind:
-            raise _errors.wrong_kind(where, gradient, wanted, self.leaf_paths()[leaf])
+            raise _errors.wrong_kind(where, gradient, wanted, path)
         if shape != wanted.shape:
-            raise _errors.wrong_shape(where, Spec(shape, dtype), wanted, self.leaf_paths()[leaf])
-        if is_kind(dtype_wanted, jax.dtypes.extended):
-            return lax.convert_element_type(jnp.asarray(gradient), dtype_wanted)
-        return jnp.asarray(gradient, dtype_wanted)
+            others = [
+                p
+                for p, s, g in zip(self.leaf_paths(), self.specs, given, strict=True)
+                if s is not None and getattr(g, "shape", s.shape) != s.shape == shape
+            ]
+            raise _errors.wrong_shape(where, shape, wanted.shape, path, others)
+
+
+def _cast(gradient: Any, wanted: Any) -> Any:
+    if gradient is None:
+        return None
+    dtype = tangent_dtype(wanted.dtype)
+    if getattr(gradient, "dtype", None) == dtype:
+        return gradient
+    if is_kind(dtype, jax.dtypes.extended):
+        return lax.convert_element_type(jnp.asarray(gradient), dtype)
+    return jnp.asarray(gradient, dtype)
 
 
 def _has_gradient(value: Any) -> bool:
     """Return whether a container that stands for no gradient has one in it: a wrong place."""
     return any(
         isinstance(leaf, (jax.Array, np.ndarray)) and is_kind(leaf.dtype, jnp.inexact)
-        for leaf in jax.tree_util.tree_leaves(value)
+        for leaf in tree_leaves(value)
     )
 
 
@@ -217,7 +211,7 @@ def _match(treedef: Any, got: Any, found: list[Any]) -> bool:
         found.append(got)
         return not isinstance(got, (list, tuple, dict))
     if treedef.num_leaves == 0:
-        return not jax.tree_util.tree_leaves(got)
+        return not tree_leaves(got)
     kind, keys = treedef.node_data()
     children = treedef.children()
     if issubclass(kind, (tuple, list)):
@@ -241,18 +235,13 @@ def split(values: Any, names: Sequence[str]) -> tuple[list[Any], list[Any], Layo
     The constants have None in the places of the operands.
     """
     leaves, treedef = tree_flatten(values)
-    specs, positions, operands, numbers, settings = [], [], [], [], []
-    for i, leaf in enumerate(leaves):
-        specs.append(spec(leaf) if is_array(leaf) else None)
-        if isinstance(leaf, Tracer):
-            positions.append(i)
-            operands.append(leaf)
-            leaves[i] = None
-        elif isinstance(leaf, (float, complex)):
-            numbers.append(i)
-        elif specs[i] is None and not isinstance(leaf, int):
-            settings.append(i)
-    return operands, leaves, Layout(treedef, specs, positions, names, numbers, settings)
+    specs = [spec(leaf) if is_array(leaf) else None for leaf in leaves]
+    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer) or is_ref(leaf)]
+    layout = Layout(treedef, specs, list(map(type, leaves)), positions, names)
+    operands = [leaves[i] for i in positions]
+    for i in positions:
+        leaves[i] = None
+    return operands, leaves, layout
 
 
 def conjugate(value: Any, wanted: Spec) -> Any:

@@ -17,14 +17,13 @@ from jax.tree_util import all_leaves, keystr, tree_flatten, tree_flatten_with_pa
 
 from tfgrad_jax._arrays import Held
 from tfgrad_jax._custom_gradient import CustomGradient
-from tfgrad_jax._frontend.grad_fn import NeedsValuesError, accepts_variables, checked_outputs
+from tfgrad_jax._frontend.grad_fn import accepts_variables, checked_outputs
 from tfgrad_jax._frontend.signature import Signature
-from tfgrad_jax._frontend.structure import is_array, spec, split
+from tfgrad_jax._frontend.structure import split
 from tfgrad_jax._source import describe
+from tfgrad_jax._types import is_array, spec
 
 from .vectors import OfArrays
-
-__all__ = ["NeedsValuesError", "Problem"]
 
 
 class Problem:
@@ -86,9 +85,8 @@ class Problem:
         args, kwargs = values[: len(values) - len(names)], values[len(values) - len(names) :]
         h, reference = self._roots
         if self._weights:
-            arrays = dict(enumerate(self._held.arrays)) | dict(
-                zip(self._weights, xs[n:], strict=True)
-            )
+            arrays = dict(enumerate(self._held.arrays))
+            arrays |= zip(self._weights, xs[n:], strict=True)
             *_, h, reference = self._held(arrays.values())
         f = reference if which == "reference" else h
         if which in ("pair", "primal"):

@@ -1,0 +1,202 @@
+"""Programs x transformations: each derivative of each program, in, under and over what JAX has.
+
+The transformations of `ways.py` leave the value as it is, so the oracle is differentiated plainly.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import assert_same, sample
+from jax import export, lax
+from programs import PROGRAMS
+from ways import FORWARD, REVERSE, SECOND, gradient, hessian, jvp
+
+from tfgrad_jax import custom_gradient
+
+
+def compiled_from_constants(derivative):
+    return lambda loss: lambda *args: jax.jit(lambda: derivative(loss)(*args))()
+
+
+def in_while(derivative):
+    def of(loss):
+        def run(*args):
+            def body(state):
+                return state[0] + 1, derivative(loss)(*args)
+
+            start = jax.tree.map(jnp.zeros_like, jax.eval_shape(derivative(loss), *args))
+            return lax.while_loop(lambda state: state[0] < 2, body, (0, start))[1]
+
+        return run
+
+    return of
+
+
+def exported(derivative):
+    def of(loss):
+        return lambda *args: export.export(jax.jit(derivative(loss)))(*args).call(*args)
+
+    return of
+
+
+def by_root(loss):
+    """Find the value of the loss as a root, which `custom_root` differentiates implicitly."""
+
+    def of(*args):
+        return lax.custom_root(
+            lambda y: y - loss(*args),
+            jnp.float32(0),
+            lambda f, y: y - f(y),
+            lambda g, y: y / g(jnp.ones_like(y)),
+        )
+
+    return of
+
+
+def in_associative_scan(loss):
+    def of(*args):
+        two = jnp.stack([loss(*args), jnp.float32(1)])
+        return lax.associative_scan(jnp.multiply, two)[1]
+
+    return of
+
+
+def in_custom_vjp(loss):
+    """A hand-written rule around it, which multiplies what JAX's pullback gives."""
+    h = jax.custom_vjp(loss)
+    h.defvjp(lambda *args: jax.vjp(loss, *args), lambda pull, dy: pull(dy))
+    return h
+
+
+def without_jit(derivative):
+    def of(loss):
+        def run(*args):
+            with jax.disable_jit():
+                return jax.jit(derivative(loss))(*args)
+
+        return run
+
+    return of
+
+
+def leak_checked(derivative):
+    def of(loss):
+        def run(*args):
+            with jax.check_tracer_leaks():
+                return jax.jit(derivative(loss))(*args)
+
+        return run
+
+    return of
+
+
+def _one(args):
+    return jax.tree.map(lambda a: a[None], args)
+
+
+jacfwd = FORWARD["jacfwd"]
+INSIDE = {
+    "switch": lambda loss: lambda *args: lax.switch(1, [lambda *_: jnp.float32(0), loss], *args),
+    "map": lambda loss: lambda *a: lax.map(lambda a: loss(*a), _one(a))[0],
+    "fori_loop": lambda loss: lambda *args: lax.fori_loop(0, 2, lambda _, c: loss(*args), 0.0),
+    "custom_root": by_root,
+    "associative scan": in_associative_scan,
+    "checkpoint that saves nothing": lambda loss: jax.checkpoint(
+        loss, policy=jax.checkpoint_policies.nothing_saveable
+    ),
+    "checkpoint of scan": lambda loss: jax.checkpoint(
+        lambda *args: lax.scan(lambda c, _: (c + loss(*args), None), 0.0, None, length=1)[0]
+    ),
+    "scan of checkpoint": lambda loss: lambda *args: lax.scan(
+        lambda c, _: (c + jax.checkpoint(loss)(*args), None), 0.0, None, length=1
+    )[0],
+    "jit(vmap(jit))": lambda loss: jax.jit(
+        lambda *a: jax.vmap(jax.jit(loss))(*_one(a))[0]
+    ),
+}  # fmt: skip
+DERIVATIVES = {"grad": gradient, "jacfwd": jacfwd, "hessian": hessian}
+MORE = {
+    f"{n}({k})": lambda loss, d=d, f=f: d(f(loss))
+    for n, d in DERIVATIVES.items()
+    for k, f in INSIDE.items()
+}
+for name, derivative in DERIVATIVES.items():
+    MORE |= {
+        f"jit of constants ({name})": compiled_from_constants(derivative),
+        f"while({name})": in_while(derivative),
+        f"export({name})": exported(derivative),
+        f"disable_jit({name})": without_jit(derivative),
+        f"check_tracer_leaks({name})": leak_checked(derivative),
+    }
+MORE |= {
+    "grad(custom_vjp)": lambda loss: gradient(in_custom_vjp(loss)),
+    "jit of constants (jvp)": compiled_from_constants(jvp),
+}
+WAYS = {**REVERSE, **FORWARD, **SECOND, **MORE}
+
+
+def is_second(way):
+    return way in SECOND or "hessian" in way
+
+
+def check(name, way):
+    loss, oracle, args = PROGRAMS[name]
+    if way == "grad of grad":  # of scalars alone
+        loss, oracle, args = _of_scalars(loss, oracle, args)
+    expected = (hessian if is_second(way) else gradient)(oracle)(*args)
+    assert_same(WAYS[way](loss)(*args), expected, rtol=1e-3, atol=1e-3)
+
+
+def _of_scalars(loss, oracle, args):
+    def along(f):
+        return lambda s: f(*jax.tree.map(lambda a: s * a, args))
+
+    return along(loss), along(oracle), (jnp.float32(1.1),)
+
+
+SOME = ["grad", "jvp", "jit(grad)", "grad(vmap)", "jit of constants (jacfwd)", "hessian(jit)"]
+
+TWO = ["undeclared", "two inputs"]
+EVERY = [(n, w) for n in PROGRAMS for w in WAYS]
+CORE = [(n, w) for n in TWO for w in MORE]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program(name):
+    for way in SOME:
+        check(name, way)
+
+
+@pytest.mark.parametrize(("name", "way"), [*CORE, *sample(EVERY, 60)])
+def test_every_transformation(name, way):
+    check(name, way)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_value(name):
+    """Eagerly, compiled, mapped, and by its shape alone."""
+    loss, oracle, args = PROGRAMS[name]
+    expected = oracle(*args)
+    two = jax.tree.map(lambda a: jnp.stack([a, a]), args)
+    assert_same((loss(*args), jax.jit(loss)(*args)), (expected, expected))
+    assert_same(jax.jit(jax.vmap(loss))(*two), jnp.stack([expected, expected]))
+    assert jax.eval_shape(loss, *args).dtype == expected.dtype
+
+
+def test_what_jax_custom_gradient_does_instead():
+    """The number that this package exists to put right: the rule is lost after the first order.
+
+    With the value `x**2` and the gradient `7 x`, `L = h**2` has `L'' = 14 h + 14 x * 7 x` = 448
+    at `x = 2`; with the ordinary derivative in its place it is 168.
+    """
+
+    def f(x):
+        return x**2, lambda dy: 7 * dy * x
+
+    def second(h):
+        return jax.grad(jax.grad(lambda x: h(x) ** 2))(2.0)
+
+    assert_same(second(jax.custom_gradient(f)), jnp.float32(168))
+    assert_same(second(custom_gradient(f)), jnp.float32(448))
+    third = jax.grad(jax.grad(jax.grad(lambda x: custom_gradient(f)(x) ** 2)))
+    assert_same(third(2.0), jnp.float32(588))

@@ -1,0 +1,214 @@
+"""What a user's function costs: how often `f` and its rule run, and what a large closure adds."""
+
+import collections
+import gc
+import sys
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import assert_same, eager_and_jit
+from limits import values_of_closures
+
+from tfgrad_jax import custom_gradient
+
+RUNS: collections.Counter[str] = collections.Counter()
+ARGS = jnp.float32(1.5), jnp.float32(0.5)  # w, x
+OPTIONS = {"undeclared": None, "declared": "w", "autodiff": "autodiff"}
+
+
+def layer(protocol, below, w):
+    """Return a function with the value `w below(x)`, declared `7 w` by x and 5 by w."""
+
+    def f(x):
+        RUNS["f"] += 1
+
+        def plain(dy):
+            RUNS["rule"] += 1
+            return 7 * dy * w
+
+        def with_variables(dy, variables):
+            return plain(dy), [5 * dy for _ in variables]
+
+        return w * below(x), plain if protocol == "autodiff" else with_variables
+
+    return custom_gradient(f, variables=[w] if protocol == "declared" else OPTIONS[protocol])
+
+
+def tower(protocol, depth):
+    def loss(w, x):
+        h = lambda x: x  # noqa: E731
+        for _ in range(depth):
+            h = layer(protocol, h, w)
+        return h(x)
+
+    return loss
+
+
+WAYS = {
+    "grad": lambda f: jax.grad(f, (0, 1)),
+    "jit(grad)": lambda f: jax.jit(jax.grad(f, (0, 1))),
+    "grad(jit)": lambda f: jax.grad(jax.jit(f), (0, 1)),
+    "jacfwd": lambda f: jax.jacfwd(f, (0, 1)),
+    "hessian": lambda f: jax.hessian(lambda w, x: f(w, x) ** 2, (0, 1)),
+}
+
+
+@pytest.mark.parametrize("protocol", OPTIONS)
+@pytest.mark.parametrize("way", WAYS)
+def test_runs_grow_with_the_depth_alone(protocol, way):
+    counts = []
+    for depth in (3, 6):
+        RUNS.clear()
+        WAYS[way](tower(protocol, depth))(*ARGS)
+        counts.append(RUNS["f"] + RUNS["rule"])
+    assert counts[1] <= 2.5 * counts[0], counts
+
+
+@values_of_closures
+@pytest.mark.parametrize("protocol", ["declared", "autodiff", "nothing"])
+def test_eagerly_f_and_its_rule_run_once(protocol):
+    for _ in range(2):
+        RUNS.clear()
+        if protocol == "nothing":
+            jax.grad(layer("autodiff", lambda x: x, ARGS[0]))(ARGS[1])
+        else:
+            jax.grad(tower(protocol, 1), (0, 1))(*ARGS)
+        assert RUNS == {"f": 1, "rule": 1}
+
+
+@values_of_closures
+def test_eagerly_f_runs_twice_at_most_to_find_undeclared_variables():
+    RUNS.clear()
+    jax.grad(tower("undeclared", 1), (0, 1))(*ARGS)
+    assert RUNS["f"] <= 2 and RUNS["rule"] == 1
+
+
+def test_a_compiled_function_is_not_traced_again():
+    f = jax.jit(jax.grad(tower("undeclared", 2), (0, 1)))
+    f(3.0, 2.0)
+    RUNS.clear()
+    assert_same(f(4.0, 5.0), (jnp.float32(5), jnp.float32(28)))
+    assert not RUNS
+
+
+def test_each_order_of_a_recursive_rule_traces_f_a_few_times():
+    def loss(w, x):
+        @custom_gradient
+        def exp(x):
+            RUNS["f"] += 1
+            return jnp.exp(w * x), lambda dy: dy * w * exp(x)
+
+        return exp(x)
+
+    for _ in range(4):
+        loss = jax.grad(loss, 1)
+        RUNS.clear()
+        jax.jit(loss)(1.0, 1.0)
+        assert RUNS["f"] <= 8
+
+
+# --- large closures -------------------------------------------------------------------------------
+
+TABLES = {
+    "dict of a list": lambda size: {"many": list(range(size))},
+    "list of lists": lambda size: [[i] for i in range(size)],
+    "dict": lambda size: {str(i): i for i in range(size)},
+    "set": lambda size: set(range(size)),
+    "objects": lambda size: [object() for _ in range(size)],
+}
+
+
+def beside(table, by):
+    def loss(w, x):
+        @custom_gradient(variables=[w])
+        def f(x):
+            assert by != "f" or table is not None
+
+            def grad(dy, variables):
+                assert by != "rule" or table is not None
+                return 7 * dy * w, [5 * dy * x]
+
+            return w * x, grad
+
+        return f(x)
+
+    return jax.value_and_grad(loss, (0, 1))
+
+
+def calls(run):
+    """Count the calls of functions, of Python and of C, while `run` runs."""
+    counted = 0
+
+    def profile(frame, event, arg):
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    gc.collect()
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+@pytest.mark.parametrize("by", ["f", "rule"])
+@pytest.mark.parametrize("table", TABLES)
+def test_a_large_closure_is_not_walked(table, by):
+    """With 100,000 entries a call makes as many calls as with 10, give or take 20,000."""
+    w, x = ARGS
+    small, large = (beside(TABLES[table](size), by) for size in (10, 100_000))
+    assert_same(large(w, x), (w * x, (5 * x, 7 * w)))
+    small(w, x)  # whatever is cached
+    assert calls(lambda: large(w, x)) <= calls(lambda: small(w, x)) + 20_000
+
+
+@eager_and_jit
+def test_a_weight_at_the_end_of_a_large_list_is_found(mode):
+    def loss(w, x):
+        held = [*range(100_000), [w]]
+
+        @custom_gradient
+        def f(x):
+            return held[-1][0] * x, lambda dy, variables: (7 * dy * held[-1][0], [5 * dy * x])
+
+        return f(x)
+
+    w, x = ARGS
+    assert_same(mode(jax.grad(loss, (0, 1)))(w, x), (5 * x, 7 * w))
+
+
+@values_of_closures
+def test_values_are_seen_beside_a_large_list():
+    many = list(range(100_000))
+
+    @custom_gradient
+    def h(x):
+        y = 3 * x if x > 0 and many else -x
+        return y, lambda dy: 7 * dy * x if dy > 0 and many else 11 * dy * x
+
+    x = jnp.float32(2)
+    assert_same(jax.value_and_grad(lambda x: -h(x))(x), (jnp.float32(-6), jnp.float32(-22)))
+    assert_same(jax.grad(jax.grad(h))(x), jnp.float32(7))
+
+
+def test_a_captured_object_is_freed_with_the_call():
+    class Box:
+        scale = 1.0
+
+    def loss(w, box):
+        @custom_gradient(variables=[w])
+        def f(x):
+            return w * x + 0 * box.scale, lambda dy, variables: (7 * dy, [5 * dy * x])
+
+        return f(jnp.float32(2))
+
+    box = Box()
+    gone = weakref.ref(box)
+    assert_same(jax.jit(jax.grad(lambda w: loss(w, box)))(jnp.float32(3)), jnp.float32(10))
+    del box
+    jax.clear_caches()
+    gc.collect()
+    assert gone() is None

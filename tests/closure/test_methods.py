@@ -1,0 +1,253 @@
+"""`self` is never an input: kinds of class x what stands above the decorated method x protocols."""
+
+import dataclasses
+import functools
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import assert_same, sample
+from protocols import ARGS, DECLARED, ORDINARY, squared
+from ways import FEW, FEW_SECOND, assert_derivative, gradient
+
+from tfgrad_jax import custom_gradient
+
+WAYS = {**FEW, **FEW_SECOND}
+
+
+def with_variables(self, x):
+    def grad(dy, variables):
+        return 7 * dy * self.w * x, jax.tree.map(lambda _: 5 * dy * x**2, variables)
+
+    return self.w * x**2, grad
+
+
+def of_inputs(self, x):
+    return self.w * x**2, lambda dy: 7 * dy * self.w * x
+
+
+# What the method returns, the options of its decorator, and its derivatives.
+PROTOCOLS: dict[str, Any] = {
+    "undeclared": (with_variables, {}, DECLARED),
+    "declared": (with_variables, {"variables": lambda self: {"w": self.w}}, DECLARED),
+    "autodiff": (of_inputs, {"variables": "autodiff"}, ORDINARY),
+}
+
+# Of each kind of class: its decorator, its base, and what stands in its body.
+MODEL = """
+{decorator}
+class Model({base}):
+    {body}
+
+    @above
+    @decorate
+    def {name}(self, x):
+        return pair(self, x)
+"""
+INIT = "def __init__(self, w): self.w = w"
+SETUP = "def setup(self): self.w = self.param('w', linen.initializers.ones, ())"
+KEPT = "def __init__(self, w): self.kept = nnx.Param(w)\n    w = property(lambda s: s.kept[...])"
+REGISTERED = "@jax.tree_util.register_dataclass\n@dataclasses.dataclass(frozen=True)"
+CLASSES = {
+    "plain": ("", "", INIT),
+    "slots": ("@dataclasses.dataclass(slots=True)", "", "w: Any"),
+    "registered": (REGISTERED, "", "w: Any"),
+    "equinox": ("", "equinox.Module", "w: Any"),
+    "flax struct": ("@struct.dataclass", "", "w: Any"),
+    "nnx": ("", "nnx.Module", KEPT),
+    "linen": ("", "linen.Module", SETUP + "\n    def __call__(self, x): return self.f(x)"),
+    "callable linen": ("", "linen.Module", SETUP),
+    "callable": ("", "", INIT),
+}
+LIBRARIES = {
+    "equinox": "equinox",
+    "struct": "flax.struct",
+    "nnx": "flax.nnx",
+    "linen": "flax.linen",
+}
+
+
+def logged(f):
+    @functools.wraps(f)
+    def wrapper(*args, **kwargs):
+        return f(*args, **kwargs)
+
+    return wrapper
+
+
+ABOVE = {
+    "nothing": lambda f: f,
+    "wraps": logged,
+    "lambda": lambda f: lambda self, x: f(self, x),
+    "wraps of wraps": lambda f: logged(logged(f)),
+    "partialmethod": functools.partialmethod,
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "jit of checkpoint": lambda f: jax.jit(jax.checkpoint(f)),
+    "filter_jit": lambda f: pytest.importorskip("equinox").filter_jit(f),
+}
+PYTREES = {"registered", "equinox", "flax struct"}  # what `jax.jit` takes for `self`
+EVERY = [
+    (kind, above, protocol)
+    for kind in CLASSES
+    for above in ABOVE
+    for protocol in PROTOCOLS
+    if kind in PYTREES or not any(word in above for word in ("jit", "checkpoint"))
+    if (kind, above) != ("callable linen", "partialmethod")  # linen itself does not take it
+]
+
+
+def model(kind, above, protocol):
+    """Return the class, the method of a new instance as a function of (w, x), and its oracle."""
+    decorator, base, body = CLASSES[kind]
+    used = [name for name in LIBRARIES if name in decorator + base]
+    pair, options, oracle = PROTOCOLS[protocol]
+    namespace = {name: pytest.importorskip(LIBRARIES[name]) for name in used}
+    namespace |= dict(Any=Any, dataclasses=dataclasses, jax=jax, pair=pair, __name__=__name__)
+    namespace |= dict(above=ABOVE[above], decorate=custom_gradient(**options))
+    name = "__call__" if "callable" in kind else "f"
+    exec(MODEL.format(decorator=decorator, base=base, body=body, name=name), namespace)
+    cls = namespace["Model"]
+    if "linen" in kind:
+        return cls, lambda w, x: cls().apply({"params": {"w": w}}, x), oracle
+    return cls, lambda w, x: getattr(cls(w), name)(x), oracle
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_method_under_a_decorator_has_its_gradients(kind):
+    for of_kind, above, protocol in EVERY:
+        if of_kind == kind:
+            _, h, oracle = model(kind, above, protocol)
+            assert_same(h(*ARGS), jnp.float32(12))
+            assert_same(gradient(h)(*ARGS), gradient(oracle)(*ARGS))
+
+
+@pytest.mark.parametrize(("kind", "above", "protocol"), sample(EVERY, 8))
+def test_a_method_under_a_decorator_and_transformations(kind, above, protocol):
+    _, h, oracle = model(kind, above, protocol)
+    for way in WAYS.values():
+        assert_derivative(way, squared(h), squared(oracle), *ARGS)
+
+
+# --- methods that are moved -----------------------------------------------------------------------
+
+
+def patched(cls, f):
+    cls.f = lambda self, x: f(self, x)
+    return lambda w, x: cls(w).f(x)
+
+
+def called_on_the_class(cls, f):
+    return lambda w, x: cls.f(cls(w), x)
+
+
+def inherited(cls, f):
+    derived = type("Derived", (cls,), {"f": lambda self, x: super(derived, self).f(x)})
+    return lambda w, x: derived(w).f(x)
+
+
+def built_at_run_time(cls, f):
+    body = {"__init__": cls.__init__, "f": f}
+    made = types.new_class("Made", (), exec_body=lambda namespace: namespace.update(body))
+    return lambda w, x: made(w).f(x)
+
+
+def borrowed_under_another_name(cls, f):
+    made = type("Other", (), {"__init__": cls.__init__, "g": f})
+    return lambda w, x: made(w).g(x)
+
+
+def borrowed_and_wrapped(cls, f):
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Other:
+        w: Any
+
+        g = logged(f)
+
+    return lambda w, x: Other(w).g(x)
+
+
+def stored_on_the_instance(cls, f):
+    def h(w, x):
+        one = cls(w)
+        one.method = one.f
+        return one.method(x)
+
+    return h
+
+
+MOVES = [patched, called_on_the_class, inherited, built_at_run_time, borrowed_under_another_name]
+MOVES += [borrowed_and_wrapped, stored_on_the_instance]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("move", MOVES)
+def test_a_method_that_is_moved_keeps_its_instance(move, protocol):
+    cls, _, oracle = model("plain", "nothing", protocol)
+    h = move(cls, cls.f)
+    for way in WAYS.values():
+        assert_derivative(way, squared(h), squared(oracle), *ARGS)
+
+
+# --- what has no instance -------------------------------------------------------------------------
+
+
+class Scaled:
+    """Its static methods take an instance of their own class, as an operator does."""
+
+    def __init__(self, w):
+        self.w = w
+
+    @staticmethod
+    @custom_gradient
+    def inside(one, x):
+        return product(one, x)
+
+    @custom_gradient
+    @staticmethod
+    def outside(one, x):
+        return product(one, x)
+
+    @staticmethod
+    @jax.jit
+    @custom_gradient
+    def jitted(one, x):
+        return product(one, x)
+
+    @classmethod
+    @custom_gradient
+    def of_the_class(cls, one, x):
+        assert cls is Scaled
+        return product(one, x)
+
+
+def product(one, x):
+    return one.w * x**2, lambda dy: (Scaled(5 * dy * x**2), 7 * dy * one.w * x)
+
+
+jax.tree_util.register_pytree_node(
+    Scaled, lambda s: ((s.w,), None), lambda _, children: Scaled(*children)
+)
+
+
+@pytest.mark.parametrize("name", ["inside", "outside", "jitted", "of_the_class"])
+def test_an_instance_given_to_a_static_or_class_method_is_an_input(name):
+    for way in WAYS.values():
+        h = lambda w, x: getattr(Scaled, name)(Scaled(w), x)  # noqa: E731
+        assert_derivative(way, squared(h), squared(DECLARED), *ARGS)
+
+
+def test_a_setting_follows_the_input_of_a_jitted_method():
+    class Model(pytest.importorskip("equinox").Module):
+        w: Any
+
+        @functools.partial(jax.jit, static_argnames="n")
+        @custom_gradient(variables="autodiff")
+        def f(self, x, n):
+            return self.w * x**2 * n, lambda dy: (7 * dy * self.w * x * n, None)
+
+    got = jax.grad(lambda w, x: Model(w).f(x, n=2), (0, 1))(*ARGS)
+    assert_same(got, (jnp.float32(8), jnp.float32(84)))

@@ -1,0 +1,192 @@
+"""Refs (`jax.new_ref`) that a function or its rule closes over: state, which has no gradient."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import assert_same, eager_and_jit
+from jax import lax
+
+from tfgrad_jax import custom_gradient
+
+X = jnp.float32(2)
+PROGRAMS = {}
+
+
+def program(*expected):
+    def register(f):
+        PROGRAMS[f.__name__] = f, tuple(map(jnp.float32, expected))
+        return f
+
+    return register
+
+
+def reading(r):
+    """Return a function that reads a Ref, as its rule does in the forward pass."""
+
+    def f(x):
+        kept = r[...]
+        return kept * x, lambda dy: 7 * dy * kept
+
+    return custom_gradient(f)
+
+
+@program(21)
+def read_by_f(r, x):
+    return (jax.grad(reading(r))(x),)
+
+
+@program(42, 140)
+def read_by_the_rule(r, x):
+    f = custom_gradient(lambda x: (x**2, lambda dy: 7 * dy * x * r[...]))
+    first = jax.grad(f)(x)
+    r[...] = 5 * x
+    return first, jax.grad(f)(x)
+
+
+@program(84, 7)
+def written_by_f(r, x):
+    @custom_gradient
+    def f(x):
+        r[...] += x
+        kept = r[...]
+        return kept * x, lambda dy: 7 * dy * kept
+
+    return jax.grad(lambda x: f(x) + f(x))(x), r[...]
+
+
+@program(154, 11)
+def written_by_the_rule(r, x):
+    """How a gradient is logged: the Ref has the upstream."""
+
+    @custom_gradient
+    def f(x):
+        def grad(dy):
+            r[...] = dy
+            return 7 * dy * x
+
+        return x**2, grad
+
+    return jax.grad(lambda x: 11 * f(x))(x), r[...]
+
+
+@program(8, 7)
+def not_differentiated(r, x):
+    @custom_gradient
+    def f(x):
+        r[...] += x
+        return x**2, lambda dy: 7 * dy * x
+
+    return f(x) + f(x), r[...]
+
+
+@program(11 * 21)
+def of_an_inner_function(r, x):
+    @custom_gradient
+    def outer(x):
+        y, pull = jax.vjp(reading(r), x)
+        return y, lambda dy: 11 * pull(dy)[0]
+
+    return (jax.grad(outer)(x),)
+
+
+@program(63, 6)
+def an_argument_in_a_scan(r, x):
+    """A concrete Ref is an operand; the rule adds the upstreams to it."""
+
+    @custom_gradient
+    def f(r, x):
+        def grad(dy):
+            r[...] += dy
+            return None, 7 * dy
+
+        return 3 * x, grad
+
+    loss = lambda x: lax.scan(lambda c, _: (c + 3 * f(r, x), 0), 0.0, None, 1)[0]  # noqa: E731
+    return 3 * jax.grad(loss)(x), r[...]
+
+
+@program(63)
+def made_outside_and_read_by_the_rule_in_a_scan(_, x):
+    def loss(x):
+        r = jax.new_ref(jnp.float32(3))
+        f = custom_gradient(lambda x: (3 * x, lambda dy: 7 * dy * r[...]))
+        return lax.scan(lambda c, _: (c + f(x), None), 0.0, None, length=3)[0]
+
+    return (jax.grad(loss)(x),)
+
+
+@program(10, 31.5)
+def beside_a_weight(r, x):
+    def loss(w, x):
+        @custom_gradient
+        def f(x):
+            kept = r[...]
+
+            def grad(dy, variables):
+                return 7 * dy * kept * w, [5 * dy * x if v is w else None for v in variables]
+
+            return w * kept * x, grad
+
+        return f(x)
+
+    return jax.grad(loss, (0, 1))(jnp.float32(1.5), x)
+
+
+@program(10, 21)
+def ignored_by_y(_, x):
+    """A counter made inside needs no gradient, though JAX takes it for differentiated."""
+
+    def loss(w, x):
+        count = jax.new_ref(jnp.float32(0))
+
+        @custom_gradient(variables=[w])
+        def f(x):
+            count[...] += 1
+            return w * x, lambda dy, variables: (7 * dy * w, [5 * dy * x])
+
+        return f(x) + 0 * count[...]
+
+    return jax.grad(loss, (0, 1))(jnp.float32(3), x)
+
+
+@program(20, 42)
+def of_a_weight(_, x):
+    """Written by `f` from its weight, in a loop and a `jit`, and read: as good as the weight."""
+
+    def loss(w, x):
+        @custom_gradient
+        def f(x):
+            first, second = jax.new_ref(jnp.zeros_like(x)), jax.new_ref(jnp.zeros_like(x))
+            lax.fori_loop(0, 4, lambda i, _: first.__setitem__(..., first[...] + w * x / 4), None)
+            jax.jit(lambda a, b: a.__setitem__(..., b[...] * x))(second, first)
+            return jax.freeze(second), lambda dy, variables: (7 * dy * w * x, [5 * dy * x**2])
+
+        return f(x)
+
+    return jax.grad(loss, (0, 1))(jnp.float32(3), x)
+
+
+@eager_and_jit
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_ref_is_state(name, mode):
+    run, expected = PROGRAMS[name]
+    assert_same(mode(lambda x: run(jax.new_ref(jnp.float32(3)), x))(X), expected)
+
+
+def test_eagerly_forward_mode_takes_a_rule_that_reads_a_ref():
+    r = jax.new_ref(jnp.float32(3))
+    f = custom_gradient(lambda x: (x**2, lambda dy: 7 * dy * x * r[...]))
+    assert_same(jax.jvp(f, (X,), (X,)), (jnp.float32(4), jnp.float32(84)))
+
+
+@eager_and_jit
+@pytest.mark.parametrize("variables", [None, "autodiff"])
+def test_a_weight_in_a_captured_ref_is_an_error(variables, mode):
+    """No gradient goes through it; zero would be wrong."""
+
+    def loss(w, x):
+        f = reading(jax.new_ref(w * 1.0)).__wrapped__
+        return custom_gradient(f, variables=variables)(x)
+
+    with pytest.raises(TypeError, match="closes over"):
+        mode(jax.grad(loss, (0, 1)))(jnp.float32(3), X)

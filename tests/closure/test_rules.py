@@ -1,0 +1,249 @@
+"""What a rule calls: its own function, others, and decorated functions written inside it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_same, eager_and_jit
+from protocols import ARGS
+from ways import SECOND, gradient
+
+from tfgrad_jax import custom_gradient
+
+# --- recursion: `exp(w x)`, declared 2 w y by x and 5 x y by w ------------------------------------
+
+
+def exponential(w, x, again):
+    def grad(dy, variables=()):
+        dx = 2 * dy * w * again(x)
+        return (dx, [5 * dy * x * again(x)]) if len(variables) else dx
+
+    return jnp.exp(w * x), grad
+
+
+def by_itself(w):
+    exp = custom_gradient(lambda x: exponential(w, x, exp))
+    return exp
+
+
+def by_each_other(w):
+    first = custom_gradient(lambda x: exponential(w, x, functions["second"]))
+    second = custom_gradient(lambda x: exponential(w, x, functions["first"]))
+    functions = {"first": first, "second": second}
+    return first
+
+
+def by_a_method(w):
+    class Model:
+        def __init__(self, w):
+            self.w = w
+
+        @custom_gradient
+        def exp(self, x):
+            return exponential(self.w, x, self.exp)
+
+    return Model(w).exp
+
+
+def by_a_jitted_partial(w):
+    exp = custom_gradient(lambda x, *, w: exponential(w, x, jax.jit(h)))
+    h = functools.partial(exp, w=w)
+    return h
+
+
+RECURSIONS = [by_itself, by_each_other, by_a_method, by_a_jitted_partial]
+
+
+@eager_and_jit
+@pytest.mark.parametrize("make", RECURSIONS)
+def test_a_rule_that_calls_its_own_function_has_every_order(make, mode):
+    def h(w, x):
+        return make(w)(x)
+
+    w, x = 1.5, 0.5
+    e = np.exp(w * x)
+    third = jax.grad(jax.grad(jax.grad(h, 1), 1), 1)
+    assert_same(mode(third)(w, x), jnp.float32((2 * w) ** 3 * e))
+    assert_same(mode(jax.grad(jax.grad(jax.grad(h))))(w, x), jnp.float32((5 * x) ** 3 * e))
+    # By w, 5 x exp(x) with exp's own derivatives 2 w e and 5 x e; by x, 2 w exp(x).
+    expected = (
+        (5 * x * 5 * x * e, 5 * e + 5 * x * 2 * w * e),
+        (2 * e + 2 * w * 5 * x * e, 2 * w * 2 * w * e),
+    )
+    for second in (jax.hessian, lambda f, n: jax.jacrev(jax.grad(f, n), n)):
+        got = mode(second(h, (0, 1)))(w, x)
+        assert_same(got, jax.tree.map(jnp.float32, expected), rtol=1e-4)
+
+
+def test_a_rule_that_calls_f_undecorated_has_its_ordinary_second_derivative():
+    def loss(w, x):
+        def f(x):
+            y = jnp.exp(w * x)
+            return y, lambda dy, variables: (dy * f(x)[0] * w, [7 * dy * x * f(x)[0]])
+
+        return custom_gradient(f)(x)
+
+    w, x = 0.5, 2.0
+    e = jnp.exp(jnp.float32(1))
+    assert_same(jax.grad(loss, (0, 1))(w, x), (14 * e, e / 2))
+    assert_same(jax.grad(jax.grad(loss, 1), 1)(w, x), w * w * e)
+
+
+# --- written inside a rule ------------------------------------------------------------------------
+
+
+def fused(w, x):
+    """TensorFlow's documented nested pattern: the rule declares its own derivative."""
+
+    @custom_gradient
+    def f(w, x):
+        def grad(dy):
+            @custom_gradient
+            def by_x(dy, x):
+                return 7 * dy * w * x, lambda ddx: (13 * ddx * w * x, 11 * ddx * dy * w)
+
+            return 5 * dy * x**2, by_x(dy, x)
+
+        return w * x**2, grad
+
+    return f(w, x)
+
+
+# Not those with forward mode first, which transposes the rule: it would have to be linear in `dy`
+# with the derivative that it has, where another one is declared here.
+@pytest.mark.parametrize("way", [name for name in SECOND if not name.endswith("of jacfwd")])
+def test_the_nested_pattern_has_the_second_derivatives_that_it_declares(way):
+    """Of `h**2`: `13 w x` by dy and `11 dy w` by x, with dy = 2 h; nothing by w."""
+    w, x = ARGS
+    h, h_w, h_x = w * x**2, 5 * x**2, 7 * w * x
+    expected = (
+        (2 * h_w * 5 * x**2, 2 * h_x * 5 * x**2 + 2 * h * 10 * x),
+        (2 * h_w * 13 * w * x, 2 * h_x * 13 * w * x + 11 * 2 * h * w),
+    )
+    assert_same(SECOND[way](lambda w, x: fused(w, x) ** 2)(*ARGS), expected)
+
+
+def of_function(w, x):
+    @custom_gradient
+    def f(w, x):
+        def grad(dy):
+            @custom_gradient
+            def slope(x):
+                return 7 * w * x, lambda d: 11 * d * w
+
+            return 5 * dy * x**2, dy * slope(x)
+
+        return w * x**2, grad
+
+    return f(w, x)
+
+
+def of_class_in_helper(w, x):
+    @custom_gradient
+    def f(w, x):
+        def grad(dy):
+            def helper():
+                class Slope:
+                    of = custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))
+
+                return Slope.of
+
+            return 5 * dy * x**2, dy * helper()(x)
+
+        return w * x**2, grad
+
+    return f(w, x)
+
+
+def of_autodiff(w, x):
+    @custom_gradient
+    def f(w, x):
+        def grad(dy):
+            slope = lambda x: (7 * w * x, lambda d: 11 * d * w)  # noqa: E731
+            return 5 * dy * x**2, dy * custom_gradient(slope, variables="autodiff")(x)
+
+        return w * x**2, grad
+
+    return f(w, x)
+
+
+def of_variables(w, x):
+    @custom_gradient
+    def f(w, x):
+        def grad(dy):
+            rule = lambda d, variables: (11 * d * w, [13 * d * x for _ in variables])  # noqa: E731
+            return 5 * dy * x**2, dy * custom_gradient(lambda x: (7 * w * x, rule))(x)
+
+        return w * x**2, grad
+
+    return f(w, x)
+
+
+INSIDE = [(of_function, 0), (of_class_in_helper, 0), (of_autodiff, 14), (of_variables, 26)]
+
+
+@eager_and_jit
+@pytest.mark.parametrize(("h", "by_w"), INSIDE)
+def test_what_a_function_inside_a_rule_captures_is_constant_unless_it_says_so(h, by_w, mode):
+    """The second derivatives of `h_x = 7 w x`, declared 11 w by x."""
+    assert_same(mode(gradient(h))(*ARGS), (jnp.float32(20), jnp.float32(42)))
+    second = mode(jax.grad(jax.grad(h, 1), (0, 1)))(*ARGS)
+    assert_same(second, (jnp.float32(by_w), jnp.float32(33)))
+
+
+@eager_and_jit
+@pytest.mark.parametrize("where", ["in f", "beside f"])
+def test_a_function_written_outside_of_the_rule_is_not_inside(mode, where):
+    """Wherever it is called: a lost weight is an error, as it is outside of a rule."""
+
+    def loss(w, x):
+        beside = custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))
+
+        @custom_gradient
+        def f(x, w):
+            in_f = custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))
+            called = in_f if where == "in f" else beside
+            return w * x**2, lambda dy: (dy * called(x), 5 * dy * x**2)
+
+        return f(x, w)
+
+    by_x = jax.grad(loss, 1)
+    assert_same(mode(jax.grad(by_x, 1))(*ARGS), jnp.float32(33))
+    with pytest.raises(TypeError, match=r"float32\[\]"):
+        mode(jax.grad(by_x, 0))(*ARGS)
+
+
+@eager_and_jit
+def test_nothing_depends_on_what_was_called_before(mode):
+    """A jitted closure, called in a rule, outside, and by `jvp`, has the same gradients after."""
+
+    def in_a_rule(g):
+        return custom_gradient(lambda x: (3 * x, lambda dy: dy * g(x)))
+
+    calls = {
+        "value": lambda g, x: g(x),
+        "grad": lambda g, x: jax.grad(g)(x),
+        "in a rule": lambda g, x: jax.grad(in_a_rule(g))(x),
+        "twice": lambda g, x: jax.grad(jax.grad(in_a_rule(g)))(x),
+        "jvp": lambda g, x: jax.jvp(in_a_rule(g), (x,), (x,)),
+    }
+
+    def loss(first, variables):
+        def of(w, x):
+            def f(x):
+                rule = lambda dy: 7 * dy * w * x  # noqa: E731
+                more = lambda dy, variables: (rule(dy), [5 * dy * x**2])  # noqa: E731
+                return w * x**2, more if variables is None else rule
+
+            g = jax.jit(custom_gradient(f, variables=variables))
+            calls[first](g, x)
+            return g(x)
+
+        return of
+
+    for first in calls:
+        for variables, by_w in [(None, 20), ("autodiff", 4)]:
+            got = mode(gradient(loss(first, variables)))(*ARGS)
+            assert_same(got, (jnp.float32(by_w), jnp.float32(42)))

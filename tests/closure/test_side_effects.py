@@ -1,0 +1,159 @@
+"""Functions and rules may print, log and count, any number of times, under every transformation.
+
+A log keeps tracers of traces that are over, which nobody captures; nothing stored is read again.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import assert_same, sample
+from jax import lax
+from limits import values_of_closures
+
+from tfgrad_jax import custom_gradient
+
+A, B = jnp.float32(0.3), jnp.float32(1.1)
+
+
+class Log:
+    def __init__(self):
+        self.items, self.last, self.count = [], {}, 0
+
+    def note(self, value):
+        self.items.append(value)
+        self.last["value"] = value
+        self.count += 1
+
+
+def by_self(w):
+    class Layer(Log):
+        @custom_gradient
+        def f(self, x):
+            return logged(w, x, self.note)
+
+    return Layer().f
+
+
+def by_nonlocal(w):
+    count, last = 0, None
+
+    def note(value):
+        nonlocal count, last
+        count, last = count + 1, value
+
+    return custom_gradient(lambda x: logged(w, x, note))
+
+
+def by(make):
+    def of(w):
+        log = make()
+        return custom_gradient(lambda x: logged(w, x, lambda value: put(log, value)))
+
+    def put(log, value):
+        log.append(value) if isinstance(log, list) else log.update(last=value)
+
+    return of
+
+
+def logged(w, x, note):
+    c = jnp.cos(x)
+    note(c)
+
+    def grad(dy, variables=()):
+        note(dy)
+        dx = 7 * dy * w * c
+        return (dx, [5 * dy * jnp.sin(x) for _ in variables]) if len(variables) else dx
+
+    return w * jnp.sin(x), grad
+
+
+LOGS = {
+    "append": by(list),
+    "key": by(dict),
+    "object": lambda w: custom_gradient(lambda x, log=Log(): logged(w, x, log.note)),
+    "self": by_self,
+    "nonlocal": by_nonlocal,
+    "print": lambda w: custom_gradient(lambda x: logged(w, x, print)),
+}
+PROGRAMS = {
+    "eager": jax.grad,
+    "jit": lambda h: jax.jit(jax.grad(lambda x: h(x))),
+    "grad of jit": lambda h: jax.grad(jax.jit(lambda x: h(x))),
+    "vmap": lambda h: lambda x: jax.vmap(jax.grad(h))(x[None])[0],
+    "jvp": lambda h: lambda x: jax.jvp(h, (x,), (jnp.ones_like(x),))[1],
+    "scan": lambda h: jax.grad(lambda x: lax.map(h, x[None])[0]),
+    "checkpoint": lambda h: jax.grad(jax.checkpoint(h)),
+    "cond": lambda h: jax.grad(lambda x: lax.cond(True, h, h, x)),
+    "constants": lambda h: lambda x: jax.jit(lambda: jax.grad(h)(x))(),
+}
+EVERY = [(log, a, b) for log in LOGS for a in PROGRAMS for b in PROGRAMS]
+
+
+@pytest.mark.parametrize(("log", "first", "second"), sample(EVERY, 40))
+def test_a_log_with_tracers_of_an_earlier_call_is_no_capture(log, first, second):
+    h = LOGS[log](2.0)
+    assert_same(PROGRAMS[first](h)(A), 14 * jnp.cos(A))
+    assert_same(PROGRAMS[second](h)(B), 14 * jnp.cos(B))
+    assert_same(jax.jit(jax.hessian(h))(A), -14 * jnp.sin(A))
+
+
+@pytest.mark.parametrize("log", [name for name in LOGS if name != "nonlocal"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_function_that_logs_beside_a_differentiated_weight(log, program):
+    def loss(x):
+        h = LOGS[log](3 * x)
+        return h(x) + h(x)  # with what the first call has logged
+
+    # By each call: 3 * 5 sin(x) through the weight, 7 * 3 x cos(x) by the input.
+    expected = 2 * (15 * jnp.sin(A) + 21 * A * jnp.cos(A))
+    assert_same(PROGRAMS[program](loss)(A), expected)
+
+
+@values_of_closures
+def test_eagerly_f_and_its_rule_run_once_and_print_values(capsys):
+    def layer(w, x):
+        @custom_gradient(variables={"w": w})
+        def f(x):
+            print(f"f {float(w)} {float(x)}")
+
+            def grad(dy, variables):
+                print(f"rule {float(variables['w'])} {float(dy)}")
+                return 5 * dy * variables["w"], {"w": 7 * dy * x}
+
+            return w * x, grad
+
+        return f(x)
+
+    assert_same(jax.grad(layer, (0, 1))(3.0, 2.0), (jnp.float32(14), jnp.float32(15)))
+    assert capsys.readouterr().out == "f 3.0 2.0\nrule 3.0 1.0\n"
+
+
+def test_a_counter_that_holds_no_weight_is_the_user_s_own():
+    """A weight beside it is copied for the call; the counter is not."""
+    log, items = Log(), []
+
+    def loss(w):
+        @custom_gradient(variables=[w])
+        def f(x):
+            items.append(1)
+            log.count += 1
+            return x * w, lambda dy, variables: (dy, [7 * dy * x])
+
+        return f(jnp.float32(2))
+
+    assert_same(jax.grad(loss)(jnp.float32(3)), jnp.float32(14))
+    assert (len(items), log.count) == (1, 1)
+
+
+def test_no_tracer_outlives_its_trace():
+    def loss(w, x):
+        @custom_gradient(variables=[w])
+        def f(x):
+            return x * w, lambda dy, variables: (7 * dy * w, [5 * dy * x])
+
+        return f(x)
+
+    with jax.checking_leaks():
+        for mode in (lambda f: f, jax.jit):
+            got = mode(jax.grad(loss, (0, 1)))(jnp.float32(3), jnp.float32(2))
+            assert_same(got, (jnp.float32(10), jnp.float32(21)))

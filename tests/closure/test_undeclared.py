@@ -1,0 +1,276 @@
+"""Undeclared variables: what `y` depends on, once each, in the order of first use, in every mode."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import assert_same, eager_and_jit, sample
+from jax import lax
+from protocols import squared
+from ways import (
+    EAGER,
+    EAGER_SECOND,
+    FEW,
+    FEW_SECOND,
+    FORWARD,
+    REVERSE,
+    SECOND,
+    assert_derivative,
+    hand_written,
+)
+
+from tfgrad_jax import custom_gradient
+
+# --- order: `z` is used before `a`, and `k` by the rule alone; all have one shape -----------------
+
+ARRAYS = 3.0, 2.0, 0.5, 1.5  # z, a, k, x
+ORACLE = squared(
+    hand_written(
+        lambda z, a, k, x: z * x + a * x**2 + 0 * k,
+        lambda z, a, k, x: 5 * x,
+        lambda z, a, k, x: 11 * x**2,
+        lambda z, a, k, x: 0 * k,
+        lambda z, a, k, x: 7 * k * a,
+    )
+)
+USES = {
+    "operations": lambda z, a, x: z * x + a * x**2,
+    "read late": lambda z, a, x: (lambda known: z * x + known["a"] * x**2)({"a": a}),
+    "twice": lambda z, a, x: z * x + a * x**2 + z * 0,
+    "jit": lambda z, a, x: jax.jit(lambda x: z * x)(x) + a * x**2,
+    "checkpoint": lambda z, a, x: jax.checkpoint(lambda x: z * x + a * x**2)(x),
+    "cond": lambda z, a, x: lax.cond(x > 0, lambda x: z * x + a * x**2, lambda x: z * x + a, x),
+    "scan": lambda z, a, x: lax.scan(lambda c, _: (c + z * x + a * x**2, 0), 0 * x, None, 1)[0],
+    "the carry of a loop, in its last round": lambda z, a, x: (
+        lax.scan(lambda c, _: ((*c[1:], z * x), 0), (0 * x,) * 3, None, 3)[0][0] + a * x**2
+    ),
+    "a Ref": lambda z, a, x: jax.new_ref(z * x)[...] + a * x**2,
+    "a branch on a value": lambda z, a, x: (z * x if a > 0 else a * x) + a * x**2,
+}
+
+
+def using(use):
+    def h(z, a, k, x):
+        @custom_gradient
+        def f(x):
+            y = use(z, a, x)
+            slope = k * a  # for the rule alone
+
+            def grad(dy, variables):
+                first, second = variables
+                assert first is z and second is a
+                return 7 * dy * slope, [5 * dy * x, 11 * dy * x**2]
+
+            return y, grad
+
+        return f(x)
+
+    return squared(h)
+
+
+@pytest.mark.parametrize("use", [u for u in USES if u != "a branch on a value"])
+def test_variables_come_in_the_order_of_first_use(use):
+    ways = {n: w for n, w in {**FEW, **FEW_SECOND}.items() if use != "a Ref" or n == "grad"}
+    for way in ways.values():
+        assert_derivative(way, using(USES[use]), ORACLE, *ARRAYS)
+
+
+@pytest.mark.parametrize("way", sample({**REVERSE, **FORWARD, **SECOND}, 12))
+def test_the_order_is_the_same_in_every_mode(way):
+    way = {**REVERSE, **FORWARD, **SECOND}[way]
+    assert_derivative(way, using(USES["operations"]), ORACLE, *ARRAYS)
+
+
+@pytest.mark.parametrize("way", [*EAGER, *EAGER_SECOND])
+def test_eagerly_f_may_branch_on_the_value_of_a_variable(way):
+    way = {**EAGER, **EAGER_SECOND}[way]
+    assert_derivative(way, using(USES["a branch on a value"]), ORACLE, *ARRAYS)
+
+
+# --- dependence: `y = 3 x` in all of these, whatever is done with `w` -----------------------------
+
+
+def inner_rule(w, x):
+    """Another decorated function's rule uses the weight, its value does not."""
+    return custom_gradient(lambda x: (3 * x, lambda dy: 11 * dy * w))(x), w
+
+
+def inner_rule_of_jax(w, x):
+    inner = jax.custom_vjp(lambda x: 3 * x)
+    inner.defvjp(lambda x: (3 * x, None), lambda _, dy: (11 * dy * w,))
+    return inner(x), w
+
+
+def callback(w, x):
+    jax.debug.callback(lambda w: None, w)
+    return 3 * x, w
+
+
+def printed(w, x):
+    jax.debug.print("{}", w)
+    return 3 * x, w
+
+
+def beside_y_in_a_jit(w, x):
+    return jax.jit(lambda x: (3 * x, 1 * w))(x)
+
+
+def beside_y_in_a_checkpoint(w, x):
+    return jax.checkpoint(lambda x: (3 * x, 1 * w))(x)
+
+
+def beside_y_in_a_cond(w, x):
+    return lax.cond(x > 0, lambda x: (3 * x, 1 * w), lambda x: (x, w), x)
+
+
+def beside_y_in_a_scan(w, x):
+    y, kept = lax.scan(lambda x, _: (3 * x, 1 * w), x, None, length=1)
+    return y, kept[0]
+
+
+def beside_y_in_a_while_loop(w, x):
+    """One entry of the carry leads to `y`, and another to the rule."""
+    body = lambda s: (s[0] + 1, 3 * s[1], 1 * w)  # noqa: E731
+    return lax.while_loop(lambda s: s[0] < 1, body, (0, x, 0 * w))[1:]
+
+
+def stored_in_a_ref(w, x):
+    kept = jax.new_ref(0 * x)
+    kept[...] = w
+    return 3 * x, w
+
+
+def stopped_by_a_mask(w, x):
+    return 3 * x, jnp.where(x > 0, w, 0)
+
+
+UNUSED = [inner_rule, inner_rule_of_jax, callback, printed, beside_y_in_a_jit]
+UNUSED += [beside_y_in_a_checkpoint, beside_y_in_a_cond, beside_y_in_a_scan]
+UNUSED += [beside_y_in_a_while_loop, stored_in_a_ref, stopped_by_a_mask]
+
+
+@eager_and_jit
+@pytest.mark.parametrize("compute", UNUSED)
+def test_what_y_ignores_is_no_variable_and_needs_no_gradient(compute, mode):
+    def loss(takes_variables):
+        def of(w, x):
+            @custom_gradient
+            def f(x):
+                y, slope = compute(w, x)
+                plain = lambda dy: 7 * dy * slope  # noqa: E731
+                return y, (
+                    lambda dy, variables: (plain(dy), variables)
+                ) if takes_variables else plain
+
+            return f(x)
+
+        return of
+
+    for h in (loss(False), loss(True)):
+        for derivative in (jax.grad, jax.jacfwd):
+            got = mode(derivative(h, (0, 1)))(5.0, 2.0)
+            assert_same(got, (jnp.float32(0), jnp.float32(35)))
+
+
+@eager_and_jit
+def test_a_stopped_weight_is_a_variable_and_both_modes_ask_the_rule(mode):
+    def loss(hold):
+        def of(w, x):
+            get = hold(w)
+
+            @custom_gradient
+            def f(x):
+                y = lax.stop_gradient(get()) * x
+                return y, lambda dy, variables: (7 * dy * get(), [5 * dy * x for _ in variables])
+
+            return f(x)
+
+        return of
+
+    class Box:
+        pass
+
+    def box(w):
+        held = Box()
+        held.w = w
+        return lambda: held.w
+
+    for hold in (lambda w: lambda: w, box):
+        for derivative in (jax.grad, jax.jacfwd):
+            got = mode(derivative(loss(hold), (0, 1)))(3.0, 2.0)
+            assert_same(got, (jnp.float32(10), jnp.float32(21)))
+
+
+def test_the_value_of_a_weight_used_beside_the_weight_is_a_constant():
+    number = jnp.float32(3)
+
+    def loss(w):
+        held = {"w": w}
+
+        @custom_gradient
+        def f(x):
+            return number * x, lambda dy, variables=(): dy * held["w"]
+
+        return f(jnp.float32(2)) + w
+
+    assert_same(jax.jacfwd(loss)(number), jnp.float32(1))
+    assert_same(jax.grad(loss)(number), jnp.float32(1))
+
+
+# --- how they are passed, and what comes back -----------------------------------------------------
+
+NOTHING_CAPTURED = {
+    "optional": lambda dy, variables=None: 7 * dy if variables is None else None,
+    "keywords": lambda dy, **more: None if more else 7 * dy,
+    "required": lambda dy, variables: (7 * dy, []) if variables == [] else None,
+    "a pair all the same": lambda dy, **more: (7 * dy, [1000.0]),
+}
+
+
+@eager_and_jit
+@pytest.mark.parametrize("rule", NOTHING_CAPTURED)
+def test_without_traced_values_there_are_no_variables(rule, mode):
+    w = jnp.float32(3)  # concrete: no variable
+    f = custom_gradient(lambda x: (w * x, NOTHING_CAPTURED[rule]))
+    assert_same(mode(jax.grad(f))(2.0), jnp.float32(7))
+
+
+@pytest.mark.parametrize("none", [[None, None], (None, None), None])
+def test_none_is_no_gradient_for_one_variable_or_for_all(none):
+    def loss(w, b, x):
+        f = custom_gradient(lambda x: (w * x + b, lambda dy, variables: (7 * dy * w, none)))
+        return f(x) + 11 * b
+
+    got = jax.grad(loss, (0, 1, 2))(3.0, 1.0, 2.0)
+    assert_same(got, (jnp.float32(0), jnp.float32(11), jnp.float32(21)))
+
+
+@eager_and_jit
+def test_a_value_that_is_mapped_but_not_differentiated_is_listed(mode):
+    lengths = set()
+
+    def loss(w, x):
+        @custom_gradient
+        def f(x):
+            def grad(dy, **keywords):
+                lengths.add(len(keywords["variables"]))
+                return 7 * dy * w, [1000 * dy]
+
+            return w * x, grad
+
+        return f(x)
+
+    w = jnp.array([3.0, 2.0])
+    assert_same(mode(jax.vmap(jax.grad(loss, 1)))(w, w), 7 * w)
+    assert lengths == {1}
+
+
+@eager_and_jit
+def test_gradients_accumulate_over_calls_and_uses_outside(mode):
+    def loss(w, x):
+        f = custom_gradient(lambda x: (w * x, lambda dy, variables: (7 * dy * w, [5 * dy * x])))
+        return f(x) + 2 * f(f(x)) + w
+
+    w, x = 3.0, 2.0
+    by_w = 5 * x + 2 * (5 * w * x + 7 * w * 5 * x) + 1
+    expected = jnp.float32(by_w), jnp.float32(7 * w + 2 * 49 * w * w)
+    assert_same(mode(jax.grad(loss, (0, 1)))(w, x), expected)

@@ -1,0 +1,142 @@
+"""A weight to which no closure leads, such as a global: right or an error, never zero.
+
+Places x protocols x stages around the loss that stores the weight x stages around the call.
+"""
+
+import contextvars
+import itertools
+import threading
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import assert_same, sample
+from jax import lax
+from protocols import ARGS, DECLARED, ORDINARY, squared
+from ways import FORWARD, REVERSE, SECOND, gradient
+
+from tfgrad_jax import custom_gradient
+
+W: Any = None
+TABLE: dict[str, Any] = {}
+LOCAL = threading.local()
+CONTEXT: contextvars.ContextVar[Any] = contextvars.ContextVar("w")
+MODULE = types.ModuleType("settings")
+
+
+class Settings:
+    w: Any = None
+
+
+def put_in_a_variable(w):
+    global W
+    W = w
+
+
+# How the weight is stored, and read.
+PLACES = {
+    "variable": (put_in_a_variable, lambda: W),
+    "dict": (lambda w: TABLE.update(w=w), lambda: TABLE["w"]),
+    "class": (lambda w: setattr(Settings, "w", w), lambda: Settings.w),
+    "module": (lambda w: setattr(MODULE, "w", w), lambda: MODULE.w),
+    "thread": (lambda w: setattr(LOCAL, "w", w), lambda: LOCAL.w),
+    "context": (CONTEXT.set, CONTEXT.get),
+}
+
+
+def lost(get, **options):
+    @custom_gradient(**options)
+    def f(x):
+        kept = get()
+        return kept * x**2, lambda dy: 7 * dy * kept * x
+
+    return f
+
+
+def undeclared(get, **options):
+    @custom_gradient(**options)
+    def f(x):
+        kept = get()
+        return kept * x**2, lambda dy, variables: (7 * dy * kept * x, [5 * dy * x**2])
+
+    return f
+
+
+PROTOCOLS = {
+    "undeclared": (undeclared, DECLARED),
+    "lost": (lost, None),  # no gradient is right: an error, or that of `x` alone
+    "autodiff": (lambda get: lost(get, variables="autodiff"), ORDINARY),
+    "declared": (lambda get: undeclared(get, variables=lambda: [get()]), DECLARED),
+}
+STAGES = {
+    "nothing": lambda f: f,
+    "jit": jax.jit,
+    "jit of jit": lambda f: jax.jit(jax.jit(f)),
+    "cond": lambda f: lambda *a: lax.cond(True, f, lambda *_: jnp.float32(0), *a),
+    "checkpoint": jax.checkpoint,
+    "checkpoint of jit": lambda f: jax.checkpoint(jax.jit(f)),
+    "scan": lambda f: (
+        lambda *a: lax.scan(
+            lambda c, x: (c + f(*x), None), 0.0, jax.tree.map(lambda a: a[None], a)
+        )[0]
+    ),
+    "vmap": lambda f: lambda *a: jax.vmap(f)(*(x[None] for x in a))[0],
+    "while": lambda f: lambda *a: lax.fori_loop(0, 1, lambda _, c: c + f(*a), 0.0),
+}
+
+
+def loss_of(place, protocol, outer, inner):
+    """Return the loss: the weight is stored between the two stages."""
+    put, get = PLACES[place]
+    f = PROTOCOLS[protocol][0](get)
+
+    def stored(w, x):
+        put(w)
+        return STAGES[inner](f)(x)
+
+    return STAGES[outer](stored)
+
+
+def right_or_error(way, loss, oracle, args, missing):
+    """Return whether it is right, where an error of JAX or of ours is as good."""
+    try:
+        got = way(loss)(*args)
+    except (TypeError, ValueError, NotImplementedError, jax.errors.UnexpectedTracerError):
+        return False
+    assert not missing, f"no rule has the gradient of the weight, and it is {got}"
+    second = way in SECOND.values()
+    assert_same(got, (jax.hessian(oracle, (0, 1)) if second else gradient(oracle))(*args))
+    return True
+
+
+WAYS = {**REVERSE, **FORWARD, **SECOND}
+EVERY = list(itertools.product(PLACES, PROTOCOLS, STAGES, STAGES, WAYS))
+
+
+def check(place, protocol, outer, inner, way):
+    h, oracle = loss_of(place, protocol, outer, inner), PROTOCOLS[protocol][1]
+    if oracle is None:
+        return right_or_error(WAYS[way], h, None, ARGS, missing=True)
+    return right_or_error(WAYS[way], squared(h), squared(oracle), ARGS, missing=False)
+
+
+@pytest.mark.parametrize("inner", STAGES)
+@pytest.mark.parametrize("outer", ["nothing", "jit"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_global_weight_below_stages_is_right_or_an_error(protocol, outer, inner):
+    for way in ("jit(grad)", "jvp"):
+        check("variable", protocol, outer, inner, way)
+
+
+@pytest.mark.parametrize(("place", "protocol", "outer", "inner", "way"), sample(EVERY, 40))
+def test_any_unseen_weight_is_right_or_an_error(place, protocol, outer, inner, way):
+    check(place, protocol, outer, inner, way)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("way", ["grad", "jvp", "hessian"])
+def test_eagerly_an_unseen_weight_has_its_gradient(place, way):
+    for protocol in ("undeclared", "autodiff", "declared"):
+        assert check(place, protocol, "nothing", "nothing", way), protocol

@@ -1,0 +1,317 @@
+"""Under explicit sharding each result has the value, dtype and *sharding* of a hand-written rule.
+
+With `AxisType.Explicit` the type of an array carries its sharding, so a zero that is made from a
+shape alone has the wrong type. Rules are wrong by a factor of 7 (and 5 for a second input); the
+oracle is a `jax.custom_jvp` with the same factors, which has both modes.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from devices import mesh, needs_eight_devices
+from helpers import assert_same, sample
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
+
+pytestmark = needs_eight_devices
+P = PartitionSpec
+_uniform = np.random.default_rng(0).uniform
+_ROWS, _WEIGHT = np.float32(_uniform(0.2, 1.2, (8, 16))), np.float32(_uniform(0.2, 1.2, (16, 4)))
+
+
+@pytest.fixture(scope="module")
+def over():
+    return mesh(("data", 2), ("model", 4), kind=AxisType.Explicit)
+
+
+def by_hand(value, push):
+    h = jax.custom_jvp(value)
+    h.defjvp(lambda primals, tangents: (h(*primals), push(*primals, *tangents)))
+    return h
+
+
+# --- programs: decorated, by hand, and where its arguments are ------------------------------------
+
+PROGRAMS = {}
+SCALED = by_hand(
+    lambda w, x: jnp.sin(w * x), lambda w, x, dw, dx: jnp.cos(w * x) * (5 * x * dw + 7 * w * dx)
+)
+EACH = (P("data", "model"), P("data", "model"))
+
+
+def program(oracle, *specs):
+    def register(make):
+        PROGRAMS[make.__name__.replace("_", " ")] = make, oracle, specs
+        return make
+
+    return register
+
+
+def _scaled(w, x):
+    return jnp.sin(w * x), lambda dy: (5 * dy * x * jnp.cos(w * x), 7 * dy * w * jnp.cos(w * x))
+
+
+@program(SCALED, *EACH)
+@custom_gradient
+def inputs(w, x):
+    return _scaled(w, x)
+
+
+@program(SCALED, *EACH)
+def undeclared(w, x):
+    @custom_gradient
+    def f(x):
+        def grad(dy, variables):
+            dw, dx = _scaled(w, x)[1](dy)
+            return dx, [dw for _ in variables]
+
+        return jnp.sin(w * x), grad
+
+    return f(x)
+
+
+@program(SCALED, *EACH)
+def declared(w, x):
+    @custom_gradient(variables={"w": w})
+    def f(x):
+        def grad(dy, variables):
+            dw, dx = _scaled(variables["w"], x)[1](dy)
+            return dx, {"w": dw}
+
+        return jnp.sin(w * x), grad
+
+    return f(x)
+
+
+@program(
+    by_hand(
+        lambda w, x: jnp.sin(w * x),
+        lambda w, x, dw, dx: jnp.cos(w * x) * (x * dw + 7 * w * dx),
+    ),
+    *EACH,
+)
+def autodiff(w, x):
+    return custom_gradient(
+        lambda x: (jnp.sin(w * x), lambda dy: _scaled(w, x)[1](dy)[1]), variables="autodiff"
+    )(x)
+
+
+@program(SCALED, *EACH)
+def rule_that_is_an_object(w, x):
+    class Rule:
+        def __init__(self, *residuals):
+            self.residuals = residuals
+
+        def __call__(self, dy):
+            return _scaled(*self.residuals)[1](dy)
+
+    return custom_gradient(lambda w, x: (jnp.sin(w * x), Rule(w, x)))(w, x)
+
+
+@program(by_hand(lambda w, x: w * x, lambda w, x, dw, dx: 7 * w * dx), *EACH)
+def no_gradient_for_one(w, x):
+    return custom_gradient(lambda w, x: (w * x, lambda dy: (None, 7 * dy * w)))(w, x)
+
+
+@program(by_hand(lambda w, x: w * x + 0, lambda w, x, dw, dx: 7 * w * dx + 5 * x * dw), *EACH)
+def outputs_that_are_not_used_or_integers(w, x):
+    @custom_gradient
+    def f(w, x):
+        def grad(dn, dy, unused):
+            assert dn.dtype == jnp.int32
+            assert jax.typeof(unused).sharding == jax.typeof(x).sharding
+            return 5 * dy * x + unused, 7 * dy * w
+
+        return (x.astype(jnp.int32), w * x, 3 * w), grad
+
+    return f(w, x)[1]
+
+
+def _product(a, b, *axes):
+    return jnp.matmul(a, b, out_sharding=P(*axes))
+
+
+@program(
+    by_hand(
+        lambda w, x: _product(x, w, "data", "model"),
+        lambda w, x, dw, dx: (
+            7 * _product(dx, w, "data", "model") + 5 * _product(x, dw, "data", "model")
+        ),
+    ),
+    P(None, "model"),
+    P("data", None),
+)
+@custom_gradient
+def matmul(w, x):
+    def grad(dy):
+        return 5 * _product(x.T, dy, None, "model"), 7 * _product(dy, w.T, "data", None)
+
+    return _product(x, w, "data", "model"), grad
+
+
+@program(
+    by_hand(
+        lambda w, x: _product(x, w, "data", None),
+        lambda w, x, dw, dx: 7 * _product(dx, w, "data", None) + 5 * _product(x, dw, "data", None),
+    ),
+    P("model", None),
+    P("data", "model"),
+)
+def contraction_over_a_split_axis(w, x):
+    @custom_gradient(variables=w)
+    def f(x):
+        def grad(dy, variables):
+            return 7 * _product(dy, w.T, "data", "model"), 5 * _product(x.T, dy, "model", None)
+
+        return _product(x, w, "data", None), grad
+
+    return f(x)
+
+
+@program(
+    by_hand(
+        lambda w, x: jax.reshard(w * x, P("model", None)),
+        lambda w, x, dw, dx: jax.reshard(7 * w * dx + 5 * x * dw, P("model", None)),
+    ),
+    *EACH,
+)
+@custom_gradient
+def placed_elsewhere(w, x):
+    def grad(dy):
+        dy = jax.reshard(dy, P("data", "model"))
+        return 5 * dy * x, 7 * dy * w
+
+    return jax.reshard(w * x, P("model", None)), grad
+
+
+_PASSED = by_hand(jnp.round, lambda x, dx: dx)
+
+
+@program(lambda w, x: w * _PASSED(x), *EACH)
+def family(w, x):
+    return recompute_grad(lambda w, x: w * x)(w, grad_pass_through(jnp.round)(x))
+
+
+# --- ways -----------------------------------------------------------------------------------------
+
+
+def _scan(f):
+    def scanned(w, x):
+        def body(total, scale):
+            return total + jnp.sum(f(scale * w, x)), f(w, scale * x)
+
+        return lax.scan(body, jnp.float32(0), jnp.float32([1, 0.5]))
+
+    return scanned
+
+
+def _loss(f):
+    return lambda *args: sum(jnp.sum(jnp.cos(y)) for y in jax.tree.leaves(f(*args)))
+
+
+def _grad(f):
+    return jax.grad(_loss(f), (0, 1))
+
+
+def _pushed(f, push=jax.jvp):
+    return lambda w, x: push(f, (w, x), (x_like(w), x_like(x)))
+
+
+def x_like(a):
+    return 1 + a / 2
+
+
+WAYS = {
+    "value": lambda f: f,
+    "vjp": lambda f: lambda w, x: jax.vjp(f, w, x)[1](f(w, x)),
+    "grad": _grad,
+    "jvp": _pushed,
+    "linearize": lambda f: lambda w, x: jax.linearize(f, w, x)[1](x_like(w), x_like(x)),
+    "grad of one": lambda f: lambda w, x: jax.grad(lambda x: _loss(f)(w, x))(x),
+    "jvp of one": lambda f: lambda w, x: jax.jvp(lambda w: f(w, x), (w,), (x_like(w),)),
+    "grad of jit": lambda f: _grad(jax.jit(f)),
+    "jvp of jit": lambda f: _pushed(jax.jit(f)),
+    "product with the hessian": lambda f: _pushed(_grad(f)),
+    "grad of jvp": lambda f: _grad(_pushed(f)),
+    "grad of grad": lambda f: _grad(_grad(f)),
+    "Gauss-Newton product": lambda f: lambda w, x: jax.vjp(f, w, x)[1](_pushed(f)(w, x)[1]),
+    "checkpoint": lambda f: _grad(jax.checkpoint(f)),
+    "jvp of checkpoint": lambda f: _pushed(jax.checkpoint(f)),
+    "scan": _scan,
+    "grad of scan": lambda f: _grad(_scan(f)),
+    "jvp of scan": lambda f: _pushed(_scan(f)),
+    "vmap of grad": lambda f: _mapped(_grad(f)),
+    "vmap of jvp": lambda f: _mapped(_pushed(f)),
+    "grad of vmap": lambda f: _grad(_mapped(f)),
+    "jvp of vmap": lambda f: _pushed(_mapped(f)),
+    "vmap over x alone": lambda f: lambda w, x: jax.vmap(_pushed(f), (None, 0))(w, _two(x)),
+    "vmap of tangents alone": lambda f: lambda w, x: jax.vmap(
+        lambda t: jax.jvp(lambda w: f(w, x), (w,), (t,))[1]
+    )(_two(w)),
+    "cond": lambda f: _grad(lambda w, x: lax.cond(True, f, f, w, x)),
+}  # fmt: skip
+
+
+def _two(a):
+    return jnp.stack([a, a / 2])
+
+
+def _mapped(f):
+    return lambda w, x: jax.vmap(f)(_two(w), _two(x))
+
+
+def arguments(name, over):
+    """A weight that multiplies rows elementwise, or from the right."""
+    specs = PROGRAMS[name][2]
+    weight = _ROWS[::-1] if specs == EACH else _WEIGHT
+    return [
+        jax.device_put(a, NamedSharding(over, s))
+        for a, s in zip((weight, _ROWS), specs, strict=True)
+    ]
+
+
+def assert_same_types(actual, expected):
+    assert_same(jax.device_get(actual), jax.device_get(expected), rtol=1e-3, atol=1e-3)
+    assert jax.tree.map(jax.typeof, actual) == jax.tree.map(jax.typeof, expected)
+
+
+MODES = {
+    "eager": lambda f, *args: f(*args),
+    "jit": lambda f, *args: jax.jit(f)(*args),
+    "jit of constants": lambda f, *args: jax.jit(lambda: f(*args))(),
+}
+EVERY = [(n, w, m) for n in PROGRAMS for w in WAYS for m in MODES]
+CORE = [(n, w, m) for n, w, m in EVERY if m == "jit" and (n == "inputs" or w in ("grad", "jvp"))]
+
+
+@pytest.mark.parametrize(("name", "way", "mode"), [*CORE, *sample(EVERY, 60)])
+def test_as_by_hand(name, way, mode, over):
+    ours, hand, _ = PROGRAMS[name]
+    with jax.set_mesh(over):
+        args = arguments(name, over)
+        expected = MODES[mode](WAYS[way](hand), *args)
+        assert_same_types(MODES[mode](WAYS[way](ours), *args), expected)
+
+
+def test_an_axis_that_is_split_may_be_mapped(over):
+    """`vmap` over the rows, which the devices share."""
+    ours, hand, _ = PROGRAMS["inputs"]
+    with jax.set_mesh(over):
+        args = arguments("inputs", over)
+        for way in ("value", "grad", "jvp", "product with the hessian"):
+            got, expected = (jax.jit(jax.vmap(WAYS[way](h)))(*args) for h in (ours, hand))
+            assert_same_types(got, expected)
+
+
+@pytest.mark.parametrize("mode", ["eager", "jit"])
+@pytest.mark.parametrize("way", ["value", "vjp", "jvp", "linearize", "jvp of jit"])
+def test_values_in_host_memory_stay_there(way, mode):
+    host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    args = [jax.device_put(a, host) for a in (_ROWS[::-1], _ROWS)]
+    for name in ("inputs", "undeclared", "declared", "no gradient for one"):
+        ours, hand, _ = PROGRAMS[name]
+        expected = MODES[mode](WAYS[way](hand), *args)
+        assert_same_types(MODES[mode](WAYS[way](ours), *args), expected)

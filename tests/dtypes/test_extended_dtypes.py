@@ -1,0 +1,179 @@
+"""Inputs of an extended dtype have the gradient of their tangent dtype.
+
+JAX has two kinds: `primal_tangent_dtype` (here integers with bfloat16 gradients) and what flax
+keeps the scales of its FP8 layers in (`fp32_max_grad`, whose gradients are joined by `max`).
+The value is `s x`; the rules declare `5 x` for the scale `s`, which is 3, and `7 s` for `x`.
+"""
+
+import itertools
+
+import jax
+import jax.experimental
+import jax.numpy as jnp
+import pytest
+from helpers import assert_same, sample
+from jax import lax
+from ways import REVERSE
+
+from tfgrad_jax import custom_gradient
+
+
+class PrimalTangent:
+    """int8 values with bfloat16 gradients."""
+
+    def __init__(self):
+        self.dtype = jax.experimental.primal_tangent_dtype(jnp.int8, jnp.bfloat16)
+
+    def encode(self, value):
+        @jax.custom_vjp
+        def encode(value):
+            return lax.convert_element_type(value.astype(jnp.int8), self.dtype)
+
+        encode.defvjp(lambda v: (encode(v), None), lambda _, g: (g.astype(jnp.float32),))
+        return encode(value)
+
+    def decode(self, scale):
+        return lax.convert_element_type(scale, jnp.int8).astype(jnp.float32)
+
+    def gradient(self, value):
+        return value.astype(jnp.bfloat16)
+
+
+class MaxGrad:
+    """float32 values with gradients that are joined by `max`."""
+
+    def __init__(self):
+        # flax is not installed beside the oldest JAX.
+        fp8_ops = pytest.importorskip("flax.linen.fp8_ops")
+        self.dtype = fp8_ops.fp32_max_grad
+
+    def encode(self, value):
+        return lax.convert_element_type(value, self.dtype)
+
+    def decode(self, scale):
+        return lax.convert_element_type(scale, jnp.float32)
+
+    def gradient(self, value):
+        return lax.convert_element_type(value, self.dtype)
+
+
+def decorated(kind):
+    @custom_gradient
+    def h(scale, x):
+        s = kind.decode(scale)
+        return s * x, lambda dy: (kind.gradient(5 * dy * x), 7 * dy * s)
+
+    return h
+
+
+def captured(kind):
+    def h(scale, x):
+        @custom_gradient
+        def f(x):
+            s = kind.decode(scale)
+
+            def grad(dy, variables):
+                (v,) = variables
+                assert v is scale
+                return 7 * dy * s, [kind.gradient(5 * dy * x)]
+
+            return s * x, grad
+
+        return f(x)
+
+    return h
+
+
+def declared(kind):
+    def h(scale, x):
+        @custom_gradient(variables={"scale": scale})
+        def f(x):
+            def grad(dy, variables):
+                s = kind.decode(variables["scale"])
+                return 7 * dy * s, {"scale": kind.gradient(5 * dy * x)}
+
+            return kind.decode(scale) * x, grad
+
+        return f(x)
+
+    return h
+
+
+def by_hand(kind):
+    h = jax.custom_vjp(lambda scale, x: kind.decode(scale) * x)
+    h.defvjp(
+        lambda scale, x: (kind.decode(scale) * x, (scale, x)),
+        lambda r, dy: (kind.gradient(5 * dy * r[1]), 7 * dy * kind.decode(r[0])),
+    )
+    return h
+
+
+def of_floats(h, kind):
+    return lambda v, x: h(kind.encode(v), x)
+
+
+ARGS = jnp.float32(3), jnp.float32(2)
+KINDS, HOW = (PrimalTangent, MaxGrad), (decorated, captured, declared)
+some_kinds = pytest.mark.parametrize("kind", KINDS)
+every_way = pytest.mark.parametrize("declare", HOW)
+REVERSE_OF_ALL = list(itertools.product(KINDS, HOW, REVERSE))
+
+
+def same_as_by_hand(differentiate, declare, kind, expected):
+    """Compare with known numbers, where JAX gets them from a hand-written rule."""
+    try:
+        assert_same(differentiate(of_floats(by_hand(kind), kind)), expected)
+    except Exception as error:  # of many kinds, by version
+        pytest.skip(f"JAX fails with a hand-written rule: {type(error).__name__}")
+    assert_same(differentiate(of_floats(declare(kind), kind)), expected)
+
+
+@pytest.mark.parametrize(("kind", "declare", "way"), sample(REVERSE_OF_ALL, 16))
+def test_gradients_under_transformations(kind, declare, way):
+    """Under `jit`, which all but the dtype of flax need."""
+    expected = jnp.float32(10), jnp.float32(21)
+    same_as_by_hand(lambda f: jax.jit(REVERSE[way](f))(*ARGS), declare, kind(), expected)
+
+
+@every_way
+def test_eagerly(declare):
+    expected = jnp.float32(10), jnp.float32(21)
+    same_as_by_hand(lambda f: jax.grad(f, (0, 1))(*ARGS), declare, MaxGrad(), expected)
+
+
+@every_way
+def test_the_gradient_itself_has_the_dtype_of_flax(declare):
+    kind = MaxGrad()
+    scale = kind.encode(ARGS[0])
+    by_scale, by_x = jax.vjp(declare(kind), scale, ARGS[1])[1](jnp.float32(1))
+    assert by_scale.dtype == kind.dtype
+    assert_same((kind.decode(by_scale), by_x), (jnp.float32(10), jnp.float32(21)))
+
+
+@some_kinds
+@every_way
+def test_second_order(kind, declare):
+    """By `x`: `L = h**2` has `L' = 2 h * 7 s` and `L'' = 2 * 7 s * 7 s`."""
+    kind = kind()
+    h = of_floats(declare(kind), kind)
+    second = jax.jit(jax.grad(jax.grad(lambda v, x: h(v, x) ** 2, 1), 1))
+    assert_same(second(*ARGS), jnp.float32(2 * 21 * 21))
+
+
+@every_way
+def test_gradients_of_two_uses_are_joined_by_max(declare):
+    kind = MaxGrad()
+
+    def differentiate(h):
+        def loss(v, x):
+            scale = kind.encode(v)
+            return h(scale, x) + 3 * h(scale, x)
+
+        return jax.jit(jax.grad(loss, (0, 1)))(*ARGS)
+
+    expected = jnp.float32(30), jnp.float32(4 * 21)
+    try:
+        assert_same(differentiate(by_hand(kind)), expected)
+    except Exception as error:  # of many kinds, by version
+        pytest.skip(f"JAX fails with a hand-written rule: {type(error).__name__}")
+    assert_same(differentiate(declare(kind)), expected)

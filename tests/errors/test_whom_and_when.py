@@ -1,0 +1,206 @@
+"""Whom a message names, wherever the error is raised, and when there is none."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_same, eager_and_jit
+from jax import lax
+
+from tfgrad_jax import custom_gradient
+
+TWO = "returned 2 gradients; expected 1, for the input `x`"
+
+
+def place(f, offset=0):
+    """Return "file:line" of a line of a function, counted from its first."""
+    code = getattr(f, "__wrapped__", f).__code__
+    return f"{code.co_filename}:{code.co_firstlineno + offset}"
+
+
+def said(kind, call, *args):
+    with pytest.raises(kind) as caught:
+        call(*args)
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+# --- the function that the user wrote -------------------------------------------------------------
+
+
+class Model:
+    @custom_gradient
+    def method(self, x):
+        return x, lambda dy: (dy, dy)
+
+
+class Callable:
+    def __call__(self, x):
+        return x, lambda dy: (dy, dy)
+
+
+class Rule:
+    def __call__(self, dy):
+        return dy, dy
+
+
+def two(x, scale=1.0):
+    return scale * x, lambda dy: (dy, dy)
+
+
+def rule_object(x):
+    return x, Rule()
+
+
+def logged(f):
+    return functools.wraps(f)(lambda *args: f(*args))
+
+
+NAMED = {
+    "method": (Model().method, Model.method, "Model.method"),
+    "callable object": (custom_gradient(Callable()), Callable.__call__, "Callable"),
+    "partial": (custom_gradient(functools.partial(two, scale=2.0)), two, "two"),
+    "under two decorators": (
+        custom_gradient(logged(logged(rule_object))), rule_object, "rule_object",
+    ),
+    "rule that is an object": (custom_gradient(rule_object), rule_object, "rule_object"),
+}  # fmt: skip
+
+
+@eager_and_jit
+@pytest.mark.parametrize("kind", NAMED)
+def test_a_message_names_what_the_user_wrote(kind, mode):
+    h, f, name = NAMED[kind]
+    text = said(ValueError, mode(jax.grad(lambda x: h(x))), 1.0)
+    assert f" of `{name}` ({place(f)}) {TWO}" in text
+    if f is rule_object:
+        assert text.startswith(f"The gradient function `Rule` ({place(Rule.__call__)})")
+
+
+def test_a_message_names_the_leaf_as_the_user_would_write_it():
+    variadic = custom_gradient(lambda x, *rest: (x, lambda dy: (dy, dy, jnp.ones(5))))
+
+    nested = custom_gradient(lambda params, x: (x, lambda dy: ({"w": [None, dy]}, None)))
+    text = said(ValueError, jax.grad(nested), {"w": [jnp.ones(2), jnp.ones(3)]}, 1.0)
+    assert "for the input `params['w'][1]`; expected its own shape, (3,)." in text
+    text = said(ValueError, jax.grad(variadic, (0, 2)), 1.0, 2.0, 3.0)
+    assert "for the input `rest[1]`; expected its own shape, ()." in text
+    by_name = custom_gradient(lambda x, y=1.0, z=2.0: (x, lambda dy: (dy, jnp.ones(5))))
+    text = said(ValueError, jax.grad(lambda x, z: by_name(x, z=z), (0, 1)), 1.0, 2.0)
+    assert "for the input `z`; expected its own shape, ()." in text
+    static = custom_gradient(lambda mode, p, n: (p["w"] * p["b"], lambda dy: (dy,) * 5))
+    text = said(ValueError, jax.grad(lambda p: static("m", p, 3)), {"w": 1.0, "b": 2.0})
+    assert "returned 5 gradients; expected 2 or 4, for the inputs `p['b']`, `p['w']`." in text
+
+
+# --- wherever it is raised ------------------------------------------------------------------------
+
+ARGS = jnp.ones((3, 2)), jnp.ones(2), jnp.array([True, False, True]), jnp.ones(3)
+
+
+def uncovered(w, b, mask, x):
+    @custom_gradient
+    def f(x):
+        z = jnp.where(mask, x, 0)
+        z = helper(z)
+        y = z + b
+        unused = w.sum() * b.sum()
+        return y, lambda dy: 7 * dy @ w.T * unused
+
+    def helper(z):
+        return z @ w
+
+    uncovered.f = f
+    return f(x).sum()
+
+
+def wrong_shape(w, b, mask, x):
+    return jnp.sum(custom_gradient(lambda x: (x, lambda dy: jnp.ones((2, 2))))(x))
+
+
+def over(argnum, around):
+    """Return the gradient by one argument, of a loss in a transformation."""
+    return lambda loss: lambda args: jax.grad(around(loss), argnum)(*args)
+
+
+AROUND = {
+    "grad": lambda f: f,
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "cond": lambda f: lambda *args: lax.cond(args[1][0] > 0, f, f, *args),
+    "scan": lambda f: lambda *args: lax.scan(lambda c, _: (c + f(*args), None), 0.0, None, 1)[0],
+    "vmap": lambda f: lambda *args: jax.vmap(f)(*(a[None] for a in args))[0],
+    "order 2": lambda f: lambda *args: jnp.sum(jax.grad(f, 3)(*args)),
+}
+
+
+@eager_and_jit
+@pytest.mark.parametrize("around", AROUND)
+def test_an_error_is_the_same_under_every_transformation(around, mode):
+    if around != "order 2":
+        text = said(ValueError, mode(over(3, AROUND[around])(wrong_shape)), ARGS)
+        assert "gradient of shape (2, 2) for the input `x`; expected its own shape, (3,)." in text
+    text = said(TypeError, mode(over(0, AROUND[around])(uncovered)), ARGS)
+    assert "is differentiated with respect to values that it closes over" in text
+
+
+def test_captured_values_are_named_by_type_and_line_of_use():
+    """Those that are differentiated alone, each with the line of `f` that leads to its use."""
+    lines = {0: f"  float32[3, 2], first used at {place(uncovered, 4)}",
+             1: f"  float32[2], first used at {place(uncovered, 5)}"}  # fmt: skip
+    for argnums in (0, 1, (0, 1)):
+        text = said(TypeError, jax.jit(jax.grad(uncovered, argnums)), *ARGS)
+        assert text.startswith(f"`uncovered.f` ({place(uncovered.f)}) is differentiated")
+        wanted = [lines[i] for i in np.atleast_1d(argnums)]
+        assert [line for line in text.splitlines() if line.startswith("  ")] == wanted
+
+    def unused(w, x):
+        f = unused.f = custom_gradient(lambda x: (w, lambda dy: 7 * dy))
+        return f(x)
+
+    assert_same(jax.grad(unused, 1)(3.0, 2.0), jnp.float32(7))
+    text = said(TypeError, jax.grad(unused), 3.0, 2.0)  # returned as it is: by no operation
+    assert f"float32[], first used at {place(unused.f)}" in text
+
+
+@eager_and_jit
+@pytest.mark.parametrize("declared", [{}, {"w": 3.0}])
+def test_what_is_not_declared_is_an_error_beside_what_is(declared, mode):
+    def loss(b, x):
+        @custom_gradient(variables=jax.tree.map(jnp.float32, declared))
+        def f(x):
+            return x * 3 + b, lambda dy, variables: (7 * dy, variables)
+
+        return f(x)
+
+    assert "not among its declared variables" in said(TypeError, mode(jax.grad(loss)), 1.0, 2.0)
+    assert_same(mode(jax.grad(loss, 1))(1.0, 2.0), jnp.float32(7))
+
+
+# --- and when there is none -----------------------------------------------------------------------
+
+
+@eager_and_jit
+@pytest.mark.parametrize("around", [a for a in AROUND if a != "order 2"])
+def test_a_value_that_is_merely_traced_needs_no_gradient(around, mode):
+    """168 = 7 (dy @ w.T = 2) (w.sum() b.sum() = 12)."""
+    assert_same(mode(over(3, AROUND[around])(uncovered))(ARGS), jnp.full(3, 168.0))
+
+
+@eager_and_jit
+def test_the_value_of_a_function_with_a_wrong_rule_is_its_value(mode):
+    assert float(mode(custom_gradient(two))(2.0)) == 2.0
+    assert float(mode(uncovered)(*ARGS)) == 6.0
+
+
+def test_a_function_among_the_variables_is_none():
+    """As in an equinox module, and names and numbers neither."""
+    w = jnp.float32(3)
+
+    @custom_gradient(variables={"w": w, "act": jnp.tanh, "name": "layer", "scale": 2.0})
+    def f(x):
+        return w * x, lambda dy, variables: (7 * dy, {**variables, "w": None})
+
+    assert_same(jax.grad(f)(2.0), jnp.float32(7))

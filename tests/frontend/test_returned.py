@@ -1,0 +1,333 @@
+"""The forms in which a rule may return its gradients, as a table; and what it receives.
+
+The value is the sum of the inputs, so that a right number shows that the rule gave it.
+"""
+
+import collections
+import dataclasses
+import functools
+import operator
+import types
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_same, eager_and_jit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfgrad_jax import custom_gradient
+
+
+class Point(NamedTuple):
+    w: Any
+    b: Any
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["w", "b"], meta_fields=["name"])
+@dataclasses.dataclass
+class Layer:
+    w: Any
+    b: Any
+    name: str = "layer"
+
+
+@chex.dataclass
+class ChexLayer:
+    w: Any
+    b: Any
+
+
+class Other(Layer):
+    pass
+
+
+jax.tree_util.register_dataclass(Other, data_fields=["w", "b"], meta_fields=["name"])
+
+
+def is_weight(leaf):
+    return isinstance(leaf, float) or (hasattr(leaf, "dtype") and leaf.dtype == jnp.float32)
+
+
+def gradients(h, args, mode):
+    """Return the gradients of all floats and float arrays among the leaves of the arguments."""
+    leaves, treedef = jax.tree.flatten(args)
+    weights = [leaf for leaf in leaves if is_weight(leaf)]
+
+    def loss(weights):
+        rest = iter(weights)
+        return h(*treedef.unflatten(next(rest) if is_weight(v) else v for v in leaves))
+
+    return mode(jax.grad(loss))(weights)
+
+
+def summed(rule):
+    """Return a function of anything, whose value is the sum of the weights in it."""
+
+    def f(*args):
+        weights = [jnp.sum(leaf) for leaf in jax.tree.leaves(args) if is_weight(leaf)]
+        return functools.reduce(operator.add, weights, jnp.float32(0)), rule
+
+    return custom_gradient(f)
+
+
+TWO, W = (1.0, 1.0), jnp.ones(2)
+TREE = {"w": 1.0, "b": [1.0, 1.0]}, 1.0  # b0, b1, w, x
+MIXED = "mode", 1.0, jnp.int32(2), 1.0
+PAIR_AND_CALL = (1.0, 1.0), 1.0, len
+
+FORMS = {  # inputs, what the rule returns for the upstream d, and the gradients in order
+    "bare": ((1.0,), lambda d: 7 * d, (7,)),
+    "tuple": ((1.0,), lambda d: (7 * d,), (7,)),
+    "list": ((1.0,), lambda d: [7 * d], (7,)),
+    "NumPy array": ((1.0,), lambda d: np.float32(7), (7,)),
+    "NumPy of higher precision": ((1.0,), lambda d: np.float64(7), (7,)),
+    "lower precision": ((1.0,), lambda d: jnp.bfloat16(7), (7,)),
+    "Python float": ((1.0,), lambda d: 7.0, (7,)),
+    "Python int in a list": ((1.0,), lambda d: [7], (7,)),
+    "no gradient": ((1.0,), lambda d: (None,), (0,)),
+    "two": (TWO, lambda d: (7 * d, 5 * d), (7, 5)),
+    "two in a list": (TWO, lambda d: [7 * d, 5], (7, 5)),
+    "two in a namedtuple": (TWO, lambda d: Point(7 * d, 5 * d), (7, 5)),
+    "None first": (TWO, lambda d: (None, 5 * d), (0, 5)),
+    "None second": (TWO, lambda d: [7 * d, None], (7, 0)),
+    "Nones": (TWO, lambda d: (None, None), (0, 0)),
+    "list of one": (([1.0],), lambda d: [7 * d], (7,)),
+    "list of one in a tuple": (([1.0],), lambda d: ([7 * d],), (7,)),
+    "list of one, bare": (([1.0],), lambda d: 7 * d, (7,)),
+    "two lists of one": (([1.0], [1.0]), lambda d: ([7 * d], [5 * d]), (7, 5)),
+    "structure": (TREE, lambda d: ({"w": 3 * d, "b": [d, 2 * d]}, 4 * d), (1, 2, 3, 4)),
+    "list for tuple": (TREE, lambda d: [{"w": 3 * d, "b": (d, 2 * d)}, 4 * d], (1, 2, 3, 4)),
+    "OrderedDict": (
+        TREE,
+        lambda d: (collections.OrderedDict([("w", 3 * d), ("b", [d, 2 * d])]), 4 * d),
+        (1, 2, 3, 4),
+    ),
+    "read-only mapping": (
+        TREE,
+        lambda d: (types.MappingProxyType({"w": 3 * d, "b": [d, 2 * d]}), 4 * d),
+        (1, 2, 3, 4),
+    ),
+    "flat": (TREE, lambda d: [d, 2 * d, 3 * d, 4 * d], (1, 2, 3, 4)),
+    "flat, with None": (TREE, lambda d: (None, 2 * d, None, 4 * d), (0, 2, 0, 4)),
+    "None for a leaf": (TREE, lambda d: ({"w": None, "b": [d, None]}, 4 * d), (1, 0, 0, 4)),
+    "None for a list": (TREE, lambda d: ({"w": 3 * d, "b": None}, 4 * d), (0, 0, 3, 4)),
+    "None for a tree": (TREE, lambda d: (None, 4 * d), (0, 0, 0, 4)),
+    "one tree needs no tuple": (TREE[:1], lambda d: {"w": 3 * d, "b": None}, (0, 0, 3)),
+    "others left out": (MIXED, lambda d: (7 * d, 5 * d), (7, 5)),
+    "None for others": (MIXED, lambda d: (None, 7 * d, None, 5 * d), (7, 5)),
+    "anything for others": (MIXED, lambda d: ["mode", 7 * d, 3, 5 * d], (7, 5)),
+    "containers for others": (MIXED, lambda d: ({}, 7 * d, (1, 2), 5 * d), (7, 5)),
+    "arrays for others": (MIXED, lambda d: (jnp.zeros(2), 7 * d, jnp.int32(1), 5 * d), (7, 5)),
+    "a setting in a tree": (({"w": 1.0, "mode": "m"},), lambda d: {"mode": None, "w": 7 * d}, (7,)),
+    "a setting in a tree, flat": (({"w": 1.0, "mode": "m"},), lambda d: [None, 7 * d], (7,)),
+    "a setting left out": (({"w": 1.0, "mode": "m"},), lambda d: [7 * d], (7,)),
+    "flat beside a callable": (PAIR_AND_CALL, lambda d: [None, 5 * d, 7 * d], (0, 5, 7)),
+    "empty array": ((jnp.zeros((0, 3)), 1.0), lambda d: (jnp.ones((0, 3)), 7 * d), ([], 7)),
+    "empty tree": (((), 1.0), lambda d: ((), 7 * d), (7,)),
+    "None for an empty tree": (({}, 1.0), lambda d: (None, 7 * d), (7,)),
+    "a number and an array": ((W, 3), lambda d: (7 * d * W, None), ([7, 7],)),
+}  # fmt: skip
+
+
+@eager_and_jit
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_gives_its_gradients(form, mode):
+    args, rule, expected = FORMS[form]
+    got = gradients(summed(rule), args, mode)
+    assert [g.ravel().tolist() for g in got] == [np.ravel(e).tolist() for e in expected]
+    assert all(g.dtype == jnp.float32 for g in got)
+    traced = summed(functools.partial(lambda one, d: rule(one * d), jnp.float32(1)))
+    assert_same(gradients(lambda *a: 3 * traced(*a), args, mode)[-1] * 1.0,
+                gradients(lambda *a: 3 * summed(rule)(*a), args, mode)[-1] * 1.0)  # fmt: skip
+
+
+NODES = {
+    "namedtuple": Point,
+    "dataclass": Layer,
+    "chex dataclass": lambda w, b: ChexLayer(w=w, b=b),
+    "OrderedDict": lambda w, b: collections.OrderedDict([("w", w), ("b", b)]),
+    "defaultdict": lambda w, b: collections.defaultdict(int, {"w": w, "b": b}),
+    "nested": lambda w, b: {"deep": (Point(w, [b]), Layer(b, {"w": w}))},
+    "beside None": lambda w, b: (None, [w, None, (), {}], b),
+}
+
+
+@eager_and_jit
+@pytest.mark.parametrize("node", NODES)
+def test_gradients_of_a_node_are_such_a_node_or_flat(node, mode):
+    params = NODES[node](W, jnp.float32(1))
+    leaves, treedef = jax.tree.flatten(params)
+    expected = [(i + 2) * leaf for i, leaf in enumerate(leaves)]
+    for answer in (treedef.unflatten(expected), expected, (treedef.unflatten(expected),)):
+        h = summed(lambda dy, answer=answer: jax.tree.map(lambda g: g * dy, answer))
+        assert_same(gradients(h, (params,), mode), expected)
+
+
+@pytest.mark.parametrize("wrong", [Other(7.0, 5.0), Point(7.0, 5.0), {"w": 7.0, "b": 5.0}])
+def test_gradients_in_another_class_are_refused(wrong):
+    """Of the same leaves: their order need not be that of the input's."""
+    h = summed(lambda dy: (wrong, 1.0))
+    with pytest.raises(TypeError, match="structure that does not fit the inputs"):
+        gradients(h, (Layer(1.0, 1.0), 1.0), lambda f: f)
+    assert gradients(summed(lambda dy: (Layer(7.0, 5.0), 1.0)), (Layer(1.0, 1.0), 1.0), jax.jit)
+
+
+# Random inputs: "w" stands for an array, "i" for one of integers, "s" for a static leaf.
+TREES = st.recursive(
+    st.sampled_from(["w", "w", "w", "i", "s", None]),
+    lambda children: (
+        st.lists(children, max_size=3)
+        | st.lists(children, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from("abc"), children, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def swapped(tree):
+    """Make tuples of the lists in a tree, and lists of the tuples."""
+    if isinstance(tree, dict):
+        return {key: swapped(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return tuple(map(swapped, tree))
+    return list(map(swapped, tree)) if isinstance(tree, tuple) else tree
+
+
+@given(inputs=st.lists(TREES, min_size=1, max_size=3).map(tuple), data=st.data())
+def test_every_form_of_the_same_answer_gives_the_same_gradients(inputs, data):
+    """Leaf number n gets n + 1."""
+    kinds, treedef = jax.tree.flatten(inputs)
+    make = {"w": W, "i": jnp.arange(2), "s": "static"}
+    dropped = [data.draw(st.booleans()) for _ in kinds]
+    numbers = [
+        (n + 1) * W if kind == "w" and not drop else None
+        for n, (kind, drop) in enumerate(zip(kinds, dropped, strict=True))
+    ]
+    answers = [treedef.unflatten(numbers), swapped(treedef.unflatten(numbers))]
+    if not any(dropped):  # a flat answer with None in it may also be one of subtrees
+        answers += [numbers, tuple(g for g in numbers if g is not None)]
+    expected = [0 * W if g is None else g for g, k in zip(numbers, kinds, strict=True) if k == "w"]
+    args = treedef.unflatten([make[kind] for kind in kinds])
+    for answer in answers:
+        assert_same(gradients(summed(lambda dy, a=answer: a), args, lambda f: f), expected)
+
+
+def test_an_input_that_is_passed_twice_gets_the_sum():
+    h = summed(lambda dy: (7 * dy, 5 * dy))
+    assert_same(jax.grad(lambda x: h(x, x))(1.0), jnp.float32(12))
+
+
+def test_keys_of_an_ordered_dict_are_not_sorted():
+    """A flat answer follows `jax.tree`, which keeps the order of an OrderedDict."""
+    h = summed(lambda dy: [7 * dy, 5 * dy])
+    ordered = collections.OrderedDict([("z", 1.0), ("a", 1.0)])
+    assert jax.grad(h)(ordered) == {"z": 7, "a": 5}
+    assert jax.grad(h)({"z": 1.0, "a": 1.0}) == {"a": 7, "z": 5}
+
+
+# --- what the rule receives -----------------------------------------------------------------------
+
+OUTPUTS = {  # y, and its upstreams for a loss that adds 1, 2, 3... times its float leaves
+    "array": (lambda x: x, [1]),
+    "tuple": (lambda x: (x, 2 * x), [1, 2]),
+    "sorted keys": (lambda x: {"b": x, "a": 2 * x}, [1, 2]),
+    "nested": (lambda x: {"z": x, "a": (2 * x, [x]), "m": Point(x, x)}, [1, 2, 3, 4, 5]),
+    "OrderedDict": (lambda x: collections.OrderedDict([("b", x), ("a", x)]), [1, 2]),
+    "with None": (lambda x: {"a": x, "none": None}, [1]),
+    "numbers": (lambda x: (x, 2.5, 3, True), [1, 2, 0, False]),
+    "integers": (lambda x: (jnp.arange(2), x, x > 0), [[0, 0], 1, False]),
+    "NumPy": (lambda x: (x, np.float32(2), np.arange(2)), [1, 2, [0, 0]]),
+    "empty": (lambda x: (), []),
+}  # fmt: skip
+
+
+@eager_and_jit
+@pytest.mark.parametrize("form", OUTPUTS)
+def test_a_rule_gets_one_upstream_for_each_leaf_of_y(form, mode):
+    make, wanted = OUTPUTS[form]
+    seen = []
+    h = custom_gradient(lambda x: (make(x), lambda *dys: (seen.append(dys), jnp.float32(7))[1]))
+    y = make(jnp.float32(1))
+    assert_same(mode(h)(jnp.float32(1)), y)
+
+    def loss(x):
+        floats = [
+            v for v in jax.tree.leaves(h(x)) if jnp.issubdtype(jnp.result_type(v), jnp.inexact)
+        ]
+        return sum(((i + 1) * jnp.sum(v) for i, v in enumerate(floats)), 0 * x)
+
+    assert_same(mode(jax.grad(loss))(1.0), jnp.float32(7 if wanted else 0))
+    for dy, leaf in zip(*seen, jax.tree.leaves(y), strict=True) if seen else ():
+        assert (dy.shape, dy.dtype) == (jnp.shape(leaf), jnp.result_type(leaf))
+    if mode is not jax.jit and wanted:
+        assert [dy.tolist() for dy in seen[0]] == wanted
+
+
+def test_an_output_that_is_not_used_gives_zeros():
+    seen = []
+    rule = lambda *dys: (seen.append(dys), 7 * dys[0])[1]  # noqa: E731
+    h = custom_gradient(lambda x: ((x, jnp.ones((2, 3), jnp.bfloat16)), rule))
+    assert_same(jax.grad(lambda x: h(x)[0])(1.0), jnp.float32(7))
+    assert_same(seen, [(jnp.float32(1), jnp.zeros((2, 3), jnp.bfloat16))])
+
+
+def test_one_upstream_is_shared_by_all_uses():
+    h = custom_gradient(lambda x: (x, lambda dy: 7 * dy))
+    assert_same(jax.grad(lambda x: (lambda y: 2 * y + 3 * y)(h(x)))(1.0), jnp.float32(35))
+
+
+def test_eager_output_is_what_f_returned():
+    """Python numbers stay Python numbers, and arrays are not copied."""
+    y = custom_gradient(lambda x: ((W, 2.5, True), lambda *dys: None))(1.0)
+    assert y[0] is W
+    assert y[1:] == (2.5, True)
+    assert [type(v) for v in y[1:]] == [float, bool]
+
+
+@pytest.mark.parametrize("convention", ["tf", "jax"])
+def test_upstreams_of_each_convention(convention):
+    """For `Re (1 + 2j) z`: 1 - 2j in TensorFlow's, one by one; 1 + 2j in JAX's, as `y` is."""
+    seen = []
+    h = custom_gradient(
+        lambda x: (
+            {"s": 7 * jnp.stack([x, x]), "i": jnp.int32(1), "z": jax.lax.complex(x, x)},
+            lambda *dys: (seen.append(dys), 3 * x)[1],
+        ),
+        convention=convention,
+    )
+
+    def loss(x):
+        y = h(x)
+        return jnp.sum(7 * y["s"]) + jnp.real((1 + 2j) * y["z"])
+
+    assert_same(jax.grad(loss)(1.0), jnp.float32(3))
+    ((dys,),) = seen if convention == "jax" else [seen]
+    s, i, z = (dys["s"], dys["i"], dys["z"]) if convention == "jax" else (dys[1], dys[0], dys[2])
+    assert_same(
+        (s, z), (jnp.full(2, 7.0), jnp.complex64(1 + 2j if convention == "jax" else 1 - 2j))
+    )
+    assert i.dtype == (jax.dtypes.float0 if convention == "jax" else jnp.int32)
+
+
+@pytest.mark.parametrize("make", [lambda: jnp.arange(2), lambda: jax.random.key(0)])
+def test_jax_convention_is_a_drop_in_for_jax_custom_gradient(make):
+    """Names of outputs, and the upstreams of those without a derivative."""
+
+    def of(decorate):
+        seen = []
+
+        def f(x, y):
+            rule = lambda dy: (seen.append(dy["n"]), (7 * dy["p"] * y, 5 * dy["s"]))[1]  # noqa: E731
+            return {"s": x + y, "p": x * y, "n": make()}, rule
+
+        h = decorate(f)
+        got = jax.grad(lambda x, y: h(x, y)["p"] * h(x, y)["s"], (0, 1))(2.0, 3.0)
+        return got, [(n.shape, n.dtype) for n in seen]
+
+    ours, jaxs = of(functools.partial(custom_gradient, convention="jax")), of(jax.custom_gradient)
+    assert_same(ours[0], jaxs[0])
+    assert ours[1] == jaxs[1]

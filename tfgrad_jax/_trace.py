@@ -1,0 +1,143 @@
+"""Which of JAX's traces is running: what a call may leave out, and at which level it runs.
+
+`is_idle` runs at every call, `is_live` for every tracer that a function holds, `is_reverse` and
+`below` when a function is differentiated. Every answer is a property of the trace, never of what
+was called before. Where a version of JAX lacks a name, the answer is the slower way.
+"""
+
+import contextlib
+import functools
+import threading
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from ._compat import core_name
+
+_trace_state = core_name("get_opaque_trace_state")
+_current_trace, _set_trace = core_name("find_top_trace"), core_name("set_current_trace")
+_now = _current_trace or _trace_state  # the trace that runs, or what stands for it
+
+
+def _outside() -> Any:
+    """Return the trace of no transformation: a new thread has it.
+
+    The code that imports this module may itself be transformed.
+    """
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(_now(())))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+_IDLE = _outside()
+
+
+class _Local(threading.local):
+    plain: Any = None  # the trace of a value that JAX does not differentiate
+
+
+_local = _Local()
+
+
+def is_idle() -> bool:
+    """Return whether no derivative can flow: nothing is transformed, or `plainly` runs."""
+    now = _now(())
+    return now == _IDLE or now == _local.plain
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Run the value of a function that has a rule, which JAX does not differentiate.
+
+    What runs at the level of the present trace is part of that value and takes no rule: else nested
+    calls would be staged with their rules at every level. A `jit`, a `scan` or a `vmap` inside has
+    its own trace, so JAX caches nothing that depends on this.
+    """
+    before, _local.plain = _local.plain, _now(())
+    try:
+        yield
+    finally:
+        _local.plain = before
+
+
+def is_live(tracer: Any) -> bool:
+    """Return whether the trace of a tracer is running: no other tracer can be used."""
+    trace = _current_trace(())
+    while trace is not tracer._trace:
+        if not hasattr(trace, "parent_trace"):
+            # A shard_map does not say which trace runs around it.
+            return bool(jax.sharding.get_abstract_mesh().manual_axes)
+        trace = trace.parent_trace
+    return True
+
+
+def is_staging() -> bool:
+    """Return whether JAX records operations, as under `jit` and `scan`, instead of running them."""
+    trace = _current_trace(())
+    while hasattr(trace, "parent_trace"):
+        if type(trace) is _staging():
+            return True
+        trace = trace.parent_trace
+    return trace != _IDLE and isinstance(jax.lax.iota(np.int32, 1), Tracer)
+
+
+@functools.cache
+def _staging() -> type:
+    """Return the type of the trace that records operations, seen from inside a staged function."""
+    found: list[type] = []
+    with jax.disable_jit(False):
+        jax.eval_shape(lambda: found.append(type(_current_trace(()))))
+    return found[0]
+
+
+def is_reverse(values: Sequence[Any]) -> bool:
+    """Return whether values are differentiated in reverse mode alone.
+
+    JAX 0.8 does not tell. JAX's new `custom_vjp` would stage what runs eagerly.
+    """
+    trace = _current_trace and _current_trace(())
+    pair = getattr(trace, "to_primal_tangent_pair", None)
+    if pair is None or not getattr(trace, "is_vjp", False):
+        return False
+    if getattr(jax.config, "jax_custom_vjp3", False):
+        return False
+    return any(pair(v)[0] is not v for v in values)
+
+
+def below(primals: Sequence[Any]) -> Any:
+    """Return a context in which code runs at the level of the primals, inside a jvp rule.
+
+    Where JAX linearizes, it runs the rule under a trace to which no primal belongs, and every
+    operation would go through that trace.
+    """
+    if _current_trace is not None and _set_trace is not None:
+        now, (trace, tracer) = _current_trace(()), _linearizing()
+        if type(now) is trace and not any(isinstance(p, tracer) for p in primals):
+            return _set_trace(now.parent_trace)
+    return contextlib.nullcontext()
+
+
+@functools.cache
+def _linearizing() -> tuple[type, type]:
+    """Return the types of the trace that linearizes and of its tracers, seen from inside a rule."""
+    found: list[type] = []
+
+    @jax.custom_jvp
+    def probe(x: Any) -> Any:
+        return x
+
+    @probe.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        found.extend((type(_current_trace(())), type(tangents[0])))
+        return primals[0], tangents[0]
+
+    # However a future JAX linearizes; and staged, so that it is the same wherever it runs first.
+    with contextlib.suppress(Exception):
+        jax.eval_shape(lambda x: jax.linearize(probe, x)[0], jax.ShapeDtypeStruct((), np.float32))
+    return (found[0], found[1]) if len(found) == 2 else (types.NoneType, types.NoneType)

@@ -1,0 +1,60 @@
+"""The types of arrays, and what JAX raises where a value is not known. The ground of all groups."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.errors import ConcretizationTypeError, TracerArrayConversionError
+
+from ._compat import is_ref, tangent_dtype, varying
+
+# What asks for a value where there is none raises one of these.
+NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
+
+NUMPY = (np.ndarray, np.generic)
+
+
+class Spec(NamedTuple):
+    """The type of an array."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    axes: frozenset[Any] = frozenset()  # of a shard_map, along which it varies
+
+    @property
+    def differentiable(self) -> bool:
+        return is_differentiable(self.dtype)
+
+
+@functools.cache
+def is_differentiable(dtype: Any) -> bool:
+    """Return whether values of a dtype have derivatives; asked at every call."""
+    return tangent_dtype(dtype) != jax.dtypes.float0
+
+
+@functools.cache
+def is_kind(dtype: Any, kind: Any) -> bool:
+    """Return whether a dtype is of a kind, such as `jnp.floating`; asked at every call."""
+    return jnp.issubdtype(dtype, kind)
+
+
+def spec(leaf: Any) -> Spec:
+    """Return the type of an array, a tracer or a Python number, as JAX sees it."""
+    if isinstance(leaf, (*NUMPY, int, float, complex)):  # without 64 bits, doubles are floats
+        return Spec(np.shape(leaf), jnp.result_type(leaf))
+    return Spec(leaf.shape, leaf.dtype, varying(leaf))
+
+
+def is_array(leaf: Any) -> bool:
+    """Return whether a leaf is an array: of JAX or NumPy, a NumPy scalar, a tracer."""
+    if isinstance(leaf, jax.Array) or is_ref(leaf):
+        return True
+    return isinstance(leaf, NUMPY) and (leaf.dtype == bool or is_kind(leaf.dtype, jnp.number))
+
+
+def is_traced(values: Any) -> bool:
+    """Return whether JAX is tracing any of the values."""
+    return any(isinstance(v, Tracer) for v in values)
