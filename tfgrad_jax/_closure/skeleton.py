@@ -157,8 +157,8 @@ class Skeleton:
         else:
             made = _reduced(value)
         plan = self._note(value, _Made())
-        parts: Any
-        plan.make, parts, state, items, pairs = (*made, None, None, None)[:5]
+        reduced: Any = (*made, None, None, None)[:5]
+        plan.make, parts, state, items, pairs = reduced
         plan.parts = list(map(self._plan, parts))
         if state:
             plan.fill.append((_set_state, self._plan(state)))
