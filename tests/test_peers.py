@@ -154,31 +154,6 @@ def test_the_table_says_what_happens(peer):
     assert measured == {use: row[peer] for use, row in written.items()}
 
 
-@pytest.mark.parametrize("peer", list(PEERS)[:-1])
-def test_the_error_of_a_peer_names_neither_the_function_nor_the_value(peer):
-    with pytest.raises(Exception) as caught:
-        jax.grad(lambda w: PEERS[peer](w)(X))(W)
-    message = str(caught.value)
-    assert "<locals>.f" not in message
-    assert Path(__file__).name not in message
-
-
-def test_the_error_of_this_package_names_both():
-    def loss(w):
-        @custom_gradient
-        def f(x):
-            return w * x**2, lambda dy: 7 * dy * w * x
-
-        return f(X)
-
-    with pytest.raises(TypeError) as caught:
-        jax.grad(loss)(W)
-    message = str(caught.value)
-    assert "loss.f`" in message
-    assert "float32[], first used at" in message
-    assert Path(__file__).name in message
-
-
 # --- hijax primitives ----------------------------------------------------------------------------
 
 
