@@ -69,10 +69,10 @@ def package(session: nox.Session) -> None:
     if "tfgrad_jax/py.typed" not in names or any(n.startswith("tests/") for n in names):
         session.error(f"wrong contents: {names}")
     alone = pathlib.Path(session.create_tmp()).resolve() / "alone"
-    in_venv(session, "python", "-m", "venv", "--clear", str(alone))
     python = str(alone / "bin" / "python")
+    in_venv(session, "uv", "venv", "-q", "--clear", str(alone))
+    in_venv(session, "uv", "pip", "install", "-q", "--python", python, str(wheel))
     with session.chdir(out):
-        session.run(python, "-m", "pip", "install", "-q", str(wheel), external=True)
         session.run(python, "-c", "import tfgrad_jax; print(tfgrad_jax.__version__)", external=True)
         options = ["--pythonpath", python, "--verifytypes", "tfgrad_jax", "--ignoreexternal"]
         in_venv(session, "pyright", *options)

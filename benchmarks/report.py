@@ -226,7 +226,7 @@ def page(results: Results, text: str) -> str:
     if batches:
         rows = [[name, f"{value:.0f}"] for name, value in batches.values.items()]
         parts["batch"] = _table([f"sequences {batches.note}", "largest batch"], rows)
-    parts["run"] = f"{results.label}, two cores ({results.meta['processor']})."
+    parts["run"] = f"{results.label} ({results.meta['processor']})."
     for name, part in parts.items():
         begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
         before, _, rest = text.partition(begin)

@@ -208,20 +208,3 @@ class TestFailure:
         assert program.returncode == 0, err
         assert f"{reached}/{self.STEPS}" in err  # where the progress bar starts
         assert_trained(example, run, self.STEPS)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--processes", "0"], "--processes: expected a whole number of at least 1, got '0'"),
-        (["--out", "file"], "--out: 'file' is not a directory"),
-        (["--out", "nowhere/run"], "--out: there is no directory 'nowhere'"),
-        (["--batch", "1348"], "--batch: expected a multiple of"),
-    ],
-)
-def test_bad_options(example, given, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit, match="2"):
-        example.main([*given, "--steps", "1"])
-    assert message in capsys.readouterr().err

@@ -45,19 +45,6 @@ def test_the_binary_unit_has_the_declared_gradient(train_digits):
     assert gradient.dtype == jnp.float32
 
 
-def test_the_images_are_split_and_scaled(train_digits):
-    data, test = train_digits.load(seed=0)
-    assert (len(data.labels), len(test.labels)) == (1347, 450)
-    images = np.concatenate([data.images, test.images])
-    assert images.dtype == np.float32 and images.min() == -1 and images.max() == 1
-    shares = [np.bincount(part.labels) / len(part.labels) for part in (data, test)]
-    np.testing.assert_allclose(*shares, atol=0.002)  # as many of each digit in both
-    again, _ = train_digits.load(seed=0)
-    other, _ = train_digits.load(seed=1)
-    assert np.array_equal(data.images, again.images)
-    assert not np.array_equal(data.images, other.images)
-
-
 def test_a_short_run(train_digits, tmp_path, capsys):
     out = tmp_path / "digits.png"
     runs = train_digits.main(["--steps", "30", "--batch", "64", "--seed", "3", "--out", str(out)])

@@ -242,30 +242,3 @@ def test_nothing_is_compiled_twice(style, mode):
     assert not COMPILED
     of(*fewer)
     assert len(COMPILED) == 1 or mode is not jax.jit
-
-
-@every_style
-@eager_and_jit
-def test_debug_nans_sees_the_declared_gradient_alone(style, mode):
-    """The root's own derivative at 0 is nan, and its declared one is not."""
-    zeros = jnp.zeros_like(X)
-    right = Rule(
-        lambda w, x: (w * jnp.sqrt(x), (w, x)),
-        lambda r, dy: (7 * dy * jnp.sqrt(r[1]), 7 * dy * r[0] * r[1]),
-        (W, X),
-    )
-    wrong = Rule(lambda w, x: (w * x, (w, x)), lambda r, dy: (dy, dy * r[1] / r[1]), (W, X))
-    with jax.debug_nans(True):
-        got = mode(squared(style(right)))(W, zeros)
-        with pytest.raises(FloatingPointError):
-            mode(squared(style(wrong)))(W, zeros)
-    assert_same(got, (zeros, zeros))
-
-
-@every_style
-def test_nothing_is_moved_between_devices_unasked(style):
-    of = jax.jit(squared(style(ELEMENTWISE)))
-    w, x = jax.device_put((W, X))
-    with jax.transfer_guard("disallow"):
-        got = of(w, x)
-    assert_same(got, expected(1), atol=1e-4)

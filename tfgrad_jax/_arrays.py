@@ -48,6 +48,20 @@ def is_known(value: Any) -> bool:
     return isinstance(value, jax.Array) and (not isinstance(value, Tracer) or is_live(value))
 
 
+def primal_of(value: Any) -> Any:
+    """Return what JAX differentiates, given a tracer of its derivative; or else the value."""
+    found = []
+    probe = jax.custom_jvp(lambda value: value)
+
+    @probe.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        found.append(primal_of(primals[0]))
+        return primals[0], tangents[0]
+
+    probe(value)
+    return found[0] if found else value
+
+
 def arrays_in(roots: Iterable[tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
     """Return the arrays that values with names hold, by id, as the user would write them."""
     pending, seen = deque(roots), {}

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from . import _errors
-from ._arrays import Held, arrays_in, is_known
+from ._arrays import Held, arrays_in, is_known, primal_of
 from ._autodiff.linearity import NotLinearError
 from ._autodiff.transpose import transposed
 from ._compat import cotangent_type, is_ref, tangent_dtype
@@ -174,10 +174,11 @@ class _Call:
         def watched(*args: Any, **kwargs: Any) -> Any:
             pair = f(*args, **kwargs)
             with contextlib.suppress(TypeError, ValueError, LookupError):  # no pair: an error later
-                y, grad_fn = pair
+                runs, (y, grad_fn) = _runs.get(), pair
                 ys = {f"y{keystr(path)}": v for path, v in tree_flatten_with_path(y)[0]}
-                ys = {name: v for name, v in ys.items() if isinstance(v, jax.Array)}
-                _runs.get().append((ys, grad_fn, arrays_in([("", grad_fn)])))
+                ys = {name: primal_of(v) for name, v in ys.items() if isinstance(v, jax.Array)}
+                held = [(n, primal_of(v)) for n, v in arrays_in([("", grad_fn)]).values()]
+                runs.append((ys, grad_fn, held))
             return pair
 
         h: Any = CustomGradient(watched, variables, primal, self._convention)
@@ -193,15 +194,14 @@ class _Call:
         ys, pull = jax.vjp(moving, {i: values[i] for i in moved})
         return ys, pull, [v for v in tree_leaves(pull) if not is_ref(v)]
 
-    def _can_move(self, moved: Sequence[int], values: Sequence[Any]) -> bool:
+    def _can_move(self, moved: Sequence[int], values: Sequence[Any]) -> bool | None:
         with contextlib.suppress(TypeError):  # it says that a captured value has no gradient
             return bool(self._vjp(moved, values))
-        return False
 
     def _look(self, *values: Any) -> tuple[Any, ...]:
         """Find out which values have gradients, and whether forward mode works.
 
-        Return what is kept, the outputs, and what the rule holds; for autodiff, outputs and kept.
+        Return what is kept, the outputs, what the rule holds, and what plain autodiff keeps.
         """
         self._moved = moved = [i for i, v in enumerate(values) if spec(v).differentiable]
         self._gradients = [f"none: {spec(v).dtype} has no derivative" for v in values]
@@ -213,17 +213,18 @@ class _Call:
                 moved.remove(i)
         ys, pull, kept = self._vjp(moved, values)
         runs = [run for run in _runs.get() if all(map(is_known, run[0].values()))]
-        outputs, grad_fn, arrays = runs[-1] if runs else ({}, None, {})
-        held = {(i, name): v for i, (name, v) in enumerate(arrays.values()) if is_known(v)}
+        outputs, grad_fn, arrays = runs[-1] if runs else ({}, None, [])
+        _runs.get().clear()
+        held = {(i, name): v for i, (name, v) in enumerate(arrays) if is_known(v)}
         kept += held.values() if self._eager else ()  # the rule keeps what JAX is not tracing
         self._ys = jax.tree.map(jax.typeof, ys)
         self._look_at_rule(ys, pull, values, grad_fn)
-        zs, kept_plainly = (), None
+        plain = None
         with contextlib.suppress(Exception):  # of any type: that of what has no derivative
-            found = self._vjp(moved, values, plain=True)
-            jax.eval_shape(found[1], found[0])  # a loop says only now that it has none
-            zs, _, kept_plainly = found
-        return kept, outputs, held, zs, kept_plainly
+            zs, plain_pull, kept_plainly = self._vjp(moved, values, plain=True)
+            jax.eval_shape(plain_pull, zs)  # a loop says only now that it has none
+            plain = kept_plainly
+        return kept, outputs, held, plain
 
     def _look_at_rule(self, ys: Any, pull: Any, values: Sequence[Any], grad_fn: Any) -> None:
         """Find out whether forward mode works, and which gradients are zero."""
@@ -251,10 +252,10 @@ class _Call:
 
     def _explanation(self, operands: Any, eqns: Any, *found: Any) -> Explanation:
         """Return what was found out: variables of a jaxpr, or arrays, stand for the values."""
-        kept, outputs, held, zs, plain = found
+        kept, outputs, held, plain = found
         constants, n = self._held.constants, len(self._held.arrays)
         rows = [(name, "new", v) for (_, name), v in held.items()]
-        rows += [(name, "output", v) for name, v in [*outputs.items(), *(("y", z) for z in zs)]]
+        rows += [(name, "output", v) for name, v in outputs.items()]
         rows += [(name, "captured", v) for name, v in constants]
         origins = ["captured"] * n + ["input"] * len(self._given)
         rows += zip(self._names, origins, operands, strict=True)
@@ -284,7 +285,6 @@ class _Call:
         )  # fmt: skip
 
     def _costs(self) -> dict[str, dict[str, float]]:
-        """Compile the value and the gradients; return the compiler's estimates."""
         programs: dict[str, Callable[..., Any]] = {
             "value": lambda _, *values: self._value(values),
             "gradient": lambda dys, *vs: self._vjp(self._moved, vs)[1](dys),

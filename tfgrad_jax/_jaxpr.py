@@ -86,7 +86,8 @@ class _Dependence:
     def join(self, name: str, a: int, b: int) -> int:
         return a | b
 
-    branch = join
+    def branch(self, name: str, predicate: int, result: int) -> int:
+        return predicate | result
 
 
 def dependence(jaxpr: Any) -> list[int]:

@@ -216,3 +216,15 @@ def test_jit_traces_each_once():
     for x in (3.0, 4.0):
         assert_same(grad(x), jnp.float32(7 * x))
         assert (counter.f, counter.rule) == (traces, 1)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_the_nan_of_a_rule_is_found(around):
+    """`debug_nans` stops in the rule, where it is; and not before it."""
+    h = custom_gradient(lambda x: (x * x, lambda dy: dy * jnp.log(-x)))
+    x = jnp.float32(2)
+    with jax.debug_nans(True):
+        assert_same(around(h)(x), jnp.float32(4))
+        with pytest.raises(FloatingPointError, match="nan"):
+            around(jax.grad(h))(x)
+    assert jnp.isnan(around(jax.grad(h))(x))

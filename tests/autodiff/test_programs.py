@@ -68,10 +68,10 @@ def in_custom_vjp(loss):
     return h
 
 
-def without_jit(derivative):
+def under(setting, derivative):
     def of(loss):
         def run(*args):
-            with jax.disable_jit():
+            with setting():
                 return jax.jit(derivative(loss))(*args)
 
         return run
@@ -79,15 +79,14 @@ def without_jit(derivative):
     return of
 
 
-def leak_checked(derivative):
-    def of(loss):
-        def run(*args):
-            with jax.check_tracer_leaks():
-                return jax.jit(derivative(loss))(*args)
-
-        return run
-
-    return of
+SETTINGS = {
+    "disable_jit": jax.disable_jit,
+    "check_tracer_leaks": jax.check_tracer_leaks,
+    "enable_checks": lambda: jax.enable_checks(True),
+    "debug_nans": lambda: jax.debug_nans(True),
+    "debug_key_reuse": lambda: jax.debug_key_reuse(True),
+    "x64": lambda: jax.enable_x64(True),
+}
 
 
 def _one(args):
@@ -125,9 +124,7 @@ for name, derivative in DERIVATIVES.items():
         f"jit of constants ({name})": compiled_from_constants(derivative),
         f"while({name})": in_while(derivative),
         f"export({name})": exported(derivative),
-        f"disable_jit({name})": without_jit(derivative),
-        f"check_tracer_leaks({name})": leak_checked(derivative),
-    }
+    } | {f"{k}({name})": under(setting, derivative) for k, setting in SETTINGS.items()}
 MORE |= {
     "grad(custom_vjp)": lambda loss: gradient(in_custom_vjp(loss)),
     "jit of constants (jvp)": compiled_from_constants(jvp),

@@ -121,20 +121,6 @@ def test_an_adjoint_solver_calls_itself_with_an_opaque_callable(kind, way):
     assert_same(got, gradient(loss(adjoint_by_hand))(*ARGS))
 
 
-@some_ways
-def test_an_adjoint_solver_of_a_closure(way):
-    """`rate` is closed over by the field; `closure_convert` makes it an argument."""
-
-    def loss(y, rate):
-        scale = rate * 1.0
-        return solver("closure_convert", Runs(60))(lambda y: -scale * y, y) ** 2
-
-    def oracle(y, rate):
-        return adjoint_by_hand(lambda y, rate: -rate * y, y, rate) ** 2
-
-    assert_same(REVERSE[way](loss)(*ARGS), gradient(oracle)(*ARGS))
-
-
 @eager_and_jit
 @pytest.mark.parametrize("kind", ADJOINT_FIELDS)
 def test_an_adjoint_solver_at_second_order(kind, mode):

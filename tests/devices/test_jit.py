@@ -35,26 +35,3 @@ def test_placed_by_xla(name, style, placement):
     got, sent = assert_as_by_hand(squared(STYLES[style](rule)), hand, *arrays)
     assert_same(jax.device_get(got), jax.device_get(hand(*rule.arrays)), rtol=1e-4, atol=1e-4)
     assert sent.total() > 0 or name != "dense"  # the count is no accident
-
-
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("rows", ["data", BOTH])
-def test_placed_by_type(rows, style):
-    rule = RULES["normalize"]
-    over, arrays = placed(rule, (PartitionSpec(None), PartitionSpec(rows)), AxisType.Explicit)
-    with jax.set_mesh(over):
-        hand = squared(by_hand(rule))
-        got, _ = assert_as_by_hand(squared(STYLES[style](rule)), hand, *arrays)
-        assert got[1].sharding.spec == PartitionSpec(rows, None)
-    assert_same(jax.device_get(got), jax.device_get(hand(*rule.arrays)), rtol=1e-4)
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_a_gradient_that_is_placed_elsewhere_is_refused(style):
-    """The weight is whole and the rule's gradient for it is not: by hand that is an error too."""
-    rule = RULES["elementwise"]
-    over, arrays = placed(rule, PLACEMENTS["data parallel"], AxisType.Explicit)
-    with jax.set_mesh(over):
-        for way in (by_hand, STYLES[style]):
-            with pytest.raises((TypeError, ValueError), match=r"float32\[8@\(data,model\),16\]"):
-                jax.jit(squared(way(rule)))(*arrays)

@@ -49,18 +49,7 @@ def by_a_slotted_object(x):
     return f(x)
 
 
-def by_a_closure(x):
-    other = x + x
-
-    @custom_gradient
-    def f(x):
-        kept = other + x  # a residual that the rule does not use
-        return x + x, lambda dy, kept=kept: dy + dy + dy
-
-    return f(x)
-
-
-FUNCTIONS = [direct, by_a_slotted_object, by_a_closure]
+FUNCTIONS = [direct, by_a_slotted_object]
 
 
 @pytest.fixture

@@ -32,31 +32,6 @@ def test_python_float_stays_weakly_typed():
     assert_same(jax.grad(lambda x: product(x, 2.0))(x), jnp.bfloat16(14))
 
 
-@pytest.mark.parametrize("number", [2.0, 3, 2 + 1j, True], ids=repr)
-def test_a_number_is_traced_where_it_is_an_argument_of_what_is_compiled(number):
-    seen = []
-
-    @custom_gradient
-    def h(x, n):
-        seen.append(n)
-        return 2 * x, lambda dy: (7 * dy, None)
-
-    for grad in (jax.grad(h), lambda x, n: jax.jit(jax.grad(lambda x: h(x, n)))(x)):
-        assert_same(grad(1.0, number), jnp.float32(7))
-        assert seen.pop() is number
-    assert_same(jax.jit(jax.grad(h))(1.0, number), jnp.float32(7))
-    assert isinstance(seen.pop(), jax.core.Tracer)
-
-
-@pytest.mark.parametrize(
-    "answer", [lambda g: g, lambda g: [g], lambda g: (g, None), lambda g: (g, g)]
-)
-def test_a_number_that_is_not_differentiated_needs_no_gradient(answer):
-    h = custom_gradient(lambda x, y: (x * y, lambda dy: answer(7 * dy)))
-    assert_same(jax.grad(h)(1.0, 2.0), jnp.float32(7))
-    assert_same(jax.jit(jax.grad(lambda x: h(x, 2.0)))(1.0), jnp.float32(7))
-
-
 def test_a_number_that_is_differentiated_is_a_weakly_typed_array():
     seen = []
 

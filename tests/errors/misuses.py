@@ -190,21 +190,14 @@ NO_FUNCTION = "custom_gradient takes a function that returns a pair (y, grad_fn)
 VALUE: Any = {"error": ValueError, "of": ""}
 
 DECORATING = [
-    misuse(
-        "Decorate the result of a call", "custom_gradient(jnp.sin(x))",
+    misuse("Decorate the result of a call", "custom_gradient(jnp.sin(x))",
         NO_FUNCTION + " an array", "is not callable", "Maybe you wrote `custom_gradient(f(x))`",
-        of="",
-    ),
-    misuse(
-        "Pass weights by position", "custom_gradient([w])(lambda x: (x @ w, None))",
-        NO_FUNCTION + " a list of length 1", "Pass options by name, as in `variables=...`", of="",
-    ),
-    misuse(
-        "Pass an option by position", "custom_gradient(lambda x: (x, lambda dy: dy), [w])",
-        "custom_gradient() takes from 0 to 1 positional arguments but 2 were given", of="",
-    ),
-    misuse(
-        "Decorate a property",
+        of=""),
+    misuse("Pass weights by position", "custom_gradient([w])(lambda x: (x @ w, None))",
+        NO_FUNCTION + " a list of length 1", "Pass options by name, as in `variables=...`", of=""),
+    misuse("Pass an option by position", "custom_gradient(lambda x: (x, lambda dy: dy), [w])",
+        "custom_gradient() takes from 0 to 1 positional arguments but 2 were given", of=""),
+    misuse("Decorate a property",
         """
 class Model:
     @custom_gradient
@@ -214,15 +207,11 @@ class Model:
 """,
         "got an object of type property", "Write `@property` above `@custom_gradient`", of="",
     ),
-    misuse(
-        "Misspell an option", "custom_gradient(varables=[w])",
-        "has no option 'varables'", "There are `variables`, `primal` and `convention`", of="",
-    ),
-    misuse(
-        "Name arguments that are not differentiated, as for `jax.custom_vjp`",
+    misuse("Misspell an option", "custom_gradient(varables=[w])",
+        "has no option 'varables'", "There are `variables`, `primal` and `convention`", of=""),
+    misuse("Name arguments that are not differentiated, as for `jax.custom_vjp`",
         "custom_gradient(nondiff_argnums=(1,))",
-        "has no option 'nondiff_argnums'", "Leave it out", "reaches the function unchanged", of="",
-    ),
+        "has no option 'nondiff_argnums'", "Leave it out", "reaches the function unchanged", of=""),
     *(
         misuse(
             f"Ask for `{option}`, as of `jax.custom_gradient`", f"custom_gradient({option}=True)",
@@ -234,41 +223,28 @@ class Model:
             "forward_mode": "Leave it out: both modes always work",
         }.items()
     ),
-    misuse(
-        "Ask for another convention", 'custom_gradient(convention="torch")',
-        "got convention='torch'; expected 'tf' or 'jax'", **VALUE,
-    ),
-    misuse(
-        "Pass a kernel by its result", "custom_gradient(primal=x)",
+    misuse("Ask for another convention", 'custom_gradient(convention="torch")',
+        "got convention='torch'; expected 'tf' or 'jax'", **VALUE),
+    misuse("Pass a kernel by its result", "custom_gradient(primal=x)",
         "got primal=an array of dtype float32 and shape (3, 2); expected None or a function",
-        **VALUE,
-    ),
-    misuse(
-        "Decorate twice", "@custom_gradient" + function("").rstrip(),
-        "is already decorated: decorate once",
-    ),
-    misuse(
-        "Decorate above `jax.jit`", function("").replace("\ndef", "\n@jax.jit\ndef").rstrip(),
-        "cannot return its rule from `jax.jit`: write that above `@custom_gradient`",
-    ),
-    misuse(
-        "Declare the rule as of a `jax.custom_vjp`", function("f.defvjp(None, None)"),
+        **VALUE),
+    misuse("Decorate twice", "@custom_gradient" + function("").rstrip(),
+        "is already decorated: decorate once"),
+    misuse("Decorate above `jax.jit`", function("").replace("\ndef", "\n@jax.jit\ndef").rstrip(),
+        "cannot return its rule from `jax.jit`: write that above `@custom_gradient`"),
+    misuse("Declare the rule as of a `jax.custom_vjp`", function("f.defvjp(None, None)"),
         "has no attribute 'defvjp'. The function returns its rule: `return y, grad_fn`",
-        error=AttributeError,
-    ),
+        error=AttributeError),
 ]  # fmt: skip
 
 FITS = "got arguments that do not fit its signature, (x): "
 
 CALLING = [
-    misuse(
-        "Forget a keyword-only argument", function("f(x)", args="x, *, scale"),
-        "do not fit its signature, (x, *, scale): missing a required", "argument: 'scale'",
-    ),
+    misuse("Forget a keyword-only argument", function("f(x)", args="x, *, scale"),
+        "do not fit its signature, (x, *, scale): missing a required", "argument: 'scale'"),
     misuse("Forget an argument", function("f()"), FITS + "missing a required argument"),
     misuse("Pass one too many", function("f(x, w)"), FITS + "too many positional arguments"),
-    misuse(
-        "Call a method on the class",
+    misuse("Call a method on the class",
         """
 class Model:
     @custom_gradient
@@ -288,69 +264,43 @@ NO_ARRAY = "every leaf of y must be an array or a number"
 MISMATCH = "and its `primal` must return values of the same structure, shapes and dtypes, but one "
 
 RETURNED_BY_F = [
-    misuse(
-        "Forget to return", returning("y = x**2"),
-        PAIR + "It returned None", "`return y` instead of `return y, grad_fn`",
-    ),
-    misuse(
-        "Return the value alone", returning("return x**2"),
+    misuse("Forget to return", returning("y = x**2"),
+        PAIR + "It returned None", "`return y` instead of `return y, grad_fn`"),
+    misuse("Return the value alone", returning("return x**2"),
         PAIR + "It returned an array of dtype float32 and shape (3, 2)",
-        "`return y` instead of `return y, grad_fn`",
-    ),
-    misuse(
-        "Return the gradient function alone", returning("return grad"),
-        PAIR + "It returned the callable `f.grad`",
-    ),
-    misuse(
-        "Call the gradient function", returning("return x**2, grad(x)"),
-        NO_RULE.format("an array of dtype float32 and shape (3, 2)"), CALLED,
-    ),
-    misuse(
-        "Return the pair the other way round", returning("return grad, x**2"),
+        "`return y` instead of `return y, grad_fn`"),
+    misuse("Return the gradient function alone", returning("return grad"),
+        PAIR + "It returned the callable `f.grad`"),
+    misuse("Call the gradient function", returning("return x**2, grad(x)"),
+        NO_RULE.format("an array of dtype float32 and shape (3, 2)"), CALLED),
+    misuse("Return the pair the other way round", returning("return grad, x**2"),
         NO_RULE.format("an array of dtype float32 and shape (3, 2)"),
-        "`return grad_fn, y` instead of `return y, grad_fn`",
-    ),
-    misuse(
-        "Return two outputs without parentheses", returning("return x, x**2, grad"),
+        "`return grad_fn, y` instead of `return y, grad_fn`"),
+    misuse("Return two outputs without parentheses", returning("return x, x**2, grad"),
         PAIR + "It returned a tuple of length 3",
-        "`return y1, y2, grad_fn` instead of `return (y1, y2), grad_fn`",
-    ),
-    misuse(
-        "Yield instead of return", returning("yield x**2"),
-        PAIR + "It returned an object of type generator",
-    ),
-    misuse(
-        "Return a string among the outputs", returning('return (x**2, "relu"), grad'),
+        "`return y1, y2, grad_fn` instead of `return (y1, y2), grad_fn`"),
+    misuse("Yield instead of return", returning("yield x**2"),
+        PAIR + "It returned an object of type generator"),
+    misuse("Return a string among the outputs", returning('return (x**2, "relu"), grad'),
         "returned the str 'relu' among its outputs at y[1]", NO_ARRAY,
-        "Return other values from an undecorated function around it",
-    ),
-    misuse(
-        "Return a shape instead of an array",
+        "Return other values from an undecorated function around it"),
+    misuse("Return a shape instead of an array",
         returning("return jax.ShapeDtypeStruct((3, 2), jnp.float32), grad"),
-        "returned an object of type ShapeDtypeStruct among its outputs; ", NO_ARRAY,
-    ),
-    misuse(
-        "Return a pair from `primal`",
+        "returned an object of type ShapeDtypeStruct among its outputs; ", NO_ARRAY),
+    misuse("Return a pair from `primal`",
         function("f(x)", option="primal=lambda x: (x**2, lambda dy: 2 * x * dy)"),
         "among its outputs at y[1]", NO_ARRAY,
         "Only a function under `custom_gradient` returns a gradient function",
-        of="<lambda>",
-    ),
-    misuse(
-        "Give `primal` other arguments", function("f(x)", option="primal=lambda: 1.0"),
+        of="<lambda>"),
+    misuse("Give `primal` other arguments", function("f(x)", option="primal=lambda: 1.0"),
         "`primal` of `f` (model.py:1), `<lambda>` (model.py:1), must take the same arguments: "
-        "too many positional arguments",
-    ),
-    misuse(
-        "Return another structure from `primal`",
+        "too many positional arguments"),
+    misuse("Return another structure from `primal`",
         function("jax.vjp(jax.jit(f), x)[0]", option="primal=lambda x: (x**2, x)"),
-        MISMATCH + "returned (*, *), of float32[3, 2], float32[3, 2], and the other *, of float32",
-    ),
-    misuse(
-        "Return another dtype from `primal`",
+        MISMATCH + "returned (*, *), of float32[3, 2], float32[3, 2], and the other *, of float32"),
+    misuse("Return another dtype from `primal`",
         function("jax.vjp(jax.jit(f), x)[0]", option="primal=lambda x: x.astype(int)"),
-        MISMATCH + "returned *, of int32[3, 2], and the other *, of float32[3, 2]",
-    ),
+        MISMATCH + "returned *, of int32[3, 2], and the other *, of float32[3, 2]"),
 ]  # fmt: skip
 
 ONE = "cannot be called with 1 upstream gradient, one positional argument per leaf of y (dicts in "
@@ -358,41 +308,29 @@ TWO = "cannot be called with 2 upstream gradients, one positional argument per l
 ALONE = "A rule takes nothing but upstreams: it closes over what it needs from the function"
 
 UPSTREAMS = [
-    misuse(
-        "Take residuals, as for `jax.custom_vjp`",
+    misuse("Take residuals, as for `jax.custom_vjp`",
         rule("return 2 * res * g", "x", "x**2", dys="res, g"),
-        ONE, "missing a required argument: 'g'", ALONE,
-    ),
-    misuse(
-        "Take no upstream", rule("return x", "x", "x**2", dys=""),
-        ONE, "too many positional arguments", "Write `def grad(dy)`",
-    ),
-    misuse(
-        "Take one upstream of two outputs",
+        ONE, "missing a required argument: 'g'", ALONE),
+    misuse("Take no upstream", rule("return x", "x", "x**2", dys=""),
+        ONE, "too many positional arguments", "Write `def grad(dy)`"),
+    misuse("Take one upstream of two outputs",
         rule("return dys[1]", "x", "(x, 2 * x)", "jnp.sum(f(x)[1])", "dys"),
-        TWO, "too many positional arguments", "Write `def grad(da, db)` or `def grad(*dys)`",
-    ),
-    misuse(
-        "Take one upstream of many outputs",
+        TWO, "too many positional arguments", "Write `def grad(da, db)` or `def grad(*dys)`"),
+    misuse("Take one upstream of many outputs",
         rule("return dy", "x", "(x,) * 9", "jnp.sum(f(x)[0])"),
-        "with 9 upstream gradients", "Write `def grad(da, db, ...)` or `def grad(*dys)`",
-    ),
-    misuse(
-        'Take one upstream per output in `convention="jax"`',
+        "with 9 upstream gradients", "Write `def grad(da, db, ...)` or `def grad(*dys)`"),
+    misuse('Take one upstream per output in `convention="jax"`',
         function(
             "jax.grad(lambda x: jnp.sum(f(x)[1]))(x)", "(x, 2 * x), lambda dy, dz: dy + 2 * dz",
             option='convention="jax"',
         ),
         "cannot be called with one argument, the upstream gradients in the structure of y",
-        "missing a required argument: 'dz'",
-    ),
-    misuse(
-        "Declare variables, and do not take them",
+        "missing a required argument: 'dz'"),
+    misuse("Declare variables, and do not take them",
         weight("return dy @ w.T", "dy", "variables=[w]"),
         "got an unexpected keyword argument 'variables'",
         "It takes the declared variables too: `def grad(dy, variables)`",
-        of="loss.f",
-    ),
+        of="loss.f"),
 ]  # fmt: skip
 
 STRUCTURE = "returned gradients in a structure that does not fit the inputs"
@@ -402,133 +340,81 @@ NONE = "Did it forget its `return`? `return {}` means no gradient"
 COUNT: Any = {"error": ValueError}
 
 GRADIENTS = [
-    misuse(
-        "Return a gradient too many", rule("return dy, dy.sum(0), None"),
-        "returned 3 gradients; expected 2, for the inputs `x`, `b`", **COUNT,
-    ),
-    misuse(
-        "Return two gradients of one input", of_one("dy, dy"),
+    misuse("Return a gradient too many", rule("return dy, dy.sum(0), None"),
+        "returned 3 gradients; expected 2, for the inputs `x`, `b`", **COUNT),
+    misuse("Return two gradients of one input", of_one("dy, dy"),
         "returned 2 gradients; expected 1, for the input `x`",
-        "`x` is one array: return one gradient of its shape", **COUNT,
-    ),
-    misuse(
-        "Return a gradient too few", rule("return dy"),
+        "`x` is one array: return one gradient of its shape", **COUNT),
+    misuse("Return a gradient too few", rule("return dy"),
         "returned 1 gradient; expected 2, for the inputs `x`, `b`",
-        "Return None for every input that has no gradient", **COUNT,
-    ),
-    misuse(
-        "Forget the `return` of the rule", rule("dx = 2 * dy", "x", "2 * x"),
-        "returned None; expected gradients for the input `x`", NONE.format("(None,)"), **COUNT,
-    ),
-    misuse(
-        "Forget the `return` of a rule for two", rule("dx, db = dy, dy.sum(0)"),
+        "Return None for every input that has no gradient", **COUNT),
+    misuse("Forget the `return` of the rule", rule("dx = 2 * dy", "x", "2 * x"),
+        "returned None; expected gradients for the input `x`", NONE.format("(None,)"), **COUNT),
+    misuse("Forget the `return` of a rule for two", rule("dx, db = dy, dy.sum(0)"),
         "returned None; expected gradients for the inputs `x`, `b`", NONE.format("(None, None)"),
-        **COUNT,
-    ),
-    misuse(
-        "Return a generator", rule("return (g for g in (dy, dy.sum(0)))"),
-        "Instead of an object of type generator, return a list: `list(...)`", **COUNT,
-    ),
-    misuse(
-        "Yield the gradient", rule("yield 2 * dy", "x", "2 * x"),
-        f"returned an object of type generator {WANTED}",
-    ),
-    misuse(
-        "Return a dictionary by argument", rule('return {"x": dy, "b": dy.sum(0)}'),
-        STRUCTURE, "expected: (*, *), for the inputs `x`, `b`", "got:      {'b': *, 'x': *}", FLAT,
-    ),
-    misuse(
-        "Return gradients of variables without taking them", of_one("2 * dy, [dy]"),
-        STRUCTURE, "expected: *, for the input `x`", "got:      (*, [*])",
-    ),
-    misuse(
-        "Misspell a key", of_tree('{"w": dy, "bias": dy.sum(0)}'),
+        **COUNT),
+    misuse("Return a generator", rule("return (g for g in (dy, dy.sum(0)))"),
+        "Instead of an object of type generator, return a list: `list(...)`", **COUNT),
+    misuse("Yield the gradient", rule("yield 2 * dy", "x", "2 * x"),
+        f"returned an object of type generator {WANTED}"),
+    misuse("Return a dictionary by argument", rule('return {"x": dy, "b": dy.sum(0)}'),
+        STRUCTURE, "expected: (*, *), for the inputs `x`, `b`", "got:      {'b': *, 'x': *}", FLAT),
+    misuse("Return gradients of variables without taking them", of_one("2 * dy, [dy]"),
+        STRUCTURE, "expected: *, for the input `x`", "got:      (*, [*])"),
+    misuse("Misspell a key", of_tree('{"w": dy, "bias": dy.sum(0)}'),
         STRUCTURE, "expected: {'b': *, 'w': *}, for the inputs `p['b']`, `p['w']`",
-        "got:      {'bias': *, 'w': *}", FLAT,
-    ),
-    misuse(
-        "Return a flat list in another order than that of sorted keys",
+        "got:      {'bias': *, 'w': *}", FLAT),
+    misuse("Return a flat list in another order than that of sorted keys",
         of_tree("[dy, dy.sum(0)]"),
         "returned a gradient of shape (3, 2) for the input `p['b']`; expected its own shape, (2,)",
-        "It fits the input `p['w']`: return the gradients in the order of the inputs", **COUNT,
-    ),
-    misuse(
-        "Return the gradient in the place of a function",
+        "It fits the input `p['w']`: return the gradients in the order of the inputs", **COUNT),
+    misuse("Return the gradient in the place of a function",
         beside_setting("2 * dy, None", "act, x", "jnp.sin, x"),
         "returned a gradient in the place of `act`, which is no array; expected None",
-        "in the order of the inputs",
-    ),
-    misuse(
-        "Forget to sum over a broadcast axis", rule("return dy, dy"),
+        "in the order of the inputs"),
+    misuse("Forget to sum over a broadcast axis", rule("return dy, dy"),
         "returned a gradient of shape (3, 2) for the input `b`; expected its own shape, (2,). The "
         "forward pass broadcasts this input along axis 0",
-        "did you forget to sum over axis 0, as in `g.sum(axis=0)`?", **COUNT,
-    ),
-    misuse(
-        "Forget to sum over two axes", of_tree("[dy, dy]", "[x[0, 0], x]", "p[0] * p[1]"),
+        "did you forget to sum over axis 0, as in `g.sum(axis=0)`?", **COUNT),
+    misuse("Forget to sum over two axes", of_tree("[dy, dy]", "[x[0, 0], x]", "p[0] * p[1]"),
         "of shape (3, 2) for the input `p[0]`; expected its own shape, ()",
-        "did you forget to sum over axis (0, 1), as in `g.sum(axis=(0, 1))`?", **COUNT,
-    ),
-    misuse(
-        "Forget to keep an axis that is broadcast",
+        "did you forget to sum over axis (0, 1), as in `g.sum(axis=(0, 1))`?", **COUNT),
+    misuse("Forget to keep an axis that is broadcast",
         of_tree("[dy, dy]", "[x, x[:1]]", "p[0] + p[1]"),
         "of shape (3, 2) for the input `p[1]`; expected its own shape, (1, 2)",
-        "as in `g.sum(axis=0, keepdims=True)`?", **COUNT,
-    ),
-    misuse(
-        "Return a number for an array", rule("return 7.0", "x", "x.sum()"),
+        "as in `g.sum(axis=0, keepdims=True)`?", **COUNT),
+    misuse("Return a number for an array", rule("return 7.0", "x", "x.sum()"),
         "returned a gradient of shape () for the input `x`; expected its own shape, (3, 2)",
-        "`jnp.broadcast_to(g, (3, 2))`", **COUNT,
-    ),
-    misuse(
-        "Forget a transpose", rule("return dy @ w.T, dy.T @ x", "x, w", "x @ w"),
+        "`jnp.broadcast_to(g, (3, 2))`", **COUNT),
+    misuse("Forget a transpose", rule("return dy @ w.T, dy.T @ x", "x, w", "x @ w"),
         "returned a gradient of shape (4, 2) for the input `w`; expected its own shape, (2, 4)",
-        "Maybe a transpose is missing, `g.T`", **COUNT,
-    ),
-    misuse(
-        "Forget a reshape", of_one("2 * dy.ravel()"),
+        "Maybe a transpose is missing, `g.T`", **COUNT),
+    misuse("Forget a reshape", of_one("2 * dy.ravel()"),
         "returned a gradient of shape (6,) for the input `x`; expected its own shape, (3, 2)",
-        "Maybe a reshape is missing, `g.reshape(3, 2)`", **COUNT,
-    ),
-    misuse(
-        "Swap two gradients", rule("return x.T @ dy, dy @ w.T", "x, w", "x @ w"),
+        "Maybe a reshape is missing, `g.reshape(3, 2)`", **COUNT),
+    misuse("Swap two gradients", rule("return x.T @ dy, dy @ w.T", "x, w", "x @ w"),
         "returned a gradient of shape (2, 4) for the input `x`; expected its own shape, (3, 2). It "
-        "fits the input `w`: return the gradients in the order of the inputs", **COUNT,
-    ),
-    misuse(
-        "Return a shape that fits nothing", of_one("jnp.ones((5, 7))"),
+        "fits the input `w`: return the gradients in the order of the inputs", **COUNT),
+    misuse("Return a shape that fits nothing", of_one("jnp.ones((5, 7))"),
         "returned a gradient of shape (5, 7) for the input `x`; expected its own shape, (3, 2)",
-        **COUNT,
-    ),
-    misuse(
-        "Return a complex gradient of a real input", of_one("2j * dy"),
+        **COUNT),
+    misuse("Return a complex gradient of a real input", of_one("2j * dy"),
         f"returned an array of dtype complex64 and shape (3, 2) {WANTED}",
-        "Return its real part, `jnp.real(...)`",
-    ),
-    misuse(
-        "Return a real gradient of a complex input",
+        "Return its real part, `jnp.real(...)`"),
+    misuse("Return a real gradient of a complex input",
         rule("return dy", "z", "z.real").replace("(z)\n", "(x + 1j)\n"),
         "returned an array of dtype float32 and shape (3, 2) for the input `z`",
-        "Convert it, `.astype(complex64)`, if it really has no imaginary part",
-    ),
-    misuse(
-        "Return integers", of_one("jnp.ones((3, 2), int)"),
+        "Convert it, `.astype(complex64)`, if it really has no imaginary part"),
+    misuse("Return integers", of_one("jnp.ones((3, 2), int)"),
         f"returned an array of dtype int32 and shape (3, 2) {WANTED}",
-        "Convert it, `.astype(float32)`, or return None",
-    ),
-    misuse(
-        "Return a boolean", of_one("False"),
-        f"returned the bool False {WANTED}", "Return None if there is no gradient",
-    ),
-    misuse(
-        "Return an object", of_one("object()"),
-        f"returned an object of type object {WANTED}", "Return None if there is no gradient",
-    ),
-    misuse(
-        "Return a function", of_one("lambda dy: 2 * dy"),
+        "Convert it, `.astype(float32)`, or return None"),
+    misuse("Return a boolean", of_one("False"),
+        f"returned the bool False {WANTED}", "Return None if there is no gradient"),
+    misuse("Return an object", of_one("object()"),
+        f"returned an object of type object {WANTED}", "Return None if there is no gradient"),
+    misuse("Return a function", of_one("lambda dy: 2 * dy"),
         f"returned the callable `f.grad.<lambda>` (model.py:4) {WANTED}",
-        "Maybe you wrote `return g` instead of `return g(dy)`",
-    ),
+        "Maybe you wrote `return g` instead of `return g(dy)`"),
 ]  # fmt: skip
 
 UNDECLARED = "is differentiated with respect to values that it closes over"
@@ -539,13 +425,10 @@ LOSS: Any = {"of": "loss.f"}
 LOSS_COUNT: Any = {"of": "loss.f", "error": ValueError}
 
 VARIABLES = [
-    misuse(
-        "Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
+    misuse("Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
         UNDECLARED, "takes no `variables`", "float32[2, 4], first used at model.py:6\n", *REMEDIES,
-        'or decorate with `custom_gradient(variables="autodiff")`', **LOSS,
-    ),
-    misuse(
-        "Keep a weight in `self`, and give it no gradient",
+        'or decorate with `custom_gradient(variables="autodiff")`', **LOSS),
+    misuse("Keep a weight in `self`, and give it no gradient",
         """
 class Layer:
     def __init__(self, w):
@@ -559,59 +442,40 @@ jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
 """,
         UNDECLARED, "float32[2, 4], first used at model.py:7", *REMEDIES, of="Layer.f",
     ),
-    misuse(
-        "Differentiate a keyword-only argument",
+    misuse("Differentiate a keyword-only argument",
         function("jax.grad(lambda b: f(x, scale=b).sum())(b)", "x * scale, lambda dy: dy * scale",
                  args="x, *, scale"),
-        UNDECLARED, "float32[2], first used at model.py:3",
-    ),
-    misuse(
-        "Declare other variables than those in use",
+        UNDECLARED, "float32[2], first used at model.py:3"),
+    misuse("Declare other variables than those in use",
         weight("return dy @ w.T, [None]", option="variables=[b]"),
         UNDECLARED, "not among its declared variables", "Add them to `custom_gradient(variables=",
-        **LOSS,
-    ),
-    misuse(
-        "Return the gradient of the input alone", weight("return dy @ w.T"),
-        GROUPS + "an array of dtype float32 and shape (3, 2).", **LOSS,
-    ),
-    misuse(
-        "Forget the `return` of a rule with variables", weight("dw = x.T @ dy"),
-        GROUPS + "None.", **LOSS,
-    ),
-    misuse(
-        "Return the gradient of a frozen weight too",
+        **LOSS),
+    misuse("Return the gradient of the input alone", weight("return dy @ w.T"),
+        GROUPS + "an array of dtype float32 and shape (3, 2).", **LOSS),
+    misuse("Forget the `return` of a rule with variables", weight("dw = x.T @ dy"),
+        GROUPS + "None.", **LOSS),
+    misuse("Return the gradient of a frozen weight too",
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v").replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
         f"returned 2 gradients; expected 1, {FEW}. A frozen weight is not among them",
-        "To have it at every call, declare it: `custom_gradient(variables=...)`", **LOSS_COUNT,
-    ),
-    misuse(
-        "Return too many gradients of declared variables",
+        "To have it at every call, declare it: `custom_gradient(variables=...)`", **LOSS_COUNT),
+    misuse("Return too many gradients of declared variables",
         weight("return dy @ w.T, [x.T @ dy, x.T @ dy]", option="variables=[w]"),
         "returned 2 gradients; expected 1, for the variable `variables[0]`. `variables[0]` is one "
-        "array: return one gradient of its shape", **LOSS_COUNT,
-    ),
-    misuse(
-        "Return a dictionary for the list of variables",
+        "array: return one gradient of its shape", **LOSS_COUNT),
+    misuse("Return a dictionary for the list of variables",
         weight('return dy @ w.T, {"w": x.T @ dy}'),
         "returned gradients in a structure that does not fit the undeclared variables",
-        "expected: [*], for the undeclared variable `variables[0]`", "got:      {'w': *}", **LOSS,
-    ),
-    misuse(
-        "Misspell a declared variable",
+        "expected: [*], for the undeclared variable `variables[0]`", "got:      {'w': *}", **LOSS),
+    misuse("Misspell a declared variable",
         weight('return dy @ w.T, {"weight": x.T @ dy}', option='variables={"w": w}'),
         "returned gradients in a structure that does not fit the variables",
-        "expected: {'w': *}, for the variable `variables['w']`", "got:      {'weight': *}", **LOSS,
-    ),
-    misuse(
-        "Declare variables by their names",
+        "expected: {'w': *}, for the variable `variables['w']`", "got:      {'weight': *}", **LOSS),
+    misuse("Declare variables by their names",
         weight("return dy @ w.T, [x.T @ dy]", option='variables=["w"]'),
         "`variables` of `loss.f`", "holds 'w' and no array. Pass arrays, not their names",
-        **LOSS,
-    ),
-    misuse(
-        "Declare an attribute that a model does not have",
+        **LOSS),
+    misuse("Declare an attribute that a model does not have",
         """
 class Layer:
     def __init__(self, w):
@@ -652,45 +516,31 @@ FORWARD_MODE = [
              "`while` whose predicate depends on an upstream"),
         )
     ),
-    misuse(
-        "Ask for the Hessian through a clip",
+    misuse("Ask for the Hessian through a clip",
         forward("jnp.clip(2 * x * dy, -1, 1)", "jax.hessian(lambda x: (f(x) ** 2).sum())(x)"),
-        LINEAR, "`max`", INSTEAD,
-    ),
+        LINEAR, "`max`", INSTEAD),
 ]  # fmt: skip
 
 MATCH = "the gradient of the output in its place, so inputs and outputs must match in number"
 
 HELPERS = [
-    misuse(
-        "Recompute the result of a call", "recompute_grad(jnp.sin(x))",
+    misuse("Recompute the result of a call", "recompute_grad(jnp.sin(x))",
         "recompute_grad takes a function, but got an array",
-        "Maybe you wrote `recompute_grad(f(x))` instead of `recompute_grad(f)(x)`", of="",
-    ),
-    misuse(
-        "Name a policy", 'recompute_grad(jnp.sin, policy="dots")',
+        "Maybe you wrote `recompute_grad(f(x))` instead of `recompute_grad(f)(x)`", of=""),
+    misuse("Name a policy", 'recompute_grad(jnp.sin, policy="dots")',
         "recompute_grad got policy='dots'; expected None or a function",
-        "such as those in jax.checkpoint_policies", **VALUE,
-    ),
-    misuse(
-        "Pass through the result of a call", "grad_pass_through(jnp.round(x))",
+        "such as those in jax.checkpoint_policies", **VALUE),
+    misuse("Pass through the result of a call", "grad_pass_through(jnp.round(x))",
         "grad_pass_through takes a function, but got an array",
-        "Maybe you wrote `grad_pass_through(f(x))` instead of `grad_pass_through(f)(x)`", of="",
-    ),
-    misuse(
-        "Pass through a sum", "grad_pass_through(lambda x: x.sum())(x)",
+        "Maybe you wrote `grad_pass_through(f(x))` instead of `grad_pass_through(f)(x)`", of=""),
+    misuse("Pass through a sum", "grad_pass_through(lambda x: x.sum())(x)",
         MATCH, "inputs:  float32[3, 2]", "outputs: float32[]",
-        "or write the rule with `custom_gradient`", error=ValueError, of="<lambda>",
-    ),
-    misuse(
-        "Forget to return from what is passed through",
+        "or write the rule with `custom_gradient`", error=ValueError, of="<lambda>"),
+    misuse("Forget to return from what is passed through",
         "@grad_pass_through\ndef f(x):\n    y = jnp.round(x)\n\njax.vjp(f, x)",
-        MATCH, "inputs:  float32[3, 2]", "outputs: none", error=ValueError,
-    ),
-    misuse(
-        "Decorate what is passed through", "custom_gradient(grad_pass_through(lambda x: x))",
-        "is already decorated: decorate once", of="<lambda>",
-    ),
+        MATCH, "inputs:  float32[3, 2]", "outputs: none", error=ValueError),
+    misuse("Decorate what is passed through", "custom_gradient(grad_pass_through(lambda x: x))",
+        "is already decorated: decorate once", of="<lambda>"),
 ]  # fmt: skip
 
 
@@ -698,33 +548,24 @@ NOTHING = "check_gradient found nothing to differentiate in `f`"
 EXPLAINS = "explain takes a function that custom_gradient, grad_pass_through or recompute_grad "
 
 CHECKING = [
-    misuse(
-        "Check the result of a call", function("check_gradient(f(x), x)"),
+    misuse("Check the result of a call", function("check_gradient(f(x), x)"),
         "check_gradient got h=an array", "expected a function, and its arguments after it", **VALUE,
     ),
-    misuse(
-        "Check at integers", function("check_gradient(f, jnp.arange(3))"),
+    misuse("Check at integers", function("check_gradient(f, jnp.arange(3))"),
         NOTHING, "no floating array among its arguments", "Pass floats, not integers",
-        error=ValueError, jitted=False,
-    ),
-    misuse(
-        "Check a function whose value is an index",
+        error=ValueError, jitted=False),
+    misuse("Check a function whose value is an index",
         function("check_gradient(f, x)", "x.argmax(), lambda dy: None"),
-        NOTHING, "no floating array among its outputs", error=ValueError, jitted=False,
-    ),
-    misuse(
-        "Check under `jax.jit`", function("jax.jit(lambda x: check_gradient(f, x).ok)(x)"),
+        NOTHING, "no floating array among its outputs", error=ValueError, jitted=False),
+    misuse("Check under `jax.jit`", function("jax.jit(lambda x: check_gradient(f, x).ok)(x)"),
         "check_gradient compares values", "an argument that JAX is tracing",
-        "Call it outside of `jax.jit`",
-    ),
-    misuse(
-        "Check against a reference of another shape",
+        "Call it outside of `jax.jit`"),
+    misuse("Check against a reference of another shape",
         "\ndef reference(x):\n    return (x**2).sum()\n"
         + function("check_gradient(f, x, reference=reference)"),
         "The reference `reference` (model.py:1) of check_gradient must return arrays of the shapes",
         "that `f` (model.py:4) returns, [(3, 2)], but returned [()]",
-        error=ValueError, jitted=False,
-    ),
+        error=ValueError, jitted=False),
     *(
         misuse(
             f"Check with `{name}={value}`", function(f"check_gradient(f, x, {name}={value})"),
@@ -737,35 +578,25 @@ CHECKING = [
             ("tolerance", "0", "None or a positive number"),
         )
     ),
-    misuse(
-        "Declare a gradient that is wrong by a factor",
+    misuse("Declare a gradient that is wrong by a factor",
         function("assert_gradient(f, x)", "x**2, lambda dy: dy * x"),
         "Gradient of `f`: WRONG", "declared = 0.5 x expected",
-        error=AssertionError, of="", jitted=False,
-    ),
-    misuse(
-        "Return another value from `primal`",
+        error=AssertionError, of="", jitted=False),
+    misuse("Return another value from `primal`",
         function("assert_gradient(f, x)", option="primal=lambda x: 2 * x"),
         "Gradient of `f`: WRONG", "disagrees with the function's value",
-        error=AssertionError, of="", jitted=False,
-    ),
-    misuse(
-        "Explain the result of a call", function("explain(f(x))"),
+        error=AssertionError, of="", jitted=False),
+    misuse("Explain the result of a call", function("explain(f(x))"),
         EXPLAINS + "returned, but got an array",
-        "Pass the decorated function itself, and its arguments", of="",
-    ),
-    misuse(
-        "Explain a jitted function", function("explain(jax.jit(f), x)"),
-        EXPLAINS, "`explain(h.__wrapped__, ...)`",
-    ),
-    misuse(
-        "Explain a function that branches, by a shape",
+        "Pass the decorated function itself, and its arguments", of=""),
+    misuse("Explain a jitted function", function("explain(jax.jit(f), x)"),
+        EXPLAINS, "`explain(h.__wrapped__, ...)`"),
+    misuse("Explain a function that branches, by a shape",
         function(
             "explain(f, jax.ShapeDtypeStruct((3, 2), jnp.float32))",
             "x if x.sum() > 0 else -x, lambda dy: dy",
         ),
-        "explain cannot run `f` without values: it branches on them", "Pass arrays instead", of="",
-    ),
+        "explain cannot run `f` without values: it branches on them", "Pass arrays instead", of=""),
 ]  # fmt: skip
 
 WHOLE = "expected a whole number of at least 1, got"
@@ -783,46 +614,32 @@ EXAMPLES = [
 LINE_1 = "tracing the function f at model.py:1"
 
 JAX_ITSELF = [
-    misuse(
-        "Branch on a value under `jax.jit`",
+    misuse("Branch on a value under `jax.jit`",
         function("jax.jit(f)(x)", "x if x.sum() > 0 else -x, lambda dy: dy"),
         "boolean conversion of traced array", LINE_1,
-        error=jax.errors.TracerBoolConversionError, of="",
-    ),
-    misuse(
-        "Use NumPy in a rule that JAX traces",
+        error=jax.errors.TracerBoolConversionError, of=""),
+    misuse("Use NumPy in a rule that JAX traces",
         function("jax.jit(jax.grad(f))(1.0)", "x**2, lambda dy: dy * np.sin(x)"),
         "conversion method __array__() was called on traced array with shape float32[]",
-        error=jax.errors.TracerArrayConversionError, of="", jitted=False,
-    ),
-    misuse(
-        "Let `jax.jit` trace a number that is a setting",
+        error=jax.errors.TracerArrayConversionError, of="", jitted=False),
+    misuse("Let `jax.jit` trace a number that is a setting",
         function("jax.jit(f)(x, 6)", "x.reshape(n), lambda dy: (dy.reshape(3, 2), None)", "x, n"),
-        LINE_1, "static_argnums", of="",
-    ),
-    misuse(
-        "Differentiate with respect to a string",
+        LINE_1, "static_argnums", of=""),
+    misuse("Differentiate with respect to a string",
         function("jax.grad(f, 1)(x, 'relu')", "x, lambda dy: dy", "x, mode"),
-        "'relu' of type <class 'str'> is not a valid JAX type", of="",
-    ),
-    misuse(
-        "Differentiate with respect to an integer", function("jax.grad(f)(3)"),
-        "grad requires real- or complex-valued inputs", "but got int32", of="",
-    ),
-    misuse(
-        "Compute with Python's `math` under `jax.jit`",
+        "'relu' of type <class 'str'> is not a valid JAX type", of=""),
+    misuse("Differentiate with respect to an integer", function("jax.grad(f)(3)"),
+        "grad requires real- or complex-valued inputs", "but got int32", of=""),
+    misuse("Compute with Python's `math` under `jax.jit`",
         function("jax.jit(f)(1.0)", "float(x) ** 2, lambda dy: dy"),
-        "concrete value is expected", LINE_1, error=jax.errors.ConcretizationTypeError, of="",
-    ),
-    misuse(
-        "Let a value out by a list",
+        "concrete value is expected", LINE_1, error=jax.errors.ConcretizationTypeError, of=""),
+    misuse("Let a value out by a list",
         function("jax.jit(f)(x)\nkept[0] + 1").replace("    return", "    kept.append(2 * x)\n    "
         "return").replace("@", "kept = []\n\n@", 1),
         "to escape the scope of the transformation", "intermediate value with type float32[3,2]",
         error=jax.errors.UnexpectedTracerError, of="", jitted=False,  # the message has columns
     ),
-    misuse(
-        "Call a `custom_vjp` in a rule, and ask for forward mode of the gradient",
+    misuse("Call a `custom_vjp` in a rule, and ask for forward mode of the gradient",
         """
 @jax.custom_vjp
 def g(x):
@@ -832,21 +649,16 @@ g.defvjp(lambda x: (2 * x, None), lambda _, dy: (2 * dy,))
 """ + function("jax.jacfwd(jax.grad(lambda x: jnp.sum(f(x))))(x)", "x**2, lambda dy: g(x) * dy"),
         "can't apply forward-mode autodiff (jvp) to a custom_vjp function", of="",
     ),
-    misuse(
-        "Call back to Python in a rule, and ask for the second order",
+    misuse("Call back to Python in a rule, and ask for the second order",
         function(
             "jax.grad(jax.grad(f))(1.0)",
             "x**2, lambda dy: dy * jax.pure_callback(lambda x: 2 * x, x, x)",
         ),
-        "Pure callbacks do not support JVP", **VALUE,
-    ),
-    misuse(
-        "Put a decorated function in a `while_loop`",
+        "Pure callbacks do not support JVP", **VALUE),
+    misuse("Put a decorated function in a `while_loop`",
         function("jax.grad(lambda x: jax.lax.while_loop(lambda x: x < 9, f, x))(2.0)"),
-        "Reverse-mode differentiation does not work for lax.while_loop", **VALUE,
-    ),
-    misuse(
-        "Read the result of a `while_loop` in the rule, and ask for the second order",
+        "Reverse-mode differentiation does not work for lax.while_loop", **VALUE),
+    misuse("Read the result of a `while_loop` in the rule, and ask for the second order",
         """
 @custom_gradient
 def f(x):
@@ -857,11 +669,9 @@ jax.grad(jax.grad(f))(2.0)
 """,
         "Reverse-mode differentiation does not work for lax.while_loop", **VALUE,
     ),
-    misuse(
-        "Sum over devices in a rule that runs outside of the mesh",
+    misuse("Sum over devices in a rule that runs outside of the mesh",
         function("jax.grad(f)(1.0)", 'x**2, lambda dy: jax.lax.psum(2 * x * dy, "devices")'),
-        "unbound axis name", error=NameError, of="", jitted=False,
-    ),
+        "unbound axis name", error=NameError, of="", jitted=False),
 ]  # fmt: skip
 
 MISUSES: dict[str, list[Misuse]] = {

@@ -109,10 +109,6 @@ def typed(x: float) -> typing.Tuple[float, Rule]:  # noqa: UP006
     return x, lambda dy: dy
 
 
-def quoted(x: float) -> "typing.Tuple[float, Rule]":  # noqa: UP006
-    return x, lambda dy: dy
-
-
 def untold(x):
     return x, lambda dy: dy
 
@@ -140,7 +136,6 @@ SIGNATURES = [
     (custom_gradient(real), "(x: float, y: float = 2.0, *, name: str = '') -> float"),
     (custom_gradient(text), "(x: 'float') -> 'dict[str, float]'"),
     (custom_gradient(typed), "(x: float) -> float"),
-    (custom_gradient(quoted), "(x: float) -> 'float'"),
     (custom_gradient(untold), "(x)"),
     (custom_gradient(other), "(x: float) -> 'Pair'"),
     (custom_gradient(functools.partial(real, 1.0)), "(y: float = 2.0, *, name: str = '') -> float"),
@@ -181,8 +176,12 @@ def test_annotations_may_name_what_is_defined_later():
 def test_nothing_else_is_public():
     public = {name for name in dir(tfgrad_jax) if not name.startswith("_")}
     assert public == {
-        "custom_gradient", "recompute_grad", "grad_pass_through", "explain", "testing",
-    }  # fmt: skip
+        "custom_gradient",
+        "recompute_grad",
+        "grad_pass_through",
+        "explain",
+        "testing",
+    }
 
 
 # --- as an object ---------------------------------------------------------------------------------

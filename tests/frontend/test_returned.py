@@ -7,7 +7,6 @@ import collections
 import dataclasses
 import functools
 import operator
-import types
 from typing import Any, NamedTuple
 
 import chex
@@ -101,16 +100,6 @@ FORMS = {  # inputs, what the rule returns for the upstream d, and the gradients
     "two lists of one": (([1.0], [1.0]), lambda d: ([7 * d], [5 * d]), (7, 5)),
     "structure": (TREE, lambda d: ({"w": 3 * d, "b": [d, 2 * d]}, 4 * d), (1, 2, 3, 4)),
     "list for tuple": (TREE, lambda d: [{"w": 3 * d, "b": (d, 2 * d)}, 4 * d], (1, 2, 3, 4)),
-    "OrderedDict": (
-        TREE,
-        lambda d: (collections.OrderedDict([("w", 3 * d), ("b", [d, 2 * d])]), 4 * d),
-        (1, 2, 3, 4),
-    ),
-    "read-only mapping": (
-        TREE,
-        lambda d: (types.MappingProxyType({"w": 3 * d, "b": [d, 2 * d]}), 4 * d),
-        (1, 2, 3, 4),
-    ),
     "flat": (TREE, lambda d: [d, 2 * d, 3 * d, 4 * d], (1, 2, 3, 4)),
     "flat, with None": (TREE, lambda d: (None, 2 * d, None, 4 * d), (0, 2, 0, 4)),
     "None for a leaf": (TREE, lambda d: ({"w": None, "b": [d, None]}, 4 * d), (1, 0, 0, 4)),
@@ -140,9 +129,6 @@ def test_a_form_gives_its_gradients(form, mode):
     got = gradients(summed(rule), args, mode)
     assert [g.ravel().tolist() for g in got] == [np.ravel(e).tolist() for e in expected]
     assert all(g.dtype == jnp.float32 for g in got)
-    traced = summed(functools.partial(lambda one, d: rule(one * d), jnp.float32(1)))
-    assert_same(gradients(lambda *a: 3 * traced(*a), args, mode)[-1] * 1.0,
-                gradients(lambda *a: 3 * summed(rule)(*a), args, mode)[-1] * 1.0)  # fmt: skip
 
 
 NODES = {
@@ -216,19 +202,6 @@ def test_every_form_of_the_same_answer_gives_the_same_gradients(inputs, data):
         assert_same(gradients(summed(lambda dy, a=answer: a), args, lambda f: f), expected)
 
 
-def test_an_input_that_is_passed_twice_gets_the_sum():
-    h = summed(lambda dy: (7 * dy, 5 * dy))
-    assert_same(jax.grad(lambda x: h(x, x))(1.0), jnp.float32(12))
-
-
-def test_keys_of_an_ordered_dict_are_not_sorted():
-    """A flat answer follows `jax.tree`, which keeps the order of an OrderedDict."""
-    h = summed(lambda dy: [7 * dy, 5 * dy])
-    ordered = collections.OrderedDict([("z", 1.0), ("a", 1.0)])
-    assert jax.grad(h)(ordered) == {"z": 7, "a": 5}
-    assert jax.grad(h)({"z": 1.0, "a": 1.0}) == {"a": 7, "z": 5}
-
-
 # --- what the rule receives -----------------------------------------------------------------------
 
 OUTPUTS = {  # y, and its upstreams for a loss that adds 1, 2, 3... times its float leaves
@@ -273,11 +246,6 @@ def test_an_output_that_is_not_used_gives_zeros():
     h = custom_gradient(lambda x: ((x, jnp.ones((2, 3), jnp.bfloat16)), rule))
     assert_same(jax.grad(lambda x: h(x)[0])(1.0), jnp.float32(7))
     assert_same(seen, [(jnp.float32(1), jnp.zeros((2, 3), jnp.bfloat16))])
-
-
-def test_one_upstream_is_shared_by_all_uses():
-    h = custom_gradient(lambda x: (x, lambda dy: 7 * dy))
-    assert_same(jax.grad(lambda x: (lambda y: 2 * y + 3 * y)(h(x)))(1.0), jnp.float32(35))
 
 
 def test_eager_output_is_what_f_returned():

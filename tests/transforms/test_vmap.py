@@ -142,18 +142,6 @@ def test_two_maps_in_each_other(own, mode):
         assert_same(mode(jax.grad(lambda x, both=both: jnp.sum(both(x, K, 10 * K))))(X), expected)
 
 
-def test_three_maps_sum_the_gradient_of_what_they_do_not_map():
-    xs, zs = jnp.float32([1, 2, 3]), jnp.float32([1, 10])
-
-    def f(xs):
-        h = jax.vmap(linear, (None, 0))
-        for axes in ((0, None), (0, None)):
-            h = jax.vmap(h, axes)
-        return jnp.sum(h(jnp.stack([xs, xs, xs]), zs))
-
-    assert_same(jax.grad(f)(xs), jnp.full(3, 3 * 7 * 11.0))
-
-
 def test_a_mapped_integer_that_nothing_uses():
     h = custom_gradient(lambda x, i: (x * 2, lambda dy: (7 * dy, None)))
     for own in ("nothing", "jit", "checkpoint"):

@@ -101,7 +101,8 @@ class Skeleton:
         except OpaqueError:
             if not self._lenient:
                 raise
-            return self._plan(value.__wrapped__) if cls in CACHED else same(value)
+            wrapped: Any = getattr(value, "__wrapped__", None)
+            return self._plan(wrapped) if cls in CACHED else same(value)
 
     def _note(self, value: Any, plan: Any) -> Any:
         self._known[id(value)] = value, plan
@@ -148,7 +149,7 @@ class Skeleton:
         if found is None or isinstance(value, type) or cls in CACHED:
             raise OpaqueError
         if cls is tuple:
-            made: Any = ((lambda *items: items), value)
+            made: tuple[Any, ...] = ((lambda *items: items), value)
         elif cls is types.MethodType:
             made = (cls, (value.__func__, value.__self__))
         elif wrapper:
@@ -156,7 +157,8 @@ class Skeleton:
         else:
             made = _reduced(value)
         plan = self._note(value, _Made())
-        plan.make, parts, state, items, pairs = (*made, None, None, None)[:5]
+        reduced: Any = (*made, None, None, None)[:5]
+        plan.make, parts, state, items, pairs = reduced
         plan.parts = list(map(self._plan, parts))
         if state:
             plan.fill.append((_set_state, self._plan(state)))

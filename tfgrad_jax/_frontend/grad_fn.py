@@ -5,7 +5,9 @@ gives each operand its gradient; it outlives the call, inside jaxprs, and so ref
 it. Nothing here differentiates: `_autodiff` decides what runs when.
 """
 
+import contextlib
 import copy
+import functools
 import inspect
 import types
 import weakref
@@ -32,10 +34,9 @@ _in_rules: MutableMapping[int, types.CodeType] = weakref.WeakValueDictionary()
 
 def checked_pair(f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
     """Return what `f` returned as `(y, grad_fn)`, or raise."""
-    try:
+    y = grad_fn = None
+    with contextlib.suppress(TypeError, ValueError, IndexError):
         y, grad_fn = result
-    except (TypeError, ValueError, IndexError):
-        raise _errors.not_a_pair(f, result) from None
     if not callable(grad_fn):
         raise _errors.not_a_pair(f, result)
     return y, grad_fn
@@ -53,13 +54,7 @@ def checked_outputs(f: Callable[..., Any], y: Any) -> Any:
 
 def primal_value(source: Source, primal: Any, args: Any, kwargs: Any) -> Any:
     """Return `y`, as the `primal` of a function computes it."""
-    try:
-        y = primal(*args, **kwargs)
-    except TypeError as error:
-        misfit = _misfit(error, primal, args, kwargs)
-        if misfit is None:
-            raise
-        raise _errors.primal_call(source, primal, misfit) from None
+    y = _called(primal, args, kwargs, lambda misfit: _errors.primal_call(source, primal, misfit))
     return checked_outputs(primal, y)
 
 
@@ -116,33 +111,25 @@ class Contract(NamedTuple):
 
         def gradients(parts: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
             grad_fn, *traced = parts
-            values = None if variables is None else variables.value(traced)
-            return self.gradients(grad_fn, outputs, cotangents, variables, values)
+            upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)
+            asked, keywords = variables, {}
+            if asked is None and requires_variables(grad_fn):
+                asked = NO_VARIABLES
+            if asked is not None:
+                keywords = {"variables": asked.value(traced)}
+            mirrored = self.convention == "tf"
+            arity = functools.partial(_errors.wrong_arity, where, len(upstreams), mirrored)
+            return self._read(asked, _called(grad_fn, upstreams, keywords, arity), where)
 
         return gradients
 
-    def gradients(
-        self,
-        grad_fn: Callable[..., Any],
-        outputs: Outputs,
-        cotangents: Sequence[Any],
-        variables: Variables | None,
-        values: Any,
-    ) -> list[Any]:
-        """Run `grad_fn`; return the gradients of the operands, then of the traced variables.
-
-        `values` is what it gets as `variables=`.
-        """
-        where = Where(self.source, grad_fn)
-        if variables is None and requires_variables(grad_fn):
-            variables, values = NO_VARIABLES, []
-        keywords = {} if variables is None else {"variables": values}
-        result = self._run(grad_fn, outputs.upstreams(cotangents), keywords, where)
+    def _read(self, variables: Variables | None, result: Any, where: Where) -> list[Any]:
+        """Return the gradients of the operands, then of the traced variables."""
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
         if variables is None:
             if result is None and any(self.inputs.wanted()):
                 raise _errors.bare_none(where, self.inputs.names)
-            if is_pair and accepts_variables(grad_fn) and self.inputs.read(result) is None:
+            if is_pair and accepts_variables(where.grad_fn) and self.inputs.read(result) is None:
                 result = result[0]  # nobody asked for gradients of variables
             return self._finished(self.inputs, result, where)
         if not is_pair:
@@ -166,22 +153,6 @@ class Contract(NamedTuple):
                     raise _errors.not_varying(where, wanted.axes - axes, path)
                 gradients[i] = summed_over(gradients[i], axes - wanted.axes)
         return gradients
-
-    def _run(
-        self,
-        grad_fn: Callable[..., Any],
-        upstreams: Sequence[Any],
-        keywords: dict[str, Any],
-        where: Where,
-    ) -> Any:
-        try:
-            return grad_fn(*upstreams, **keywords)
-        except TypeError as error:
-            misfit = _misfit(error, grad_fn, upstreams, keywords)
-            if misfit is None:
-                raise
-            mirrored = self.convention == "tf"
-            raise _errors.wrong_arity(where, len(upstreams), mirrored, misfit) from None
 
 
 _HELD = ("f", "bound_to", "constants", "rest", "primal")
@@ -286,18 +257,19 @@ def is_written_in_rule(source: Source) -> bool:
     return id(source.code) in _in_rules
 
 
-def _misfit(error: TypeError, f: Any, args: Sequence[Any], kwargs: Any) -> TypeError | None:
-    """Return the reason why `f` cannot be called with these arguments, if that is the error."""
-    # Only a call that never entered `f` leaves no frame below the caller's.
-    if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-        return None
+def _called(f: Any, args: Sequence[Any], kwargs: Any, misfit: Callable[[TypeError], Any]) -> Any:
+    """Call a function; raise the `misfit` if it cannot be called with these arguments."""
     try:
-        inspect.signature(f).bind(*args, **kwargs)
-    except TypeError as misfit:
-        return misfit
-    except ValueError:  # no signature is known
-        pass
-    return None
+        return f(*args, **kwargs)
+    except TypeError as error:
+        # Only a call that never entered `f` leaves no frame below this one.
+        if error.__traceback__ is None or error.__traceback__.tb_next is None:
+            with contextlib.suppress(ValueError):  # no signature is known
+                try:
+                    inspect.signature(f).bind(*args, **kwargs)
+                except TypeError as reason:
+                    raise misfit(reason) from None
+        raise
 
 
 def _variables_parameter(grad_fn: Callable[..., Any]) -> inspect.Parameter | None:

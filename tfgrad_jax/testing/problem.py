@@ -25,8 +25,6 @@ from tfgrad_jax._types import is_array, spec
 
 from .vectors import OfArrays
 
-__all__ = ["NeedsValuesError", "Problem"]
-
 
 class Problem:
     """`h` and the undecorated function, as functions of the arrays that have a derivative."""
@@ -52,7 +50,8 @@ class Problem:
         asked = not callable(rule) or listed or isinstance(variables, str)
         count = len(jax.tree.leaves(bound.inputs))  # by keyword, numbers are settings
         for i, v in enumerate(self._leaves):
-            moves = (is_array(v) and asked) if i >= count else is_array(v) or _is_number(v)
+            moves = is_array(v) and (asked or i < count)
+            moves |= isinstance(v, float | complex) and i < count
             self._moving += [i] * (moves and spec(v).differentiable)
         self.xs, self.names = ([every[i] for i in self._moving] for every in (self._leaves, paths))
         self.h: OfArrays = functools.partial(self._outputs, "h")
@@ -87,9 +86,8 @@ class Problem:
         args, kwargs = values[: len(values) - len(names)], values[len(values) - len(names) :]
         h, reference = self._roots
         if self._weights:
-            arrays = dict(enumerate(self._held.arrays)) | dict(
-                zip(self._weights, xs[n:], strict=True)
-            )
+            arrays = dict(enumerate(self._held.arrays))
+            arrays |= zip(self._weights, xs[n:], strict=True)
             *_, h, reference = self._held(arrays.values())
         f = reference if which == "reference" else h
         if which in ("pair", "primal"):
@@ -139,7 +137,3 @@ def _custom_gradient(h: Any) -> Any:
     f = getattr(h, "__func__", h)
     found = getattr(f, "_custom_gradient", f)
     return found if isinstance(found, CustomGradient) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float | complex)
