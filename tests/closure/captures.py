@@ -202,7 +202,7 @@ def weak_reference(w):
 
 @hold
 def decorated_helper(w):
-    """Its own gradients are never asked for: the rule of the caller is in their place."""
+    """Its own rule is asked for second derivatives alone: the caller's rule has the first."""
 
     @custom_gradient
     def helper(x):

@@ -9,7 +9,7 @@ import pytest
 from captures import COMPUTED, DECORATED, HOLD
 from helpers import assert_same, eager_and_jit, sample
 from protocols import ARGS, BRIEF, DECLARED, NUMBERS, ORDINARY, WAYS, squared
-from ways import assert_derivative, gradient, hand_written
+from ways import SECOND, assert_derivative, gradient, hand_written
 
 from tfgrad_jax import custom_gradient
 
@@ -155,7 +155,7 @@ def loss_of(holder, name, value=squared):
 def fits(holder, name, way=""):
     if holder in COMPUTED and "declared" in name.split():
         return False
-    if holder in DECORATED and (name == "autodiff" or "residual" in name):
+    if holder in DECORATED and (name == "autodiff" or "residual" in name or way in SECOND):
         return False
     if name == "called in a shard map" and holder in ("iterator", "linen module"):
         return False  # `shard_map` traces twice, and takes no parameters of linen
