@@ -253,7 +253,7 @@ class Model:
 
 Model.predict(x)
 """,
-        "do not fit its signature, (self, x): missing a required argument: 'x'", of="Model.predict",
+        FITS + "missing a required argument: 'x'", of="Model.predict",
     ),
 ]  # fmt: skip
 

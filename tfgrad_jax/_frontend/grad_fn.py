@@ -34,9 +34,10 @@ _in_rules: MutableMapping[int, types.CodeType] = weakref.WeakValueDictionary()
 
 def checked_pair(f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
     """Return what `f` returned as `(y, grad_fn)`, or raise."""
-    y = grad_fn = None
-    with contextlib.suppress(TypeError, ValueError, IndexError):
+    try:
         y, grad_fn = result
+    except (TypeError, ValueError, IndexError):
+        y = grad_fn = None
     if not callable(grad_fn):
         raise _errors.not_a_pair(f, result)
     return y, grad_fn
