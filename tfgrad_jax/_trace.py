@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from ._compat import core_name
+from ._compat import core_name, is_ref
 
 _trace_state = core_name("get_opaque_trace_state")
 _current_trace, _set_trace = core_name("find_top_trace"), core_name("set_current_trace")
@@ -64,6 +64,11 @@ def plainly() -> Iterator[None]:
         yield
     finally:
         _local.plain = before
+
+
+def is_operand(value: Any) -> bool:
+    """Return whether JAX must be given a value as an operand: a tracer, or a Ref under staging."""
+    return isinstance(value, Tracer) or (is_ref(value) and is_staging())
 
 
 def is_live(tracer: Any) -> bool:

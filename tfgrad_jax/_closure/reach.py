@@ -17,8 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Jaxpr
 
-from tfgrad_jax._compat import is_ref
-from tfgrad_jax._trace import is_live
+from tfgrad_jax._trace import is_live, is_operand
 
 _LIMIT = 5_000  # objects to look at; beyond these it is cheaper to trace the function
 
@@ -36,9 +35,9 @@ CACHED = (JITTED, type(functools.cache(len)))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
-def is_operand(value: Any) -> bool:
-    """Return whether a value is one that JAX must be told of: a live tracer or a Ref."""
-    return is_live(value) if isinstance(value, Tracer) else is_ref(value)
+def is_captured(value: Any) -> bool:
+    """Return whether JAX must be given a value that a function holds as an operand."""
+    return is_operand(value) and (not isinstance(value, Tracer) or is_live(value))
 
 
 @functools.cache
@@ -47,7 +46,7 @@ def is_leaf(cls: type) -> bool:
     return cls in INERT or issubclass(cls, _LEAVES)
 
 
-def reach(values: Sequence[Any], takes: Callable[[Any], bool] = is_operand) -> bool | None:
+def reach(values: Sequence[Any], takes: Callable[[Any], bool] = is_captured) -> bool | None:
     """Return whether a value that a predicate `takes` can be reached from others.
 
     True if there is one, False if there is none, None if there is too much to look at.

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from .reach import CACHED, INERT, is_leaf, is_operand, reach
+from .reach import CACHED, INERT, is_leaf, is_captured, reach
 
 _FUNCTION, _CELL = types.FunctionType, types.CellType
 
@@ -65,7 +65,7 @@ class Skeleton:
     """
 
     def __init__(
-        self, takes: Callable[[Any], bool] | None = is_operand, lenient: bool = False
+        self, takes: Callable[[Any], bool] | None = is_captured, lenient: bool = False
     ) -> None:
         self.taken: list[Any] = []
         self._takes, self._lenient = takes, lenient
@@ -206,7 +206,7 @@ def _set_state(new: Any, state: Any) -> None:
 
 
 def dissect(
-    values: Sequence[Any], takes: Callable[[Any], bool] = is_operand
+    values: Sequence[Any], takes: Callable[[Any], bool] = is_captured
 ) -> tuple[Skeleton, list[Any]] | None:
     """Return the values without those to take out, and these; None if that cannot be done."""
     skeleton = Skeleton(takes)

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.tree_util import (
+    all_leaves,
     tree_flatten,
     tree_flatten_with_path,
     tree_leaves,
@@ -25,6 +25,7 @@ from jax.tree_util import (
 from tfgrad_jax import _errors
 from tfgrad_jax._compat import is_ref, tangent_dtype
 from tfgrad_jax._source import Where
+from tfgrad_jax._trace import is_operand
 from tfgrad_jax._types import NUMPY, Spec, is_array, is_kind, spec
 
 _LEAF = tree_structure(0)
@@ -97,10 +98,14 @@ class Layout:
         if given is None:
             raise _errors.wrong_structure(where, result, self)
         wanted = self.wanted()
+        # A flat list for the arrays may have this form, too: then a number's gradient is in doubt.
+        flat = (
+            isinstance(result, (list, tuple)) and len(result) == sum(wanted) and all_leaves(result)
+        )
         misplaced = [
             i
             for i, (s, c) in enumerate(zip(self.specs, self._classes, strict=True))
-            if s is None and not issubclass(c, _NUMBERS) and _has_gradient(given[i])
+            if s is None and (flat or not issubclass(c, _NUMBERS)) and _has_gradient(given[i])
         ]
         if misplaced and any(w and g is None for w, g in zip(wanted, given, strict=True)):
             raise _errors.gradient_of_no_array(where, self.leaf_paths()[misplaced[0]])
@@ -133,7 +138,7 @@ class Layout:
             w or issubclass(c, (float, complex)) for w, c in zip(wanted, self._classes, strict=True)
         ]
         flat = list(result) if isinstance(result, (list, tuple)) else [result]
-        nested = [isinstance(g, (list, tuple, dict)) for g in flat]
+        nested = [g is not None and not all_leaves([g]) for g in flat]
         if len(flat) == len(wanted) and not any(
             n and (w or _has_gradient(g)) for n, w, g in zip(nested, wanted, flat, strict=True)
         ):
@@ -236,7 +241,7 @@ def split(values: Any, names: Sequence[str]) -> tuple[list[Any], list[Any], Layo
     """
     leaves, treedef = tree_flatten(values)
     specs = [spec(leaf) if is_array(leaf) else None for leaf in leaves]
-    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer) or is_ref(leaf)]
+    positions = [i for i, leaf in enumerate(leaves) if is_operand(leaf)]
     layout = Layout(treedef, specs, list(map(type, leaves)), positions, names)
     operands = [leaves[i] for i in positions]
     for i in positions:
