@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from .reach import CACHED, INERT, is_leaf, is_captured, reach
+from .reach import CACHED, INERT, is_captured, is_leaf, reach
 
 _FUNCTION, _CELL = types.FunctionType, types.CellType
 

@@ -23,7 +23,7 @@ from jax.tree_util import (
 )
 
 from tfgrad_jax import _errors
-from tfgrad_jax._compat import is_ref, tangent_dtype
+from tfgrad_jax._compat import tangent_dtype
 from tfgrad_jax._source import Where
 from tfgrad_jax._trace import is_operand
 from tfgrad_jax._types import NUMPY, Spec, is_array, is_kind, spec
