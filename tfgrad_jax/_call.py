@@ -108,25 +108,18 @@ class Body:
         operands = [*captured, *inputs]
         leaves = differentiated(self, self._name, operands)
         if not (self._governs or is_written_in_rule(self.source)):
-            missing = [
-                i
-                for i, c in enumerate(captured)
-                if i not in self._positions
-                and (is_ref(c) or not self._autodiff)
-                and spec(c).differentiable
-            ]
+            missing = {i for i, c in enumerate(captured) if is_ref(c) or not self._autodiff}
+            missing = {i for i in missing - {*self._positions} if spec(captured[i]).differentiable}
             if missing:
                 leaves = self._refused(leaves, missing, operands)
         return tree_unflatten(self._treedef, leaves)
 
-    def _refused(
-        self, leaves: list[Any], missing: Sequence[int], operands: Sequence[Any]
-    ) -> list[Any]:
+    def _refused(self, leaves: list[Any], missing: set[int], operands: Sequence[Any]) -> list[Any]:
         """Return the leaves; raise where a captured value without a gradient is differentiated.
 
         Only if `y` depends on it: `f` is traced to learn that.
         """
-        types = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in operands]
+        types = [jax.typeof(o) for o in operands]  # and not the operands, which it may outlive
         others = {i: o for i, o in enumerate(operands) if not is_ref(o)}
         known: list[tuple[int, Any, str]] | None = None
         if len(others) < len(operands):
@@ -136,7 +129,7 @@ class Body:
         positions = list(others)
 
         def refuse(differentiated: Sequence[int], values: Sequence[Any] | None) -> None:
-            found = {positions[i] for i in differentiated}.intersection(missing)
+            found = {positions[i] for i in differentiated} & missing
             if not found:
                 return
             uses = self._uses(values or types) if known is None else known

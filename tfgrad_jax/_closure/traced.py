@@ -76,7 +76,7 @@ def dependence_on(
     try:
         closed = jax.make_jaxpr(lambda *both: f(*both))(values, others)
     except NeedsValuesError:
-        if any(isinstance(v, jax.ShapeDtypeStruct) for v in values):
+        if not all(isinstance(v, jax.Array) for v in values):
             return dict.fromkeys(positions)  # the values are not known any more
         # It branches on values, so these are concrete, and its derivative can be looked at.
         positions = [i for i in positions if spec(values[i]).differentiable]
