@@ -108,7 +108,7 @@ def test_a_global_variable_is_reported_as_not_checked():
 
     report = quick(f, X)
     assert report.ok and notes(report) == {"x": ""}
-    assert fact(report, "variables").text.startswith("not checked: GLOBAL")
+    assert fact(report, "variables").text.startswith("not checked: GLOBAL (global")
 
 
 def test_a_weight_of_a_jitted_helper():

@@ -70,8 +70,8 @@ class Problem:
         """Call `h`, what it decorates ("pair"), its `primal`, or the reference on other arrays."""
         leaves, n = dict(enumerate(self._leaves)), len(self._moving)
         leaves |= zip(self._moving, xs, strict=False)
-        values, names = tree_unflatten(self._treedef, leaves.values()), self._bound.named
-        names = (*names, *self._bound.rest)
+        values = tree_unflatten(self._treedef, leaves.values())
+        names = (*self._bound.named, *self._bound.rest)
         args, kwargs = values[: len(values) - len(names)], values[len(values) - len(names) :]
         h, reference = self._roots
         if self._weights:
