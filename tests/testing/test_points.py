@@ -89,11 +89,8 @@ def test_a_rule_that_fails_near_is_not_blamed_for_it():
     assert [r.ok for r in report.rows] == [True]
 
 
-def test_kinks_near_the_point_are_not_judged():
-    # Rounded to eighths, a point near may be on the kink, where any slope is a derivative.
-    def f(x):
-        return jnp.abs(jnp.where(jnp.abs(x - 1) < 0.4, 0, x))
+def test_near_the_point_nothing_is_judged_where_the_judges_disagree():
+    def f(x):  # plain autodiff gives 0 near 1, and differences 1
+        return jnp.where(x == 1, x, jax.lax.stop_gradient(x))
 
-    h = declare(f, lambda x, dy: dy * jnp.where(jnp.abs(x - 1) < 0.4, 0, jnp.sign(x)))
-    for seed in sample(range(1000), 3):
-        assert quick(h, ONES, seed=seed).ok
+    assert quick(declare(f, lambda x, dy: jnp.where(x == 1, dy, 0)), ONES).ok
