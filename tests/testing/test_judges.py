@@ -1,15 +1,15 @@
-"""Which judge decides where differences, plain autodiff and precision disagree."""
+"""Which judge decides where finite differences and plain autodiff disagree."""
 
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import X, declare, full_square, half_square, note, precision, quick
+from checking import X, declare, full_square, half_square, note, quick
+from helpers import sample
 
 
-def test_where_plain_autodiff_fails():
+def test_where_plain_autodiff_fails(x64):
     h = declare(lambda x: jnp.log(1 + jnp.exp(x)), lambda x, dy: dy * jax.nn.sigmoid(x))
-    with precision("float64"):
-        assert quick(h, jnp.float64(50.0)).ok
+    assert quick(h, jnp.float64(50.0)).ok
     root = declare(lambda x: jnp.sqrt(x * x), lambda x, dy: dy * jnp.sign(x))
     (row,) = quick(root, jnp.zeros(3)).rows  # plain autodiff gives nan at the kink
     assert row.ok and row.autodiff is None and row.differences == 0
@@ -45,14 +45,14 @@ def only_float32(f):
 def test_function_of_float32_alone():
     exact = declare(only_float32(jnp.sin), lambda x, dy: dy * jnp.cos(x))
     (row,) = quick(exact, X, order=2).rows[:1]
-    assert row.ok and row.precision is None and 0 < row.differences < 2e-3
+    assert row.ok and 0 < row.differences < 2e-3
     wrong = declare(only_float32(jnp.sin), lambda x, dy: dy * 1.05 * jnp.cos(x))
     assert note(wrong, X) == "declared = 1.05 x expected"
     # Hidden from the dtypes: the noise is seen in the differences themselves.
     hidden = declare(
         lambda x: jnp.sin(x.astype(jnp.float32)).astype(x.dtype), lambda x, dy: dy * jnp.cos(x)
     )
-    for seed in range(5):
+    for seed in sample(range(1000), 3):
         assert quick(hidden, X, seed=seed).ok
 
 
@@ -62,12 +62,6 @@ def test_low_precision(dtype):
     (row,) = quick(full_square, x).rows
     assert row.ok and row.type == f"{dtype}[3]" and row.differences < 1e-6
     assert note(half_square, x) == "declared = 0.5 x expected"
-
-
-def test_imprecise_rule():
-    h = declare(lambda x: x, lambda x, dy: dy * ((x + 1e4) - 1e4) / x)
-    (row,) = quick(h, jnp.asarray([1e-3, 2e-3], jnp.float32)).rows
-    assert row.ok and row.precision > 2e-3 and row.note == "imprecise in its own dtype"
 
 
 def test_reference():

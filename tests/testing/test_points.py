@@ -4,25 +4,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import declare, fact, quick
+from checking import ONES, declare, fact, quick
 from helpers import sample
 from right_rules import rule
 
-ONES, MATRIX = jnp.ones(3), jnp.ones((3, 3))
-VARYING = "declared = expected x a factor that depends on the input, "
+MATRIX = jnp.ones((3, 3))
 
 # Wrong rules that are right at ones, with how the notes on their arguments begin.
 HIDDEN = {
     "swapped product": (jnp.multiply, lambda dz, z, x, y: (dz * x, dz * y), (ONES, ONES),
                         ["swapped with `xs[1]`?", "swapped with `xs[0]`?"]),
     "power": (lambda x: x**3, lambda dy, y, x: dy * 3 * x, (ONES,),
-              ["wrong power: declared = 1 x expected x `xs[0]`**-1"]),
+              ["declared = 1 x expected x `xs[0]`**-1"]),
     "transposes": (jnp.matmul, lambda dy, y, a, b: (dy @ b, a @ dy), (MATRIX, MATRIX),
                    ["missing transpose of `xs[1]`?", "missing transpose of `xs[0]`?"]),
-    "factor": (lambda x: jnp.exp(x - 1), lambda dy, y, x: dy * x, (ONES,), [VARYING]),
-    "another input": (lambda a, b: a * jnp.exp(b), lambda dy, y, a, b: (dy * jnp.exp(b),) * 2,
-                      (ONES, ONES), ["", "declared that of `xs[0]`"]),
-    "quotient": (jnp.divide, lambda dy, y, a, b: (dy / b, -dy / b), (ONES, ONES), ["", VARYING]),
+    "factor": (lambda x: jnp.exp(x - 1), lambda dy, y, x: dy * x, (ONES,), ["differs by "]),
+    "quotient": (jnp.divide, lambda dy, y, a, b: (dy / b, -dy / b), (ONES, ONES),
+                 ["", "differs by "]),
 }  # fmt: skip
 
 
@@ -31,7 +29,7 @@ def test_mistakes_that_ones_hide(name):
     f, grad, args, notes = HIDDEN[name]
     h = rule(f, grad)
     assert quick(h, *args, near=0).ok  # the point alone tells nothing
-    for seed in (0, *sample(range(1, 1000), 2)):
+    for seed in (0, *sample(range(1, 1000), 1)):
         report = quick(h, *args, seed=seed)
         for row, note in zip(report.rows, notes, strict=True):
             assert row.ok is not bool(note)
@@ -78,7 +76,6 @@ def test_points_outside_of_the_domain_are_left_out():
     report = quick(h, jnp.asarray([0.9, -0.95]))
     assert report.ok and len(report.points) == 3
     assert all(abs(p["x"]).max() < 1 for p in report.points)
-    assert "left out, where the value is not finite" in fact(report, "points").text
 
 
 def test_a_rule_that_fails_near_is_not_blamed_for_it():
@@ -92,11 +89,8 @@ def test_a_rule_that_fails_near_is_not_blamed_for_it():
     assert [r.ok for r in report.rows] == [True]
 
 
-def test_kinks_near_the_point_are_not_judged():
-    # Rounded to eighths, a point near may be on the kink, where any slope is a derivative.
-    def f(x):
-        return jnp.abs(jnp.where(jnp.abs(x - 1) < 0.4, 0, x))
+def test_near_the_point_nothing_is_judged_where_the_judges_disagree():
+    def f(x):  # plain autodiff gives 0 near 1, and differences 1
+        return jnp.where(x == 1, x, jax.lax.stop_gradient(x))
 
-    h = declare(f, lambda x, dy: dy * jnp.where(jnp.abs(x - 1) < 0.4, 0, jnp.sign(x)))
-    for seed in range(5):
-        assert quick(h, ONES, seed=seed).ok
+    assert quick(declare(f, lambda x, dy: jnp.where(x == 1, dy, 0)), ONES).ok

@@ -12,7 +12,7 @@ from tfgrad_jax.testing import assert_gradient, check_gradient
 def test_prints_as_a_table():
     lines = str(quick(half_square, X)).splitlines()
     assert lines[0] == "Gradient of `declare.h`: WRONG"
-    assert lines[1].split() == ["order", "argument", "type", "differences", "autodiff", "precision"]
+    assert lines[1].split() == ["order", "argument", "type", "differences", "autodiff"]
     assert lines[2].split()[:5] == ["1", "x", "float32[3]", "5.0e-01", "5.0e-01"]
     assert lines[2].endswith("WRONG: declared = 0.5 x expected")
     assert lines[3] == "  points  the given one and 2 near it, in `points`"
@@ -23,13 +23,11 @@ def test_prints_as_a_table():
 
 def test_raises_with_the_table():
     wrong, fine = quick(half_square, X), quick(full_square, X)
-    assert fine and fine.ok and fine.raise_if_failed() is None and not wrong
-    with pytest.raises(AssertionError) as caught:
-        wrong.raise_if_failed()
-    assert str(caught.value) == str(wrong)
+    assert fine and fine.ok and not wrong and not wrong.ok
     assert_gradient(full_square, X, transforms=False)
-    with pytest.raises(AssertionError, match=r"declared = 0\.5 x expected"):
+    with pytest.raises(AssertionError) as caught:
         assert_gradient(half_square, X, transforms=False)
+    assert str(caught.value) == str(wrong)
 
 
 def test_is_deterministic():
@@ -53,11 +51,6 @@ def test_names_every_argument():
     assert [r.ok for r in report.rows] == [False, True, True, True, True]
     assert report.rows[0].note == "declared no gradient, expected one"
     assert report.rows[0].type == "float32[]"
-
-
-def test_arguments_by_name():
-    (row,) = quick(half_square, kwargs={"x": X}).rows
-    assert row.argument == "x" and row.note == "declared = 0.5 x expected"
 
 
 def test_second_order():

@@ -1,53 +1,60 @@
-"""No right rule fails, in any form, with any seed; no planted mistake passes."""
+"""No right rule is blamed, at any random point: a core and a sample, and nightly all of them."""
 
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from checking import MISTAKES, Draw, precision, wrong
 from helpers import sample
-from right_forms import RIGHT
 from right_rules import RULES
 
 from tfgrad_jax.testing import check_gradient
 
-PRECISIONS = ("float32", "float64")
-SEEDS = range(2, 10_000)
+SEEDS = range(1, 10_000)
+CORE = [
+    *("softmax", "huber_with_kinks_nearby", "log_determinant_of_symmetric", "safe_square_root"),
+    *("complex_modulus", "matmul_in_bfloat16", "cross_entropy_with_probabilities", "embedding"),
+    *("units_far_apart", "rotated_back", "layer_of_pytree", "unused_argument"),
+]
 
 
-def check(build, seed, dtype, **options):
-    h, args, *kwargs = build(Draw(seed, dtype))
-    options = {"transforms": False, **options, "kwargs": kwargs[0] if kwargs else None}
-    with precision(dtype):
-        return check_gradient(h, *args, seed=seed, **options)
+class Draw:
+    """Random arrays of one precision."""
+
+    def __init__(self, seed, dtype):
+        self.rng, self.dtype = np.random.default_rng(seed), dtype
+
+    def __call__(self, *shape, scale=1.0):
+        return jnp.asarray(scale * self.rng.standard_normal(shape), self.dtype)
+
+    def complex(self, *shape):
+        return jax.lax.complex(self(*shape), self(*shape))
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_no_rule_of_the_literature_is_blamed(name):
-    for seed in (0, *sample(SEEDS, 1)):
-        report = check(RULES[name], seed, "float32")
-        assert report.ok and len(report.points) >= (3 if seed == 0 else 1), (seed, report)
+def assert_right(name, seed, dtype="float32", **options):
+    with jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext():
+        h, args, *kwargs = RULES[name](Draw(seed, dtype))
+        report = check_gradient(h, *args, kwargs=dict(*kwargs), seed=seed, **options)
+    assert report.ok, (seed, report)
+    return report
 
 
 # In float32 the judges are in float64 as well, so that one precision shows nearly everything.
-@pytest.mark.parametrize("name", RIGHT)
-def test_no_right_form_is_blamed(name):
-    for seed, dtype in ((0, "float32"), *sample([(s, "float64") for s in SEEDS], 1)):
-        with precision(dtype):
-            report = check(RIGHT[name], seed, dtype)
-        assert report.ok, (seed, report)
+@pytest.mark.parametrize("name", [*CORE, *sample(sorted({*RULES} - {*CORE}), 6)])
+def test_no_right_rule_is_blamed(name):
+    assert len(assert_right(name, 0, near=1, transforms=False).points) == 2
 
 
-@pytest.mark.parametrize("name", ["dense", "layer_of_pytree", "product", "complex_square"])
-def test_no_right_form_is_blamed_with_every_check(name):
-    report = check(RIGHT[name], 0, "float32", order=2, full=True, transforms=True)
-    assert report.ok, report
+@pytest.mark.parametrize("name", ["layer_of_pytree", "complex_square"])
+def test_no_right_rule_is_blamed_with_every_check(name):
+    assert_right(name, *sample(SEEDS, 1), order=2)
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("name", MISTAKES)
-def test_every_planted_mistake_is_found_and_named(name, dtype):
-    for seed in (0, *sample(SEEDS, 2)):
-        with precision(dtype):
-            h, args, notes = wrong(name, Draw(seed, dtype))
-            report = check_gradient(h, *args, seed=seed, transforms=False)
-        assert not report.ok, (seed, report)
-        assert tuple(row.note for row in report.rows) == notes, (seed, report)
-        assert notes or "did you forget to sum over axis 0" in report.facts[0].text
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", RULES)
+def test_no_right_rule_is_blamed_at_any_point(name, dtype):
+    assert len(assert_right(name, 0, dtype).points) == 3
+    for seed in sample(SEEDS, 3):
+        assert_right(name, seed, dtype, transforms=False)

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import all_leaves, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
+from tfgrad_jax import _errors
 from tfgrad_jax._arrays import Held
 from tfgrad_jax._custom_gradient import CustomGradient
 from tfgrad_jax._frontend.grad_fn import accepts_variables, checked_outputs
 from tfgrad_jax._frontend.signature import Signature
 from tfgrad_jax._frontend.structure import split
-from tfgrad_jax._source import describe
 from tfgrad_jax._types import is_array, spec
 
 from .vectors import OfArrays
@@ -36,11 +36,7 @@ class Problem:
         self._leaves, self._treedef = tree_flatten(inputs)
         paths = split(inputs, (*signature.input_names(bound), *bound.rest))[-1].leaf_paths()
         if any(isinstance(v, jax.core.Tracer) for v in self._leaves):
-            raise TypeError(
-                f"check_gradient compares values, but {describe(h)} got an argument that JAX is "
-                "tracing. Call it outside of `jax.jit`, `jax.grad` and the like: it looks at these "
-                "itself."
-            )
+            raise _errors.checks_values(h)
         self._roots, self._moving, self._weights, rule = (h, reference), [], [], None
         with contextlib.suppress(Exception):  # not one of ours, if it returns no pair
             _, rule = self._value("pair")
@@ -65,24 +61,17 @@ class Problem:
             self._add_weights(variables, _bound_to(h))
         ys = self.value(*self.xs) if self.xs else []
         if not ys:
-            raise ValueError(
-                f"check_gradient found nothing to differentiate in {describe(h)}: there is no "
-                f"floating array among its {'outputs' if self.xs else 'arguments'}. Pass floats, "
-                "not integers; of a function of integers, or to them, there is no gradient."
-            )
+            raise _errors.nothing_to_check(h, "outputs" if self.xs else "arguments")
         got, wanted = ([y.shape for y in f] for f in ((self.plain or self.value)(*self.xs), ys))
         if got != wanted:
-            raise ValueError(
-                f"The reference {describe(reference)} of check_gradient must return arrays of the "
-                f"shapes that {describe(h)} returns, {wanted}, but returned {got}."
-            )
+            raise _errors.bad_reference(reference, h, wanted, got)
 
     def _value(self, which: str, *xs: Any) -> Any:
         """Call `h`, what it decorates ("pair"), its `primal`, or the reference on other arrays."""
         leaves, n = dict(enumerate(self._leaves)), len(self._moving)
         leaves |= zip(self._moving, xs, strict=False)
-        values, names = tree_unflatten(self._treedef, leaves.values()), self._bound.named
-        names = (*names, *self._bound.rest)
+        values = tree_unflatten(self._treedef, leaves.values())
+        names = (*self._bound.named, *self._bound.rest)
         args, kwargs = values[: len(values) - len(names)], values[len(values) - len(names) :]
         h, reference = self._roots
         if self._weights:

@@ -61,10 +61,9 @@ class Space:
         """Return the arrays of a vector; Python numbers for Python numbers."""
 
         def one(part: slice, a: Any) -> Any:
-            new = np.array(x[part]).view(complex if np.iscomplexobj(a) else float)
-            new = new.reshape(np.shape(a))
-            is_number = isinstance(a, float | complex)
-            return type(a)(new) if is_number else jnp.asarray(new, jnp.result_type(a))
+            kind = complex if np.iscomplexobj(a) else float
+            new = np.array(x[part]).view(kind).reshape(np.shape(a))
+            return type(a)(new) if isinstance(a, kind) else jnp.asarray(new, jnp.result_type(a))
 
         return list(map(one, self.parts, self.arrays))
 
