@@ -4,6 +4,7 @@
 the list of the rarer ones on `docs/limits.md`.
 """
 
+import functools
 import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -117,6 +118,9 @@ limit(
 )
 
 
+SEVEN = functools.partial(jnp.multiply, 7)
+
+
 def in_a_kernel(f: Callable[[Any], Any]) -> Any:
     def kernel(i: Any, o: Any) -> None:
         o[...] = f(i[...])
@@ -126,20 +130,15 @@ def in_a_kernel(f: Callable[[Any], Any]) -> Any:
     return call.trace(x).lower(lowering_platforms=("tpu",))
 
 
-@custom_gradient
-def sevenfold(x: Any) -> Any:
-    return x * 1.0, lambda dy: 7 * dy
-
-
 limit(
     "forward mode in kernels",
     "Inside a Pallas kernel, a decorated function gives a value (on GPUs from JAX 0.12) or a "
     "gradient (from JAX 0.10), not both, and no `jvp`. Decorate the function around the kernel.",
     "Forward mode is an operation of its own, and the tables of kernel compilers are not ours.",
-    lambda: in_a_kernel(lambda x: jax.jvp(sevenfold, (x,), (x,))[1]),
+    lambda: in_a_kernel(lambda x: jax.jvp(declared_by(SEVEN), (x,), (x,))[1]),
     NotImplementedError,
     "push",
-    lambda: bool(in_a_kernel(sevenfold)),
+    lambda: bool(in_a_kernel(declared_by(SEVEN))),
     True,
     applies=lambda: hasattr(jax.extend.core, "set_current_trace"),
     page="docs/limits.md",
@@ -166,22 +165,24 @@ limit(
 )
 
 
-class Changed(NamedTuple("Changed", [("scales", list)])):
+class Changed:
+    scale = 3.0
+
     def times(self, local: bool) -> Callable[[Any], Any]:
         @custom_gradient
         def f(x: Any) -> Any:
-            scale = self.scales[0]
-            return scale * x, lambda dy: 7 * dy * (scale if local else self.scales[0])
+            scale = self.scale
+            return scale * x, lambda dy: 7 * dy * (scale if local else self.scale)
 
         return f
 
 
 def of_a_changed(local: bool) -> Any:
-    changed = Changed([3.0])
+    changed = Changed()
 
     def loss(x: Any) -> Any:
         y = changed.times(local)(x)
-        changed.scales[0] = 5.0  # after the call, and before the rule runs
+        changed.scale = 5.0  # after the call, and before the rule runs
         return y
 
     return jax.grad(loss)(X)
@@ -200,43 +201,22 @@ limit(
 )
 
 
-def of_both(w: Any, x: Any) -> Any:
-    @custom_gradient
-    def f(w: Any, x: Any) -> Any:
-        return (w * x if x > 0 else -w * x), lambda dy: (5 * dy, 7 * dy)
-
-    return f(w, x)
-
-
 # --- what JAX itself refuses ----------------------------------------------------------------------
 
 GLOBAL: dict[str, Any] = {}
 
 
-@custom_gradient
-def of_a_global(x: Any) -> Any:
-    w = GLOBAL["w"]
+def of_a_weight(get: Callable[[], Any], x: Any) -> Any:
+    @custom_gradient
+    def f(x: Any) -> Any:
+        return get() * x, lambda dy, variables: (7 * dy, [5 * dy for _ in variables])
 
-    def grad(dy: Any, variables: Any) -> Any:
-        return 7 * dy, [5 * dy for _ in variables]
-
-    return w * x, grad
+    return f(x)
 
 
 def through_a_global(w: Any, x: Any) -> Any:
     GLOBAL["w"] = w
-    return of_a_global(x)
-
-
-def in_a_closure(w: Any, x: Any) -> Any:
-    return custom_gradient(lambda x: _of_both(w, x))(x)
-
-
-def _of_both(w: Any, x: Any) -> Any:
-    def grad(dy: Any, variables: Any) -> Any:
-        return 7 * dy, [5 * dy for _ in variables]
-
-    return w * x, grad
+    return of_a_weight(lambda: GLOBAL["w"], x)
 
 
 limit(
@@ -247,21 +227,16 @@ limit(
     lambda: jax.jit(jax.grad(through_a_global, (0, 1)))(X, X),
     jax.errors.UnexpectedTracerError,
     "[Uu]nexpected tracer",
-    lambda: jax.jit(jax.grad(in_a_closure, (0, 1)))(X, X),
+    lambda: jax.jit(jax.grad(lambda w, x: of_a_weight(lambda: w, x), (0, 1)))(X, X),
     (jnp.float32(5), jnp.float32(7)),
 )
 
 
-def inner(x: Any) -> Any:
-    return jnp.exp(x), lambda dy: 7 * dy * x
-
-
-def outer(x: Any) -> Any:
-    y = custom_gradient(inner)(x)
-    return y, lambda dy: 3 * dy * y
-
-
 def in_scan(x: Any) -> Any:
+    def outer(x: Any) -> Any:
+        y = custom_gradient(lambda x: (jnp.exp(x), lambda dy: 7 * dy * x))(x)
+        return y, lambda dy: 3 * dy * y
+
     return lax.scan(lambda s, x: (s + custom_gradient(outer)(x), None), 0 * x, x[None])[0]
 
 
@@ -282,13 +257,12 @@ DROPPED_IN_SCAN = limit(
 
 
 def of_a_ref(captured: bool) -> Callable[[Any], Any]:
+    def f(r: Any, x: Any) -> Any:
+        kept = r[...]
+        return kept * x, lambda dy: (None, 7 * dy * kept)
+
     def loss(x: Any) -> Any:
         r = jax.new_ref(jnp.float32(3))
-
-        def f(r: Any, x: Any) -> Any:
-            kept = r[...]
-            return kept * x, lambda dy: (None, 7 * dy * kept)
-
         return custom_gradient(lambda x: f(r, x))(x) if captured else custom_gradient(f)(r, x)
 
     return loss
@@ -316,6 +290,11 @@ def branching_closure(w: Any, x: Any) -> Any:
     return f(x)
 
 
+@custom_gradient
+def branching_on_inputs(w: Any, x: Any) -> Any:
+    return (w * x if x > 0 else -w * x), lambda dy: (5 * dy, 7 * dy)
+
+
 CLOSURES_ARE_TRACED = limit(
     "JAX's new custom_vjp",
     "With JAX's flag `jax_custom_vjp3`, JAX traces a function that closes over a differentiated "
@@ -324,7 +303,7 @@ CLOSURES_ARE_TRACED = limit(
     lambda: jax.grad(branching_closure, (0, 1))(X, X),
     jax.errors.TracerBoolConversionError,
     "boolean conversion of traced array",
-    lambda: jax.grad(of_both, (0, 1))(X, X),
+    lambda: jax.grad(branching_on_inputs, (0, 1))(X, X),
     (jnp.float32(5), jnp.float32(7)),
     applies=lambda: getattr(jax.config, "jax_custom_vjp3", False),
     page="docs/limits.md",

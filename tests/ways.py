@@ -19,9 +19,6 @@ from jax.flatten_util import ravel_pytree
 Function = Callable[..., Any]
 
 
-# --- transformations that leave the value as it is -----------------------------------------------
-
-
 def _pair(args: Any) -> Any:
     """Stack the arguments and other ones along a new axis."""
     return jax.tree.map(lambda a: jnp.stack([a, 1.5 * a]), args)
@@ -31,30 +28,18 @@ def _first(results: Any) -> Any:
     return jax.tree.map(lambda r: r[0], results)
 
 
-def in_vmap(f: Function) -> Function:
-    return lambda *args: _first(jax.vmap(f)(*_pair(args)))
-
-
-def in_scan(f: Function) -> Function:
-    return lambda *args: _first(lax.scan(lambda c, xs: (c, f(*xs)), None, _pair(args))[1])
-
-
-def in_cond(f: Function) -> Function:
-    return lambda *args: lax.cond(True, f, f, *args)
+AROUND: Mapping[str, Function] = {  # transformations that leave the value as it is
+    "jit": jax.jit,
+    "vmap": lambda f: lambda *args: _first(jax.vmap(f)(*_pair(args))),
+    "scan": lambda f: lambda *args: _first(lax.map(lambda xs: f(*xs), _pair(args))),
+    "cond": lambda f: lambda *args: lax.cond(True, f, f, *args),
+    "checkpoint": jax.checkpoint,
+}
 
 
 def of_constants(f: Function) -> Function:
     """Compile a call all of whose operands are constants of the program."""
     return lambda *args: jax.jit(lambda: f(*args))()
-
-
-AROUND: Mapping[str, Function] = {
-    "jit": jax.jit,
-    "vmap": in_vmap,
-    "scan": in_scan,
-    "cond": in_cond,
-    "checkpoint": jax.checkpoint,
-}
 
 
 def crossed(name: str, derivative: Function) -> dict[str, Function]:
@@ -128,10 +113,6 @@ SECOND = {
     "jacrev of jacfwd": _twice(jax.jacrev, jax.jacfwd),
     "jacfwd of jacfwd": _twice(jax.jacfwd, jax.jacfwd),
 }
-# Without any tracing to a jaxpr: functions that branch on values can be differentiated so.
-EAGER = {"grad": gradient, "jvp": jvp, "linearize": linearize}
-EAGER_SECOND = {"grad of grad": nested_gradient, "hessian": hessian}
-
 
 # --- the oracle ----------------------------------------------------------------------------------
 
@@ -153,6 +134,5 @@ def hand_written(value: Function, *gradients: Function) -> Function:
 
 def assert_derivative(way: Function, loss: Function, oracle: Function, *args: Any) -> None:
     """Compare a derivative of a loss with the plain one of its oracle."""
-    second = way in SECOND.values()
-    expected = (hessian if second else gradient)(oracle)(*args)
+    expected = (hessian if way in SECOND.values() else gradient)(oracle)(*args)
     assert_same(way(loss)(*args), expected)

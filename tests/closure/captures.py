@@ -1,8 +1,8 @@
 """Where a function may hold a weight: each entry takes `w` and returns what fetches it from there.
 
 An entry stands for one mechanism: a cell, a pytree in a cell, an object that is no pytree, a
-builtin, a class, a cache, another trace, a Ref, a module of a library. Python has more containers
-than that; a second one of the same mechanism proves nothing.
+builtin, a class, a cache, another trace, a Ref. Python has more containers than that; a second one
+of the same mechanism proves nothing.
 """
 
 import collections
@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from tfgrad_jax import custom_gradient
 
@@ -59,13 +58,8 @@ class Derived(Slots):
     __slots__ = ("other",)
 
 
-def subclass(base, content):
-    def make(w):
-        held = type("Held", (base,), {})(content)
-        held.w = w
-        return held
-
-    return make
+class Table(dict):
+    """Which has attributes, too."""
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["w"])
@@ -93,18 +87,9 @@ def in_object_array(w):
     return array
 
 
-def with_attribute(w):
-    def function():
-        raise AssertionError
-
-    function.w = w
-    return function
-
-
-def decorated_with_attribute(w):
-    function = custom_gradient(lambda x: (x, lambda dy: dy))
-    function.w = w
-    return function
+def attributed(held, w):
+    held.w = w
+    return held
 
 
 def cyclic(w):
@@ -143,12 +128,16 @@ keep("slots of a base", Derived, lambda b: b.w)
 keep("mapping proxy", lambda w: types.MappingProxyType({"w": w}), lambda d: d["w"])
 keep("deque", lambda w: collections.deque([1, w]), lambda d: d[1])
 keep("slice", lambda w: slice(None, w), lambda s: s.stop)
-keep("subclass of dict", subclass(dict, {"a": 1}), lambda d: d.w)
+keep("subclass of dict", lambda w: attributed(Table(a=1), w), lambda d: d.w)
 keep("bound builtin", lambda w: {"w": w}.get, lambda get: get("w"))
 keep("partial of a builtin", lambda w: functools.partial(operator.getitem, [w]), lambda get: get(0))
 keep("object array", in_object_array, lambda a: a[0, 1]["w"])
-keep("attribute of a function", with_attribute, lambda f: f.w)
-keep("attribute of a decorated function", decorated_with_attribute, lambda f: f.w)
+keep("attribute of a function", lambda w: attributed(lambda: None, w), lambda f: f.w)
+keep(
+    "attribute of a decorated function",
+    lambda w: attributed(custom_gradient(lambda x: (x, lambda dy: dy)), w),
+    lambda f: f.w,
+)
 keep("static field", lambda w: Static(1.0, w), lambda h: h.w)
 keep("auxiliary data", Auxiliary, lambda h: h.w)
 keep("class", lambda w: type("Held", (), {"w": w}), lambda c: c.w)
@@ -179,8 +168,7 @@ keep("a hostile object beside", lambda w: (Hostile(), w), lambda p: p[1])
 
 
 @hold
-def a_tracer_that_is_dead_beside(w):
-    """As in a log: that of a trace which is over."""
+def a_tracer_of_a_trace_that_is_over_beside(w):
     log = []
     jax.jit(log.append)(1.0)
     return lambda: w if log else None
@@ -215,39 +203,3 @@ def decorated_helper(w):
 # derivative is its own rule.
 COMPUTED = {"several leaves", "integer beside"}
 DECORATED = {"decorated helper"}
-
-
-@hold
-def equinox_module(w):
-    eqx = pytest.importorskip("equinox")
-
-    class Layer(eqx.Module):
-        w: jax.Array
-        name: str = "layer"
-
-    layer = Layer(w)
-    return lambda: layer.w
-
-
-@hold
-def nnx_module(w):
-    nnx = pytest.importorskip("flax.nnx")
-
-    class Layer(nnx.Module):
-        def __init__(self, w):
-            self.w = nnx.Param(w)
-
-    layer = Layer(w)
-    return lambda: layer.w[...]
-
-
-@hold
-def linen_module(w):
-    linen = pytest.importorskip("flax.linen")
-
-    class Layer(linen.Module):
-        @linen.compact
-        def __call__(self):
-            return self.param("w", linen.initializers.ones, ())
-
-    return lambda: Layer().apply({"params": {"w": w}})

@@ -76,14 +76,6 @@ def test_eagerly_f_and_its_rule_run_once(protocol):
     assert RUNS["rule"] == 1 and RUNS["f"] <= 1 + (protocol == "undeclared")
 
 
-def test_a_compiled_function_is_not_traced_again():
-    f = jax.jit(jax.grad(tower("undeclared", 2), (0, 1)))
-    f(3.0, 2.0)
-    RUNS.clear()
-    assert_same(f(4.0, 5.0), (jnp.float32(5), jnp.float32(28)))
-    assert not RUNS
-
-
 # --- large closures -------------------------------------------------------------------------------
 
 TABLES = {

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import types
 from typing import Any
 
 import jax
@@ -133,49 +132,35 @@ def test_a_method_under_a_decorator_and_transformations(kind, above, protocol):
 
 def patched(cls, f):
     cls.f = lambda self, x: f(self, x)
-    return lambda w, x: cls(w).f(x)
+    return cls
 
 
-def called_on_the_class(cls, f):
-    return lambda w, x: cls.f(cls(w), x)
+def registered(cls, f):
+    made = dataclasses.make_dataclass("Other", ["w"], namespace={"f": logged(f)})
+    return jax.tree_util.register_dataclass(made, data_fields=["w"], meta_fields=[])
 
 
-def inherited(cls, f):
-    derived = type("Derived", (cls,), {"f": lambda self, x: super(derived, self).f(x)})
-    return lambda w, x: derived(w).f(x)
+def made(cls, **methods):
+    return type("Made", (), {"__init__": cls.__init__, **methods})
 
 
-def built_at_run_time(cls, f):
-    body = {"__init__": cls.__init__, "f": f}
-    made = types.new_class("Made", (), exec_body=lambda namespace: namespace.update(body))
-    return lambda w, x: made(w).f(x)
-
-
-def borrowed_under_another_name(cls, f):
-    made = type("Other", (), {"__init__": cls.__init__, "g": f})
-    return lambda w, x: made(w).g(x)
-
-
-def borrowed_and_wrapped(cls, f):
-    @jax.tree_util.register_dataclass
-    @dataclasses.dataclass
-    class Other:
-        w: Any
-
-        g = logged(f)
-
-    return lambda w, x: Other(w).g(x)
-
-
-MOVES = [patched, called_on_the_class, inherited, built_at_run_time, borrowed_under_another_name]
-MOVES += [borrowed_and_wrapped]
+MOVES = {  # each makes a class with a method `f`
+    "patched": patched,
+    "inherited": lambda cls, f: type(
+        "Derived", (cls,), {"f": lambda self, x: super(type(self), self).f(x)}
+    ),
+    "built at run time": lambda cls, f: made(cls, f=f),
+    "borrowed under another name": lambda cls, f: made(cls, g=f, f=lambda self, x: self.g(x)),
+    "borrowed and wrapped": registered,
+}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("move", MOVES)
 def test_a_method_that_is_moved_keeps_its_instance(move, protocol):
     cls, _, oracle = model("plain", "nothing", protocol)
-    h = move(cls, cls.f)
+    moved = MOVES[move](cls, cls.f)
+    h = lambda w, x: moved(w).f(x)  # noqa: E731
     for name in BRIEF:
         assert_derivative(WAYS[name], squared(h), squared(oracle), *ARGS)
 

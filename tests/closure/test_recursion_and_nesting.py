@@ -1,6 +1,7 @@
 """What a rule calls: its own function, others, and decorated functions written inside it."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +29,6 @@ def by_itself(w):
     return exp
 
 
-def by_each_other(w):
-    first = custom_gradient(lambda x: exponential(w, x, functions["second"]))
-    second = custom_gradient(lambda x: exponential(w, x, functions["first"]))
-    functions = {"first": first, "second": second}
-    return first
-
-
 def by_a_method(w):
     class Model:
         def __init__(self, w):
@@ -53,11 +47,8 @@ def by_a_jitted_partial(w):
     return h
 
 
-RECURSIONS = [by_itself, by_each_other, by_a_method, by_a_jitted_partial]
-
-
 @eager_and_jit
-@pytest.mark.parametrize("make", RECURSIONS)
+@pytest.mark.parametrize("make", [by_itself, by_a_method, by_a_jitted_partial])
 def test_a_rule_that_calls_its_own_function_has_every_order(make, mode):
     def h(w, x):
         return make(w)(x)
@@ -122,54 +113,32 @@ def test_the_nested_pattern_has_the_second_derivatives_that_it_declares(way):
     assert_same(SECOND[way](lambda w, x: fused(w, x) ** 2)(*ARGS), expected)
 
 
-def by_a_function(w, x):
-    def grad(dy):
-        @custom_gradient
-        def slope(x):
-            return 7 * w * x, lambda d: 11 * d * w
-
-        return 5 * dy * x**2, dy * slope(x)
-
-    return w * x**2, grad
-
-
-def by_a_class_in_a_helper(w, x):
-    def grad(dy):
-        def helper():
-            class Slope:
-                of = custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))
-
-            return Slope.of
-
-        return 5 * dy * x**2, dy * helper()(x)
-
-    return w * x**2, grad
-
-
-def by_autodiff(w, x):
-    def grad(dy):
-        slope = lambda x: (7 * w * x, lambda d: 11 * d * w)  # noqa: E731
-        return 5 * dy * x**2, dy * custom_gradient(slope, variables="autodiff")(x)
-
-    return w * x**2, grad
-
-
-def by_variables(w, x):
-    def grad(dy):
-        rule = lambda d, variables: (11 * d * w, [13 * d * x for _ in variables])  # noqa: E731
-        return 5 * dy * x**2, dy * custom_gradient(lambda x: (7 * w * x, rule))(x)
-
-    return w * x**2, grad
-
-
-INSIDE = [(by_a_function, 0), (by_a_class_in_a_helper, 0), (by_autodiff, 14), (by_variables, 26)]
+INSIDE = {  # a rule that calls `7 w x`, declared 11 w by `x`, and the derivative of that by `w`
+    "a function": (lambda w, x: lambda dy: (
+        5 * dy * x**2, dy * custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))(x)
+    ), 0),
+    "a function in a helper": (lambda w, x: lambda dy: (
+        5 * dy * x**2,
+        dy * (lambda: custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w)))()(x),
+    ), 0),
+    "autodiff": (lambda w, x: lambda dy: (
+        5 * dy * x**2,
+        dy * custom_gradient(variables="autodiff")(lambda x: (7 * w * x, lambda d: 11 * d * w))(x),
+    ), 14),
+    "variables": (lambda w, x: lambda dy: (
+        5 * dy * x**2,
+        dy * custom_gradient(lambda x: (
+            7 * w * x, lambda d, variables: (11 * d * w, [13 * d * x for _ in variables])
+        ))(x),
+    ), 26),
+}  # fmt: skip
 
 
 @eager_and_jit
-@pytest.mark.parametrize(("f", "by_w"), INSIDE)
-def test_what_a_function_inside_a_rule_captures_is_constant_unless_it_says_so(f, by_w, mode):
-    """The second derivatives of `h_x = 7 w x`, declared 11 w by x."""
-    h = custom_gradient(f)
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_a_function_inside_a_rule_captures_is_constant_unless_it_says_so(name, mode):
+    rule, by_w = INSIDE[name]
+    h = custom_gradient(lambda w, x: (w * x**2, rule(w, x)))
     assert_same(mode(gradient(h))(*ARGS), (jnp.float32(20), jnp.float32(42)))
     second = mode(jax.grad(jax.grad(h, 1), (0, 1)))(*ARGS)
     assert_same(second, (jnp.float32(by_w), jnp.float32(33)))
@@ -199,8 +168,6 @@ def test_a_function_written_outside_of_the_rule_is_not_inside(mode, where):
 
 @eager_and_jit
 def test_nothing_depends_on_what_was_called_before(mode):
-    """A jitted closure, called in a rule, outside, and by `jvp`, has the same gradients after."""
-
     def in_a_rule(g):
         return custom_gradient(lambda x: (3 * x, lambda dy: dy * g(x)))
 
@@ -225,7 +192,6 @@ def test_nothing_depends_on_what_was_called_before(mode):
 
         return of
 
-    for first in calls:
-        for variables, by_w in [(None, 20), ("autodiff", 4)]:
-            got = mode(gradient(loss(first, variables)))(*ARGS)
-            assert_same(got, (jnp.float32(by_w), jnp.float32(42)))
+    for first, (variables, by_w) in itertools.product(calls, [(None, 20), ("autodiff", 4)]):
+        got = mode(gradient(loss(first, variables)))(*ARGS)
+        assert_same(got, (jnp.float32(by_w), jnp.float32(42)))

@@ -30,11 +30,6 @@ def reading(r):
     return custom_gradient(f)
 
 
-@program(21)
-def read_by_f(r, x):
-    return (jax.grad(reading(r))(x),)
-
-
 @program(84, 7)
 def written_by_f(r, x):
     @custom_gradient

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import pytest
 from helpers import assert_same, sample
 from jax import lax
-from protocols import ARGS, DECLARED, ORDINARY, squared
-from ways import FORWARD, REVERSE, SECOND, gradient
+from protocols import ARGS, DECLARED, ORDINARY, WAYS, squared
+from ways import SECOND, gradient, hessian
 
 from tfgrad_jax import custom_gradient
 
@@ -43,29 +43,22 @@ PLACES = {
 }
 
 
-def lost(get, **options):
+def weighted(get, takes_variables, **options):
     @custom_gradient(**options)
     def f(x):
         kept = get()
-        return kept * x**2, lambda dy: 7 * dy * kept * x
-
-    return f
-
-
-def undeclared(get, **options):
-    @custom_gradient(**options)
-    def f(x):
-        kept = get()
-        return kept * x**2, lambda dy, variables: (7 * dy * kept * x, [5 * dy * x**2])
+        rule = lambda dy: 7 * dy * kept * x  # noqa: E731
+        more = lambda dy, variables: (rule(dy), [5 * dy * x**2])  # noqa: E731
+        return kept * x**2, more if takes_variables else rule
 
     return f
 
 
 PROTOCOLS = {
-    "undeclared": (undeclared, DECLARED),
-    "lost": (lost, None),  # no gradient is right: an error, or that of `x` alone
-    "autodiff": (lambda get: lost(get, variables="autodiff"), ORDINARY),
-    "declared": (lambda get: undeclared(get, variables=lambda: [get()]), DECLARED),
+    "undeclared": (lambda get: weighted(get, True), DECLARED),
+    "lost": (lambda get: weighted(get, False), None),  # an error, or the gradient of `x` alone
+    "autodiff": (lambda get: weighted(get, False, variables="autodiff"), ORDINARY),
+    "declared": (lambda get: weighted(get, True, variables=lambda: [get()]), DECLARED),
 }
 STAGES = {
     "nothing": lambda f: f,
@@ -74,11 +67,7 @@ STAGES = {
     "cond": lambda f: lambda *a: lax.cond(True, f, lambda *_: jnp.float32(0), *a),
     "checkpoint": jax.checkpoint,
     "checkpoint of jit": lambda f: jax.checkpoint(jax.jit(f)),
-    "scan": lambda f: (
-        lambda *a: lax.scan(
-            lambda c, x: (c + f(*x), None), 0.0, jax.tree.map(lambda a: a[None], a)
-        )[0]
-    ),
+    "scan": lambda f: lambda *a: lax.map(lambda x: f(*x), jax.tree.map(lambda b: b[None], a))[0],
     "vmap": lambda f: lambda *a: jax.vmap(f)(*(x[None] for x in a))[0],
     "while": lambda f: lambda *a: lax.fori_loop(0, 1, lambda _, c: c + f(*a), 0.0),
 }
@@ -96,27 +85,19 @@ def loss_of(place, protocol, outer, inner):
     return STAGES[outer](stored)
 
 
-def right_or_error(way, loss, oracle, args, missing):
-    """Return whether it is right, where an error of JAX or of ours is as good."""
-    try:
-        got = way(loss)(*args)
-    except (TypeError, ValueError, NotImplementedError, jax.errors.UnexpectedTracerError):
-        return False
-    assert not missing, f"no rule has the gradient of the weight, and it is {got}"
-    second = way in SECOND.values()
-    assert_same(got, (jax.hessian(oracle, (0, 1)) if second else gradient(oracle))(*args))
-    return True
-
-
-WAYS = {**REVERSE, **FORWARD, **SECOND}
 EVERY = list(itertools.product(PLACES, PROTOCOLS, STAGES, STAGES, WAYS))
 
 
 def check(place, protocol, outer, inner, way):
+    """Return whether it is right, where an error of JAX or of ours is as good."""
     h, oracle = loss_of(place, protocol, outer, inner), PROTOCOLS[protocol][1]
-    if oracle is None:
-        return right_or_error(WAYS[way], h, None, ARGS, missing=True)
-    return right_or_error(WAYS[way], squared(h), squared(oracle), ARGS, missing=False)
+    try:
+        got = WAYS[way](squared(h) if oracle else h)(*ARGS)
+    except (TypeError, ValueError, NotImplementedError, jax.errors.UnexpectedTracerError):
+        return False
+    assert oracle, f"no rule has the gradient of the weight, and it is {got}"
+    assert_same(got, (hessian if way in SECOND else gradient)(squared(oracle))(*ARGS))
+    return True
 
 
 @pytest.mark.parametrize("inner", STAGES)

@@ -165,20 +165,6 @@ def test_captured_values_are_named_by_type_and_line_of_use():
     assert f"float32[], first used at {place(unused.f)}" in text
 
 
-@eager_and_jit
-@pytest.mark.parametrize("declared", [{}, {"w": 3.0}])
-def test_what_is_not_declared_is_an_error_beside_what_is(declared, mode):
-    def loss(b, x):
-        @custom_gradient(variables=jax.tree.map(jnp.float32, declared))
-        def f(x):
-            return x * 3 + b, lambda dy, variables: (7 * dy, variables)
-
-        return f(x)
-
-    assert "not among its declared variables" in said(TypeError, mode(jax.grad(loss)), 1.0, 2.0)
-    assert_same(mode(jax.grad(loss, 1))(1.0, 2.0), jnp.float32(7))
-
-
 # --- and when there is none -----------------------------------------------------------------------
 
 
@@ -193,14 +179,3 @@ def test_a_value_that_is_merely_traced_needs_no_gradient(around, mode):
 def test_the_value_of_a_function_with_a_wrong_rule_is_its_value(mode):
     assert float(mode(custom_gradient(two))(2.0)) == 2.0
     assert float(mode(uncovered)(*ARGS)) == 6.0
-
-
-def test_a_function_among_the_variables_is_none():
-    """As in an equinox module, and names and numbers neither."""
-    w = jnp.float32(3)
-
-    @custom_gradient(variables={"w": w, "act": jnp.tanh, "name": "layer", "scale": 2.0})
-    def f(x):
-        return w * x, lambda dy, variables: (7 * dy, {**variables, "w": None})
-
-    assert_same(jax.grad(f)(2.0), jnp.float32(7))

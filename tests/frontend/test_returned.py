@@ -89,21 +89,12 @@ FORMS = {  # inputs, what the rule returns for the upstream d, and the gradients
     "Python int in a list": ((1.0,), lambda d: [7], (7,)),
     "no gradient": ((1.0,), lambda d: (None,), (0,)),
     "two": (TWO, lambda d: (7 * d, 5 * d), (7, 5)),
-    "two in a list": (TWO, lambda d: [7 * d, 5], (7, 5)),
     "two in a namedtuple": (TWO, lambda d: Point(7 * d, 5 * d), (7, 5)),
-    "None first": (TWO, lambda d: (None, 5 * d), (0, 5)),
-    "None second": (TWO, lambda d: [7 * d, None], (7, 0)),
-    "Nones": (TWO, lambda d: (None, None), (0, 0)),
     "list of one": (([1.0],), lambda d: [7 * d], (7,)),
-    "list of one in a tuple": (([1.0],), lambda d: ([7 * d],), (7,)),
     "list of one, bare": (([1.0],), lambda d: 7 * d, (7,)),
     "two lists of one": (([1.0], [1.0]), lambda d: ([7 * d], [5 * d]), (7, 5)),
     "structure": (TREE, lambda d: ({"w": 3 * d, "b": [d, 2 * d]}, 4 * d), (1, 2, 3, 4)),
-    "list for tuple": (TREE, lambda d: [{"w": 3 * d, "b": (d, 2 * d)}, 4 * d], (1, 2, 3, 4)),
     "flat": (TREE, lambda d: [d, 2 * d, 3 * d, 4 * d], (1, 2, 3, 4)),
-    "flat, with None": (TREE, lambda d: (None, 2 * d, None, 4 * d), (0, 2, 0, 4)),
-    "None for a leaf": (TREE, lambda d: ({"w": None, "b": [d, None]}, 4 * d), (1, 0, 0, 4)),
-    "None for a list": (TREE, lambda d: ({"w": 3 * d, "b": None}, 4 * d), (0, 0, 3, 4)),
     "None for a tree": (TREE, lambda d: (None, 4 * d), (0, 0, 0, 4)),
     "one tree needs no tuple": (TREE[:1], lambda d: {"w": 3 * d, "b": None}, (0, 0, 3)),
     "others left out": (MIXED, lambda d: (7 * d, 5 * d), (7, 5)),
@@ -113,7 +104,6 @@ FORMS = {  # inputs, what the rule returns for the upstream d, and the gradients
     "arrays for others": (MIXED, lambda d: (jnp.zeros(2), 7 * d, jnp.int32(1), 5 * d), (7, 5)),
     "a setting in a tree": (({"w": 1.0, "mode": "m"},), lambda d: {"mode": None, "w": 7 * d}, (7,)),
     "a setting in a tree, flat": (({"w": 1.0, "mode": "m"},), lambda d: [None, 7 * d], (7,)),
-    "a setting left out": (({"w": 1.0, "mode": "m"},), lambda d: [7 * d], (7,)),
     "flat beside a callable": (PAIR_AND_CALL, lambda d: [None, 5 * d, 7 * d], (0, 5, 7)),
     "empty array": ((jnp.zeros((0, 3)), 1.0), lambda d: (jnp.ones((0, 3)), 7 * d), ([], 7)),
     "empty tree": (((), 1.0), lambda d: ((), 7 * d), (7,)),
@@ -160,6 +150,20 @@ def test_gradients_in_another_class_are_refused(wrong):
     with pytest.raises(TypeError, match="structure that does not fit the inputs"):
         gradients(h, (Layer(1.0, 1.0), 1.0), lambda f: f)
     assert gradients(summed(lambda dy: (Layer(7.0, 5.0), 1.0)), (Layer(1.0, 1.0), 1.0), jax.jit)
+
+
+@eager_and_jit
+def test_a_gradient_in_doubt_is_refused(mode):
+    """None may stand for the whole dictionary, and the other for a number that has no gradient."""
+
+    def by_p(rule):
+        h = custom_gradient(lambda p, n: (p["a"] * p["b"], lambda dy: rule(p, dy)))
+        return mode(jax.grad(lambda p: h(p, 4.0)))({"a": 2.0, "b": 3.0})
+
+    got = by_p(lambda p, dy: [7 * dy * p["b"], 5 * dy * p["a"]])
+    assert_same(got, {"a": jnp.float32(21), "b": jnp.float32(10)})
+    with pytest.raises(TypeError, match="in the place of `n`, which is no array"):
+        by_p(lambda p, dy: [None, 5 * dy * p["a"]])
 
 
 # Random inputs: "w" stands for an array, "i" for one of integers, "s" for a static leaf.
@@ -254,31 +258,6 @@ def test_eager_output_is_what_f_returned():
     assert y[0] is W
     assert y[1:] == (2.5, True)
     assert [type(v) for v in y[1:]] == [float, bool]
-
-
-@pytest.mark.parametrize("convention", ["tf", "jax"])
-def test_upstreams_of_each_convention(convention):
-    """For `Re (1 + 2j) z`: 1 - 2j in TensorFlow's, one by one; 1 + 2j in JAX's, as `y` is."""
-    seen = []
-    h = custom_gradient(
-        lambda x: (
-            {"s": 7 * jnp.stack([x, x]), "i": jnp.int32(1), "z": jax.lax.complex(x, x)},
-            lambda *dys: (seen.append(dys), 3 * x)[1],
-        ),
-        convention=convention,
-    )
-
-    def loss(x):
-        y = h(x)
-        return jnp.sum(7 * y["s"]) + jnp.real((1 + 2j) * y["z"])
-
-    assert_same(jax.grad(loss)(1.0), jnp.float32(3))
-    ((dys,),) = seen if convention == "jax" else [seen]
-    s, i, z = (dys["s"], dys["i"], dys["z"]) if convention == "jax" else (dys[1], dys[0], dys[2])
-    assert_same(
-        (s, z), (jnp.full(2, 7.0), jnp.complex64(1 + 2j if convention == "jax" else 1 - 2j))
-    )
-    assert i.dtype == (jax.dtypes.float0 if convention == "jax" else jnp.int32)
 
 
 @pytest.mark.parametrize("make", [lambda: jnp.arange(2), lambda: jax.random.key(0)])

@@ -48,17 +48,9 @@ MAPS: dict[str, Map] = {
         lambda to, of: (to, of) == ((2,), (3,)), lambda to, of: [(2, 3)],
         "{a} @ {dy}", lambda t, a, b: matmul(t, a),
     ),
-    "matrix from the right": (
-        lambda to, of: (to, of) == ((3,), (2,)), lambda to, of: [(2, 3)],
-        "{dy} @ {a}", lambda t, a, b: matmul(a, t),
-    ),
     "outer": (
         lambda to, of: (to, of) == ((2, 3), (2,)), lambda to, of: [(3,)],
         "jnp.outer({dy}, {a})", lambda t, a, b: matmul(t, a),
-    ),
-    "outer from the left": (
-        lambda to, of: (to, of) == ((2, 3), (3,)), lambda to, of: [(2,)],
-        "jnp.outer({a}, {dy})", lambda t, a, b: matmul(a, t),
     ),
 }  # fmt: skip
 ABOVE = ["nothing", "logged", "jax.jit", "jax.checkpoint", "jitted_checkpoint"]
@@ -123,7 +115,6 @@ class Definition:
         self.shapes = {n: self.shapes[n] for t in self.trees for n in leaves(t)}
         self.statics = [w.name("s")] if w.has("a static argument", 0.2) else []
         self.omitted = w.has("an omitted default", 0.15)
-        self.by_name = None
 
     def _captures(self) -> None:
         """Choose what it closes over, in which places, and who gives the gradients."""
@@ -286,9 +277,10 @@ class Definition:
         if form == "leaves" and len(self.shapes) + len(self.statics) > 1:
             return "[" + ", ".join(gradients[n] for n in self.shapes) + "]"
         trees = [text(t, gradients.get) for t in self.trees]
-        trees += ["None"] * (len(self.statics) + (self.place == "argument"))
-        if self.omitted and self.place != "argument" and w.has("None for the default", 0.5):
-            trees += ["None"]
+        trees += ["None"] * len(self.statics)
+        if self.omitted and w.has("None for the default", 0.5):
+            captured = [*self.used, *self.rule_used] if self.place == "default" else []
+            trees += ["None"] * (1 + len(captured))  # of all defaults, or of none
         # A bare None would be a forgotten `return`.
         single = len(trees) == 1 and trees[0] != "None"
         return trees[0] if single else f"({', '.join(trees)},)"
@@ -318,11 +310,8 @@ class Definition:
             prefix = f"lambda {self_name}: " if of_self else ""
             options.append(f"variables={prefix}{text(self.variables, read)}")
         params = [*self.params, *self.statics]
-        self.by_name = None if place == "argument" else list(params)
-        if place == "argument":
-            body = [f"{', '.join(captured)}, = fetch()", *body]
-            params.append("fetch")
-        elif self.omitted:
+        self.by_name = list(params)
+        if self.omitted:
             params.append("omitted=None")
         if place in ("default", "keyword default"):
             params += ["*"] if place == "keyword default" else []
@@ -362,16 +351,13 @@ class Definition:
             made = f"{name}_class({outer})"
             made = f"{decorate}({made})" if place == "callable object" else f"{made}.call"
             scope.lines.append(f"{name} = {made}")
-        elif place in ("keyword", "argument", "partial of f"):
+        elif place in ("keyword", "partial of f"):
             f = f"{name}_f"
             scope.lines.extend([f"def {f}({', '.join(params)}):", *indented(body)])
-            made = {
-                "keyword": f"functools.partial({decorate}({f}), {by_name})",
-                "argument": f"functools.partial(lambda g, h, *a: h(*a, g), "
-                f"(lambda a: lambda: a)(({outer},)), {decorate}({f}))",
-                "partial of f": f"{decorate}(functools.partial({f}, {outer}))",
-            }
-            scope.lines.append(f"{name} = {made[place]}")
+            made = f"{decorate}(functools.partial({f}, {outer}))"
+            if place == "keyword":
+                made = f"functools.partial({decorate}({f}), {by_name})"
+            scope.lines.append(f"{name} = {made}")
         else:
             head = f"def {name}({', '.join(params)}):"
             scope.lines.extend([f"@{decorate}", head, *indented(body)])

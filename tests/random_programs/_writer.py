@@ -15,12 +15,9 @@ from ._oracle import (
     add,
     base,
     directional,
-    dual,
     gradient,
-    level_of,
     linear,
     scale,
-    split,
     stack,
     with_base,
     without_tangents,
@@ -119,7 +116,6 @@ class Writer:
         self.orders = 0  # of derivatives that the program itself may take
         self.mode = self.feature("mode", ["both", "both", "both", "both", "reverse", "forward"])
         self.scans = self.chance(0.75)
-        self.custom_jvp_factor = 1.0 if self.scans and drops_in_scan() else 3.0
 
     # choices
 
@@ -237,7 +233,7 @@ class Writer:
         kinds = ["jit", "checkpoint", "vmap", "vmap", "cond", "switch"]
         kinds += ["scan", "fori_loop", "map"] if self.scans else []
         kinds += ["while_loop"] * 3 if self.scans and (scope.loops or scope.forward) else []
-        kinds += ["custom_jvp"] if self.mode != "reverse" else []
+
         kinds += ["recompute_grad", "grad_pass_through"]
         if self.orders:
             kinds += {"reverse": ["grad", "vjp"], "forward": ["jvp"]}.get(
@@ -300,20 +296,16 @@ class Writer:
             )
         if kind in ("cond", "switch"):
             b, run = self.nested(scope, shapes, result)
-            c, other = self.nested(scope, shapes, result, count=1)
+            c, other = self.nested(scope, shapes, result)
             index = self.random.choice([0, 1])
 
-            def first(env: Env) -> bool:
-                return not index if kind == "switch" else np.sum(base(env[args[0]])) > 0.2
+            def chosen(env: Env) -> Any:
+                first = not index if kind == "switch" else np.sum(base(env[args[0]])) > 0.2
+                return (run if first else other)(env, *values(env))
 
             condition = f"lax.cond(jnp.sum({reads[0]}) > 0.2, {b}, {c}, {given})"
-            return write(
-                result,
-                f"lax.switch({index}, [{b}, {c}], {given})" if kind == "switch" else condition,
-                lambda env: (run if first(env) else other)(env, *values(env)),
-            )
-        if kind == "custom_jvp":
-            return self._custom_jvp(scope, args, shapes, result, given, write)
+            switch = f"lax.switch({index}, [{b}, {c}], {given})"
+            return write(result, switch if kind == "switch" else condition, chosen)
         return self._derivative(scope, kind, args, shapes, given, write)
 
     def set(self, scope: Scope, name: str, shape: Any, expression: str, value: Any) -> str:
@@ -346,35 +338,6 @@ class Writer:
             return add(run(env, *(env[a] for a in args)), run(env, *halves))
 
         return write(result, f"jnp.sum({expression}, 0)", value)
-
-    def _custom_jvp(
-        self, scope: Scope, args: Any, shapes: Any, result: Any, given: str, write: Any
-    ) -> str:
-        """Write a hand-written derivative, three times too large; it closes over constants."""
-        local = scope.inner(depth=scope.depth, inside_rule=False)
-        local.shapes = {n: s for n, s in scope.shapes.items() if n.startswith("C")}
-        local.functions = {n: f for n, f in scope.functions.items() if f.pure}
-        b, run = self.nested(local, shapes, result)
-        scope.lines.extend(local.lines)
-        j = self.name("j")
-        factor = self.custom_jvp_factor
-        scope.lines.extend(
-            [
-                f"{j} = jax.custom_jvp({b})",
-                f"{j}.defjvp(lambda p, t: ({j}(*p), {factor} * jax.jvp({b}, p, t)[1]))",
-            ]
-        )
-
-        def call(env: Env, *values: Any) -> Any:
-            level = level_of(*values)
-            if not level:
-                return run(env, *values)
-            primals = [split(v, level)[0] for v in values]
-            tangent = split(run(env, *values), level)[1]
-            tangent = None if tangent is None else scale(factor, tangent)
-            return dual(level, call(env, *primals), tangent)
-
-        return write(result, f"{j}({given})", lambda env: call(env, *(env[a] for a in args)))
 
     def _derivative(
         self, scope: Scope, kind: str, args: Any, shapes: Any, given: str, write: Any
@@ -414,43 +377,24 @@ class Writer:
         args = {p: self.of_shape(scope, s) for p, s in f.shapes.items()}
         arguments = [text(t, lambda p: scope.read(args[p])) for t in f.trees]
         function, name = scope.read(f.name), self.name("y")
-        params = list(f.shapes)
         results = [self.name("v") for _ in f.output_shapes]
-        factors = [1.0]
         if f.statics:
             arguments += f.statics
         elif self.has("direct: jit", 0.15):
             function = f"jax.jit({function})"
         elif self.has("direct: checkpoint", 0.1):
             function = f"jax.checkpoint({function})"
-        elif self.has("direct: vmap", 0.15):
-            mapped = self.random.randrange(len(arguments))
-            axes = tuple(0 if i == mapped else None for i in range(len(arguments)))
-            function = f"jax.vmap({function}, in_axes={axes})"
-            x = arguments[mapped]
-            arguments[mapped] = f"jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), {x})"
-            factors = [1.0, 0.5]
-            varied = set(leaves(f.trees[mapped]))
         if f.keywords and function == f.name and self.has("by name", 0.5):
             arguments = [f"{k}={a}" for k, a in zip(f.keywords, arguments, strict=True)]
         scope.lines.append(f"{name} = {function}({', '.join(arguments)})")
         for index, path in paths(f.output, name):
             if index is not None:
-                over = f"jnp.sum({path}, 0)" if len(factors) > 1 else path
-                scope.lines.append(f"{results[index]} = {over}")
+                scope.lines.append(f"{results[index]} = {path}")
         scope.shapes |= dict(zip(results, f.output_shapes, strict=True))
 
         def run(env: Env) -> None:
-            total: list[Any] = [None] * len(results)
-            for c in factors:
-                values = [env[args[p]] for p in params]
-                if c != 1.0:
-                    values = [
-                        scale(c, v) if p in varied else v
-                        for p, v in zip(params, values, strict=True)
-                    ]
-                total = [add(t, y) for t, y in zip(total, env[f.name](*values), strict=True)]
-            env.update(zip(results, total, strict=True))
+            values = env[f.name](*(env[args[p]] for p in f.shapes))
+            env.update(zip(results, values, strict=True))
 
         scope.steps.append(run)
 
