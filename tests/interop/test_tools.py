@@ -114,28 +114,9 @@ def test_chex_dataclass_and_variants():
 # --- jaxtyping and beartype ----------------------------------------------------------------------
 
 
-def test_annotations_are_checked_at_the_call():
-    jaxtyping = pytest.importorskip("jaxtyping")
-    beartype = pytest.importorskip("beartype")
-
-    vector = jaxtyping.Float[jax.Array, " n"]
-
-    @custom_gradient
-    @jaxtyping.jaxtyped(typechecker=beartype.beartype)
-    def scale(x: vector, y: vector):
-        return x * y, lambda dy: (3 * dy * y, 5 * dy * x)
-
-    x = jnp.array([1.0, 2.0])
-    gradient = jax.jit(jax.grad(lambda x: scale(x, x).sum()))(x)
-    np.testing.assert_allclose(gradient, 8 * x, rtol=1e-6)
-    with pytest.raises(jaxtyping.TypeCheckError, match="y"):
-        scale(x, jnp.ones(3))
-
-
-@pytest.mark.parametrize("checker", ["jaxtyping", "beartype"])
-def test_annotations_of_y_are_checked_above_the_decorator(checker):
-    """The decorated function shows the type of `y`, not that of the pair."""
-    # Installed where other libraries are tested, as for the test above.
+@pytest.mark.parametrize("checker", ["jaxtyping", "beartype", "below"])
+def test_annotations_are_checked_above_and_below_the_decorator(checker):
+    """Above it, the decorated function shows the type of `y`, not the type of the pair."""
     jaxtyping = pytest.importorskip("jaxtyping")
     beartype = pytest.importorskip("beartype")
     vector = jaxtyping.Float[jax.Array, " n"]
