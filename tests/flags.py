@@ -12,17 +12,12 @@ REMAT = "JAX cannot transpose a checkpoint, or look into it, under this flag"
 
 UNDER_FLAGS = {
     "autodiff/test_eager_values.py": VALUES,
-    "autodiff/test_runs.py": VALUES,
-    "autodiff/test_forward_mode_of_calls.py::test_branches_on_values": VALUES,
-    "autodiff/test_linear_operations.py::test_rule_that_branches_on_captured_values": VALUES,
     "closure/test_cost.py::test_eagerly": VALUES,
     "closure/test_cost.py::test_runs_grow_with_the_depth_alone": VALUES,
     "closure/test_cost.py::test_values_are_seen": VALUES,
     "closure/test_side_effects.py::test_eagerly": VALUES,
     "closure/test_undeclared.py::test_eagerly": VALUES,
-    "family/test_grad_pass_through.py::test_pass_through_sees_concrete_values_eagerly": VALUES,
     "test_explain.py::test_a_rule_that_branches_on_values": VALUES,
-    "test_explain.py::test_the_output_is_the_residual_itself": VALUES,
     "testing/test_points.py::test_points_outside_of_the_domain_are_left_out": VALUES,
     "testing/test_variables.py::test_primal": VALUES,
     "testing/test_variables.py::test_variables_that_have_to_stay_as_they_are": VALUES,

@@ -126,12 +126,7 @@ class TestSameResult:
 
     @pytest.mark.parametrize(
         ("processes", "more", "steps"),
-        [
-            (2, ["--shard"], 4),
-            (2, [], 60),
-            (4, ["--shard"], 60),
-            (4, [], 60),
-        ],
+        [(2, ["--shard"], 4), (2, [], 60), (4, ["--shard"], 60), (4, [], 60)],
     )
     def test_processes(self, example, tmp_path, processes, more, steps):
         program = start(tmp_path / "run", steps, "--processes", str(processes), *more)
@@ -153,20 +148,15 @@ class TestSameResult:
         assert_trained(example, tmp_path / "run", 10)
 
 
-def wait_for(path, program):
-    """Wait for a checkpoint; the program is then in the middle of its work."""
+def children_at(path, program):
+    """Wait for a checkpoint, in the middle of the work; return the ids of the processes."""
     deadline = time.monotonic() + START
     while not path.exists():
         assert program.poll() is None, program.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def children(program):
-    found = subprocess.run(
-        ["pgrep", "-P", str(program.pid)], check=True, capture_output=True, text=True
-    )
-    return [int(line) for line in found.stdout.split()]
+    found = subprocess.check_output(["pgrep", "-P", str(program.pid)], text=True)
+    return [int(line) for line in found.split()]
 
 
 @pytest.mark.timeout(3 * START)
@@ -188,11 +178,9 @@ class TestFailure:
         self, example, tmp_path, processes, victim, sent, message, then
     ):
         run = tmp_path / "run"
-        program = start(
-            run, self.STEPS, "--shard", "--save-every", "10", "--processes", str(processes)
-        )
-        wait_for(run / "20", program)
-        pids = children(program)
+        often = ["--shard", "--save-every", "10", "--processes", str(processes)]
+        program = start(run, self.STEPS, *often)
+        pids = children_at(run / "20", program)
         os.kill(pids[victim], sent)
         _, err = program.communicate(timeout=MINUTE)
         assert program.returncode == 2

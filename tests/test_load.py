@@ -1,4 +1,4 @@
-"""Faults and load: what users' code raises, threads, many calls, what is kept, JAX's own checks.
+"""Faults and load: what users' code raises, threads, many calls, what is kept and compiled.
 
 `--count N` makes N times as many calls: `pytest tests/test_load.py -k grow --count 334`.
 """
@@ -59,17 +59,19 @@ RAISED = sample(itertools.product([False, True], ["function", "rule"], PATHS, FA
 
 @pytest.mark.parametrize(("captures", "place", "path", "fault"), RAISED)
 def test_what_is_raised_comes_out_and_leaves_everything_usable(captures, place, path, fault):
-    armed, error = [True], fault("on purpose")
+    armed, error = [place], fault("on purpose")
+
+    def pass_through(here):
+        if here in armed:
+            raise error
 
     def declare(scale):
         @custom_gradient
         def h(x):
-            if armed[0] and place == "function":
-                raise error
+            pass_through("function")
 
             def grad(dy, variables=()):
-                if armed[0] and place == "rule":
-                    raise error
+                pass_through("rule")
                 dx = 7 * dy * scale * jnp.cos(x)
                 return (dx, [jnp.sum(7 * dy * jnp.sin(x)) for _ in variables]) if captures else dx
 
@@ -78,21 +80,19 @@ def test_what_is_raised_comes_out_and_leaves_everything_usable(captures, place, 
         return h
 
     def run():
-        if not captures:
-            return PATHS[path](declare(2.0))
-        differentiated = jax.grad(lambda w: jnp.sum(PATHS[path](declare(w))))
-        return differentiated(jnp.float32(2.0))
+        value = lambda w: jnp.sum(PATHS[path](declare(w)))  # noqa: E731
+        return jax.grad(value)(jnp.float32(2)) if captures else value(2.0)
 
     if place == "function" or path not in VALUE_ALONE or captures:
         with pytest.raises(fault) as raised:
             run()
         assert raised.value is error
-    armed[0] = False
+    armed.clear()
     assert_same(jax.grad(lambda x: jnp.sum(declare(2.0)(x)))(X), 14 * jnp.cos(X))
-    assert jnp.all(jnp.isfinite(run()))
+    assert jnp.isfinite(run())
 
 
-# --- threads, coroutines, generators ------------------------------------------------------------
+# --- threads -------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly
@@ -101,30 +101,20 @@ def test_what_is_raised_comes_out_and_leaves_everything_usable(captures, place, 
 def test_threads_do_not_disturb_each_other(style, mode):
     h = style(ELEMENTWISE)
 
-    def work(thread):
-        return [mode(squared(h))((1 + thread) * W, X) for _ in range(int(3 * TIMES))]
+    def work(scale):
+        for _ in range(int(3 * TIMES)):
+            assert_same(mode(squared(h))(scale * W, X), expected(scale), atol=1e-4)
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for thread, results in enumerate(pool.map(work, range(4))):
-            for result in results:
-                assert_same(result, expected(1 + thread), atol=1e-4)
+        list(pool.map(work, range(1, 5)))
 
 
 @every_style
-def test_calls_of_generators_interleave(style):
+def test_calls_interleave(style):
     """Between the forward and the backward pass of one call come those of others."""
-    h = style(ELEMENTWISE)
-
-    def generator(scale):
-        y, pull = jax.vjp(h, scale * W, X)
-        yield
-        yield pull(2 * y)
-
-    generators = [generator(scale) for scale in range(1, 4)]
-    for g in generators:
-        next(g)
-    for scale, g in enumerate(generators, 1):
-        assert_same(next(g), expected(scale), atol=1e-4)
+    begun = [jax.vjp(style(ELEMENTWISE), scale * W, X) for scale in range(1, 4)]
+    for scale, (y, pull) in enumerate(begun, 1):
+        assert_same(pull(2 * y), expected(scale), atol=1e-4)
 
 
 # --- many calls, and what is kept ---------------------------------------------------------------
@@ -167,58 +157,41 @@ def test_what_is_captured_is_freed(style, mode):
 SIZE = 1 << 16
 BIG = jnp.linspace(0, 1, SIZE, dtype=jnp.float32)
 KEPT = {
-    "both": ELEMENTWISE._replace(arrays=(BIG, BIG)),
+    "both": ELEMENTWISE,
     "an output": Rule(
         lambda w, x: ((y := jnp.tanh(w * x)), (w, y)),
         lambda residuals, dy: (7 * dy, 7 * dy * residuals[0] * (1 - residuals[1] ** 2)),
-        (BIG, BIG),
+        (),
     ),
-    "nothing": Rule(
-        lambda w, x: (jnp.round(w + x), None), lambda _, dy: (7 * dy, 7 * dy), (BIG, BIG)
-    ),
-    "one input": Rule(
-        lambda w, x: (w * jnp.round(x), x), lambda x, dy: (7 * dy * x, 7 * dy), (BIG, BIG)
-    ),
+    "nothing": Rule(lambda w, x: (jnp.round(w + x), None), lambda _, dy: (7 * dy, 7 * dy), ()),
+    "one input": Rule(lambda w, x: (w * jnp.round(x), x), lambda x, dy: (7 * dy * x, 7 * dy), ()),
 }
+
+
+def big_arrays():
+    gc.collect()
+    return sum(a.nbytes for a in jax.live_arrays() if a.size == SIZE)
 
 
 def held(h, mode):
     """Return how many bytes a pullback keeps alive, beside the value."""
-    w, x = BIG + 1, BIG + 2
-    _, pull = jax.vjp(mode(h), w, x)
-    del w, x, _
-    gc.collect()
-    alive = sum(a.nbytes for a in jax.live_arrays() if a.size == SIZE)
+    _, pull = jax.vjp(mode(h), BIG + 1, BIG + 2)
+    del _
+    alive = big_arrays()
     assert pull(BIG)[0].shape == BIG.shape
     del pull
-    gc.collect()
-    return alive - sum(a.nbytes for a in jax.live_arrays() if a.size == SIZE)
+    return alive - big_arrays()
 
 
-@pytest.mark.parametrize(
-    ("what", "style", "mode"),
-    sample(itertools.product(KEPT, STYLES.values(), (lambda f: f, jax.jit)), 8),
-)
+KEEPING = itertools.product(KEPT, STYLES.values(), (lambda f: f, jax.jit))
+
+
+@pytest.mark.parametrize(("what", "style", "mode"), sample(KEEPING, 8))
 def test_a_pullback_holds_what_a_hand_written_one_holds(what, style, mode):
     ours, hand = (held(way(KEPT[what]), mode) for way in (style, by_hand))
     given = 0 if style is inputs or what in ("both", "an output") else BIG.nbytes
     assert ours <= hand + given  # a rule that takes `variables` gets them, so they are kept
     assert hand <= 2 * BIG.nbytes
-
-
-# --- JAX's own checks and settings --------------------------------------------------------------
-
-
-@every_style
-@pytest.mark.parametrize(
-    "of",
-    [squared, lambda h: jax.jit(squared(h)), lambda h: lambda *a: jax.jvp(h, a, a)],
-    ids=["grad", "jit", "jvp"],
-)
-def test_no_tracer_leaks(style, of):
-    with jax.checking_leaks():
-        got = of(style(ELEMENTWISE))(W, X)
-    assert all(jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(got))
 
 
 COMPILED = []
@@ -230,15 +203,11 @@ jax.monitoring.register_event_duration_secs_listener(
 @every_style
 @eager_and_jit
 def test_nothing_is_compiled_twice(style, mode):
-    """A second call compiles nothing; a new shape compiles what plain JAX compiles at most."""
-    of = mode(squared(style(ELEMENTWISE)))
-    fewer = W[:3], X[:3]  # which may compile, too
-    COMPILED.clear()
+    of, fewer = mode(squared(style(ELEMENTWISE))), (W[:3], X[:3])
     of(W, X)
-    assert COMPILED or mode is not jax.jit  # the listener hears of compilations
     COMPILED.clear()
     for _ in range(3):
         of(W, X)
     assert not COMPILED
-    of(*fewer)
+    of(*fewer)  # the listener hears of compilations
     assert len(COMPILED) == 1 or mode is not jax.jit

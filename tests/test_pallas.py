@@ -49,14 +49,6 @@ def captured(x, y):
     return f(x)
 
 
-def declared(x, y):
-    @custom_gradient(variables=[y])
-    def f(x):
-        return x * y, lambda dy, variables: (7 * dy * y, [5 * dy * x])
-
-    return f(x)
-
-
 def autodiff(x, y):
     @custom_gradient(variables="autodiff")
     def f(x):
@@ -70,42 +62,29 @@ def nested(x, y):
     return two(one(x), y), lambda dy: (7 * dy * one(y), 5 * dy)
 
 
-def of_one(h):
-    return lambda x, y: h(x) + y
-
-
 # name: function of x and y, its value, and its gradients for the upstream 1
 SIGMOID = jax.nn.sigmoid(X)
 FUNCTIONS = {
-    "one": (of_one(one), X * SIGMOID + Y, (7 * SIGMOID, jnp.ones(SHAPE))),
+    "one": (lambda x, y: one(x) + y, X * SIGMOID + Y, (7 * SIGMOID, jnp.ones(SHAPE))),
     "two": (two, X * Y, (7 * Y, 5 * X)),
     "ignored": (ignored_by_y, X + X, (7 * Y, jnp.zeros(SHAPE))),
     "captured": (captured, X * Y, (7 * Y, 5 * X)),
-    "declared": (declared, X * Y, (7 * Y, 5 * X)),
     "autodiff": (autodiff, X * Y, (7 * Y, X)),
     "nested": (nested, X * SIGMOID * Y, (7 * Y * jax.nn.sigmoid(Y), jnp.full(SHAPE, 5.0))),
     "recompute_grad": (recompute_grad(lambda x, y: x * y), X * Y, (Y, X)),
 }
-NAMES = pytest.mark.parametrize("name", FUNCTIONS)
-# JAX lowers no `jax.checkpoint` in a kernel for TPU.
-LOWERED = pytest.mark.parametrize("name", [n for n in FUNCTIONS if n != "recompute_grad"])
+BY_HAND = jax.custom_vjp(lambda x, y: x * y)
+BY_HAND.defvjp(lambda x, y: (x * y, (x, y)), lambda r, dy: (7 * dy * r[1], 5 * dy * r[0]))
 
 
-def kernel_of(f, outputs, interpret, compiler_params=None):
+def kernel_of(f, **options):
     """Return a kernel that calls `f` on two blocks and writes all that it returns."""
 
     def kernel(x_ref, y_ref, *out_refs):
-        results = f(x_ref[...], y_ref[...])
-        for ref, result in zip(out_refs, results, strict=True):
+        for ref, result in zip(out_refs, f(x_ref[...], y_ref[...]), strict=True):
             ref[...] = result
 
-    shape = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
-    return pl.pallas_call(
-        kernel,
-        out_shape=(shape,) * outputs,
-        interpret=interpret,
-        compiler_params=compiler_params,
-    )
+    return pl.pallas_call(kernel, out_shape=jax.eval_shape(f, X, Y), **options)
 
 
 def value(h):
@@ -117,89 +96,76 @@ def gradients(h):
 
 
 def pushed(h):
-    """The derivative along both inputs: the sum of the declared gradients."""
+    """Return the derivative along both inputs: the sum of the declared gradients."""
     return lambda x, y: (jax.jvp(h, (x, y), (jnp.ones_like(x), jnp.ones_like(y)))[1],)
 
 
-def lower(call):
-    lowered = jax.jit(call).trace(X, Y).lower(lowering_platforms=("tpu",))
-    assert "tpu_custom_call" in lowered.as_text()
+def lower(platform, f):
+    if platform == "tpu":
+        lowered = jax.jit(kernel_of(f)).trace(X, Y).lower(lowering_platforms=("tpu",))
+        assert "tpu_custom_call" in lowered.as_text()
+    else:
+        kernel = kernel_of(f, compiler_params=triton.CompilerParams())
+        assert "xla.gpu.triton" in lowered_for_gpu(kernel, X, Y)
 
 
-def by_hand_lowers(derivative, outputs, lower=lower, compiler_params=None):
-    h = jax.custom_vjp(lambda x, y: x * y)
-    h.defvjp(lambda x, y: (h(x, y), (x, y)), lambda r, dy: (7 * dy * r[1], 5 * dy * r[0]))
+def lowers_by_hand(platform, derivative):
     try:
-        lower(kernel_of(derivative(h), outputs, False, compiler_params))
-    except Exception as error:  # of many kinds, by version: no rule can do what JAX cannot
-        pytest.skip(f"JAX lowers no hand-written rule there: {type(error).__name__}")
+        lower(platform, derivative(BY_HAND))
+    except Exception:  # of many kinds, by version: no rule can do what JAX cannot
+        return False
+    return True
 
 
-@NAMES
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_interpreted(name):
     """The value, the gradient and forward mode, inside of a kernel."""
     h, expected, (by_x, by_y) = FUNCTIONS[name]
-    for derivative, outputs, right in (
-        (value, 1, (expected,)),
-        (gradients, 2, (by_x, by_y)),
-        (pushed, 1, (by_x + by_y,)),
+    for f, right in (
+        (value(h), (expected,)),
+        (gradients(h), (by_x, by_y)),
+        (pushed(h), (by_x + by_y,)),
     ):
-        got = jax.jit(kernel_of(derivative(h), outputs, interpret=True))(X, Y)
-        assert_same(tuple(got), right)
+        assert_same(tuple(jax.jit(kernel_of(f, interpret=True))(X, Y)), right)
 
 
-@LOWERED
-def test_value_lowers_for_tpu(name):
-    by_hand_lowers(value, 1)
-    kernel = kernel_of(value(FUNCTIONS[name][0]), 1, interpret=False)
+# JAX 0.12 advises against Triton, the one backend for GPUs that lowers without one.
+lowered = pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
+# Triton knows no custom_vjp, and before JAX 0.12 a scan needs one below the custom_jvp.
+BELOW = "there is a custom_vjp below the custom_jvp: a limit"
+
+
+@lowered
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_value_lowers(name, platform):
+    if platform == "tpu" and (name == "recompute_grad" or not lowers_by_hand("tpu", value)):
+        pytest.skip("JAX lowers no `jax.checkpoint` or no hand-written rule there")
+    if platform == "gpu" and name != "recompute_grad" and drops_in_scan():
+        pytest.skip(BELOW)
+    f = value(FUNCTIONS[name][0])
     if name == "ignored":  # mapped, its value must be: an operation that kernels do not have
         with pytest.raises(NotImplementedError, match="depend"):
-            lower(kernel)
+            lower(platform, f)
     else:
-        lower(kernel)
+        lower(platform, f)
 
 
-@LOWERED
-def test_gradient_lowers_for_tpu(name):
-    by_hand_lowers(gradients, 2)
-    if not LIMITS["forward mode in kernels"].applies():
+@lowered
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_gradient_lowers(name, platform):
+    if not lowers_by_hand(platform, gradients):
+        pytest.skip("JAX lowers no hand-written rule there")
+    if platform == "tpu" and not LIMITS["forward mode in kernels"].applies():
         # The value stays beside the gradient there, with its `attach`.
         pytest.skip("no gradient before JAX 0.10: a limit")
-    lower(kernel_of(gradients(FUNCTIONS[name][0]), 2, interpret=False))
-
-
-def lower_for_gpu(call):
-    assert "xla.gpu.triton" in lowered_for_gpu(call, X, Y)
-
-
-# JAX 0.12 advises against Triton, the one backend for GPUs that lowers without one.
-@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
-@NAMES
-def test_value_lowers_for_gpu(name):
-    """Where JAX keeps a custom_jvp; no version lowers a hand-written custom_vjp there."""
-    if drops_in_scan() and name != "recompute_grad":
-        # Triton knows no custom_vjp, and before JAX 0.12 a scan needs one there.
-        pytest.skip("there is a custom_vjp below the custom_jvp: a limit")
-    kernel = kernel_of(value(FUNCTIONS[name][0]), 1, False, triton.CompilerParams())
-    if name == "ignored":
-        with pytest.raises(NotImplementedError, match="depend"):
-            lower_for_gpu(kernel)
-    else:
-        lower_for_gpu(kernel)
-
-
-# JAX 0.12 advises against Triton, the one backend for GPUs that lowers without one.
-@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
-@NAMES
-def test_gradient_lowers_for_gpu(name):
-    if name == "recompute_grad" and getattr(jax.config, "jax_remat3", False):
-        # `recompute_grad` is `jax.checkpoint`, which this flag replaces.
-        pytest.skip("JAX lowers no new `jax.checkpoint` there")
-    by_hand_lowers(gradients, 2, lower_for_gpu, triton.CompilerParams())
-    if drops_in_scan() and name == "nested":
-        # Triton knows no custom_vjp, and before JAX 0.12 a scan needs one there.
-        pytest.skip("there is a custom_vjp below the custom_jvp: a limit")
-    lower_for_gpu(kernel_of(gradients(FUNCTIONS[name][0]), 2, False, triton.CompilerParams()))
+    # The flag `jax_remat3` replaces `jax.checkpoint`.
+    if name == "recompute_grad" and (platform == "tpu" or getattr(jax.config, "jax_remat3", False)):
+        pytest.skip("JAX lowers no `jax.checkpoint` there")
+    if platform == "gpu" and name == "nested" and drops_in_scan():
+        pytest.skip(BELOW)
+    lower(platform, gradients(FUNCTIONS[name][0]))
 
 
 @eager_and_jit

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same
+from helpers import assert_same, eager_and_jit
 
 from tfgrad_jax import custom_gradient
 
@@ -54,18 +54,15 @@ BRANCHES = {
     "right": (jax.grad(sign), [3.0], S * (1 - S)),
     "left": (jax.grad(sign), [-3.0], 0.25),
     "second order": (jax.grad(jax.grad(sign)), [3.0], S * (1 - S) * (1 - 2 * S)),
-    "second order, left": (jax.grad(jax.grad(sign)), [-3.0], 0.0),
     "jvp": (jax.jacfwd(sign), [3.0], S * (1 - S)),
     # L = h**2: L' = 14 h x**2; L'' = 28 h x + 14 x**2 * 7 x**2
     "third order": (jax.grad(jax.grad(jax.grad(cube))), [2.0], 14.0),
     "of a square": (jax.grad(jax.grad(lambda x: cube(x) ** 2)), [2.0], 28 * 8 * 2 + 98 * 16),
     "no gradient on one side": (jax.grad(cube), [-2.0], 0.0),
     "in f": (jax.grad(halved), [8.0], 343.0),
-    "in f, jvp": (jax.jacfwd(halved), [8.0], 343.0),
     "on the upstream": (jax.grad(by_upstream), [1.0], 7.0),
     "on the upstream, left": (jax.grad(lambda x: -by_upstream(x)), [1.0], -5.0),
     "of a closure": (jax.grad(of_a_closure), [2.0, 3.0], 21.0),
-    "of a closure, left": (jax.grad(of_a_closure), [-2.0, 3.0], 0.0),
     "autodiff, by w": (jax.grad(of_autodiff), [3.0, 2.0], 4.0),
     "autodiff, left": (jax.grad(of_autodiff), [3.0, 0.5], 0.5),
     "autodiff, second order": (jax.grad(jax.grad(lambda w: of_autodiff(w, 2.0) ** 2)), [3.0], 32.0),
@@ -110,61 +107,11 @@ def test_numpy_in_f_and_rule():
     assert_same(jax.grad(lambda x: median(x) * 2)(x), jnp.float32([0, 0, 14]))
 
 
-def test_print(capsys):
-    """The chain of the documentation prints plain numbers, in the order of evaluation."""
-
-    @custom_gradient
-    def foo(x):
-        y = x**2
-        print("foo", x, y)
-
-        def grad(upstream):
-            print("grad", x, upstream, 2 * x)
-            return upstream * 2 * x
-
-        return y, grad
-
-    assert_same(jax.grad(lambda x: foo(foo(foo(x))))(2.0), jnp.float32(1024))
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [(name, [float(n) for n in numbers]) for name, *numbers in lines] == [
-        ("foo", [2, 4]), ("foo", [4, 16]), ("foo", [16, 256]),
-        ("grad", [16, 1, 32]), ("grad", [4, 32, 8]), ("grad", [2, 256, 4]),
-    ]  # fmt: skip
-
-
-def test_a_plain_call_sees_the_very_objects():
-    seen = []
-
-    @custom_gradient
-    def h(x):
-        seen.append(x)
-        return x, lambda dy: dy
-
-    x = jnp.ones(3)
-    assert h(x) is x and seen[0] is x
-    assert h(2.5) == 2.5 and type(seen[1]) is float
-
-
-def test_exceptions_of_the_user_pass_through():
-    def fail(*_):
-        raise KeyError("mine")
-
+def test_a_typeerror_inside_a_rule_is_not_taken_for_a_wrong_arity():
     def missing(a, b):
         return a
 
-    in_f = custom_gradient(fail)
-    in_rule = custom_gradient(lambda x: (x, fail))
-    for call in (
-        in_f,
-        jax.grad(in_f),
-        jax.jit(in_f),
-        jax.grad(in_rule),
-        jax.jit(jax.grad(in_rule)),
-    ):
-        with pytest.raises(KeyError, match="mine"):
-            call(1.0)
-    assert in_rule(1.0) == 1.0
-    nested = custom_gradient(lambda x: (x, lambda dy: missing(dy)))  # not taken for a wrong arity
+    nested = custom_gradient(lambda x: (x, lambda dy: missing(dy)))
     with pytest.raises(TypeError, match=r"missing\(\) missing 1 required positional argument: 'b'"):
         jax.grad(nested)(1.0)
 
@@ -218,13 +165,13 @@ def test_jit_traces_each_once():
         assert (counter.f, counter.rule) == (traces, 1)
 
 
-@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jit"])
-def test_the_nan_of_a_rule_is_found(around):
+@eager_and_jit
+def test_the_nan_of_a_rule_is_found(mode):
     """`debug_nans` stops in the rule, where it is; and not before it."""
     h = custom_gradient(lambda x: (x * x, lambda dy: dy * jnp.log(-x)))
     x = jnp.float32(2)
     with jax.debug_nans(True):
-        assert_same(around(h)(x), jnp.float32(4))
+        assert_same(mode(h)(x), jnp.float32(4))
         with pytest.raises(FloatingPointError, match="nan"):
-            around(jax.grad(h))(x)
-    assert jnp.isnan(around(jax.grad(h))(x))
+            mode(jax.grad(h))(x)
+    assert jnp.isnan(mode(jax.grad(h))(x))

@@ -7,15 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from helpers import assert_same, sample
-from jax import export, lax
+from jax import lax
 from programs import PROGRAMS
-from ways import FORWARD, REVERSE, SECOND, gradient, hessian, jvp
+from ways import FORWARD, REVERSE, SECOND, gradient, hessian
 
 from tfgrad_jax import custom_gradient
-
-
-def compiled_from_constants(derivative):
-    return lambda loss: lambda *args: jax.jit(lambda: derivative(loss)(*args))()
 
 
 def in_while(derivative):
@@ -32,13 +28,6 @@ def in_while(derivative):
     return of
 
 
-def exported(derivative):
-    def of(loss):
-        return lambda *args: export.export(jax.jit(derivative(loss)))(*args).call(*args)
-
-    return of
-
-
 def by_root(loss):
     """Find the value of the loss as a root, which `custom_root` differentiates implicitly."""
 
@@ -49,14 +38,6 @@ def by_root(loss):
             lambda f, y: y - f(y),
             lambda g, y: y / g(jnp.ones_like(y)),
         )
-
-    return of
-
-
-def in_associative_scan(loss):
-    def of(*args):
-        two = jnp.stack([loss(*args), jnp.float32(1)])
-        return lax.associative_scan(jnp.multiply, two)[1]
 
     return of
 
@@ -93,13 +74,11 @@ def _one(args):
     return jax.tree.map(lambda a: a[None], args)
 
 
-jacfwd = FORWARD["jacfwd"]
 INSIDE = {
     "switch": lambda loss: lambda *args: lax.switch(1, [lambda *_: jnp.float32(0), loss], *args),
     "map": lambda loss: lambda *a: lax.map(lambda a: loss(*a), _one(a))[0],
     "fori_loop": lambda loss: lambda *args: lax.fori_loop(0, 2, lambda _, c: loss(*args), 0.0),
     "custom_root": by_root,
-    "associative scan": in_associative_scan,
     "checkpoint that saves nothing": lambda loss: jax.checkpoint(
         loss, policy=jax.checkpoint_policies.nothing_saveable
     ),
@@ -113,7 +92,7 @@ INSIDE = {
         lambda *a: jax.vmap(jax.jit(loss))(*_one(a))[0]
     ),
 }  # fmt: skip
-DERIVATIVES = {"grad": gradient, "jacfwd": jacfwd, "hessian": hessian}
+DERIVATIVES = {"grad": gradient, "jacfwd": FORWARD["jacfwd"], "hessian": hessian}
 MORE = {
     f"{n}({k})": lambda loss, d=d, f=f: d(f(loss))
     for n, d in DERIVATIVES.items()
@@ -121,14 +100,9 @@ MORE = {
 }
 for name, derivative in DERIVATIVES.items():
     MORE |= {
-        f"jit of constants ({name})": compiled_from_constants(derivative),
         f"while({name})": in_while(derivative),
-        f"export({name})": exported(derivative),
     } | {f"{k}({name})": under(setting, derivative) for k, setting in SETTINGS.items()}
-MORE |= {
-    "grad(custom_vjp)": lambda loss: gradient(in_custom_vjp(loss)),
-    "jit of constants (jvp)": compiled_from_constants(jvp),
-}
+MORE["grad(custom_vjp)"] = lambda loss: gradient(in_custom_vjp(loss))
 WAYS = {**REVERSE, **FORWARD, **SECOND, **MORE}
 
 
@@ -139,20 +113,16 @@ def is_second(way):
 def check(name, way):
     loss, oracle, args = PROGRAMS[name]
     if way == "grad of grad":  # of scalars alone
-        loss, oracle, args = _of_scalars(loss, oracle, args)
+        loss, oracle = (
+            lambda s, f=f, args=args: f(*jax.tree.map(lambda a: s * a, args))
+            for f in (loss, oracle)
+        )
+        args = (jnp.float32(1.1),)
     expected = (hessian if is_second(way) else gradient)(oracle)(*args)
     assert_same(WAYS[way](loss)(*args), expected, rtol=1e-3, atol=1e-3)
 
 
-def _of_scalars(loss, oracle, args):
-    def along(f):
-        return lambda s: f(*jax.tree.map(lambda a: s * a, args))
-
-    return along(loss), along(oracle), (jnp.float32(1.1),)
-
-
-SOME = ["grad", "jvp", "jit(grad)", "grad(vmap)", "jit of constants (jacfwd)", "hessian(jit)"]
-
+SOME = ["grad", "jvp", "jit(grad)", "grad(vmap)", "jacfwd of constants", "hessian(jit)"]
 TWO = ["undeclared", "two inputs"]
 EVERY = [(n, w) for n in PROGRAMS for w in WAYS]
 CORE = [(n, w) for n in TWO for w in MORE]

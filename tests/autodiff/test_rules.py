@@ -81,7 +81,7 @@ def pushed(f, xs, ts):
 
 
 FORWARD = {
-    "jvp": lambda h, xs, ts: pushed(h, xs, ts),
+    "jvp": pushed,
     "linearize": lambda h, xs, ts: jax.linearize(h, *xs)[1](*ts),
     "transposed linearize": lambda h, xs, ts: jax.linear_transpose(jax.linearize(h, *xs)[1], *xs)(
         X

@@ -1,8 +1,8 @@
 """Under explicit sharding each result has the value, dtype and *sharding* of a hand-written rule.
 
 With `AxisType.Explicit` the type of an array carries its sharding, so a zero that is made from a
-shape alone has the wrong type. Rules are wrong by a factor of 7 (and 5 for a second input); the
-oracle is a `jax.custom_jvp` with the same factors, which has both modes.
+shape alone has the wrong type. Rules are wrong by factors of 7 and 5; the oracle is a
+`jax.custom_jvp` with the same factors, which has both modes.
 """
 
 import jax
@@ -12,12 +12,13 @@ import pytest
 from devices import mesh, needs_eight_devices
 from helpers import assert_same, sample
 from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from pairs import RULES, STYLES
 
 from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
 
 pytestmark = needs_eight_devices
-P = PartitionSpec
 _uniform = np.random.default_rng(0).uniform
 _ROWS, _WEIGHT = np.float32(_uniform(0.2, 1.2, (8, 16))), np.float32(_uniform(0.2, 1.2, (16, 4)))
 
@@ -33,90 +34,39 @@ def by_hand(value, push):
     return h
 
 
-# --- programs: decorated, by hand, and where its arguments are ------------------------------------
+# --- programs: decorated, by hand, and where the arguments are ------------------------------------
 
-PROGRAMS = {}
-SCALED = by_hand(
-    lambda w, x: jnp.sin(w * x), lambda w, x, dw, dx: jnp.cos(w * x) * (5 * x * dw + 7 * w * dx)
-)
 EACH = (P("data", "model"), P("data", "model"))
+RULE = RULES["elementwise"]
+SCALED = by_hand(
+    lambda w, x: jnp.sin(w * x), lambda w, x, dw, dx: 7 * jnp.cos(w * x) * (x * dw + w * dx)
+)
+PROGRAMS = {name: (style(RULE), SCALED, EACH) for name, style in STYLES.items()}
 
 
-def program(oracle, *specs):
-    def register(make):
-        PROGRAMS[make.__name__.replace("_", " ")] = make, oracle, specs
-        return make
+def program(value, push, *specs):
+    def register(h):
+        PROGRAMS[h.__name__.replace("_", " ")] = h, by_hand(value, push), specs or EACH
+        return h
 
     return register
 
 
-def _scaled(w, x):
-    return jnp.sin(w * x), lambda dy: (5 * dy * x * jnp.cos(w * x), 7 * dy * w * jnp.cos(w * x))
-
-
-@program(SCALED, *EACH)
-@custom_gradient
-def inputs(w, x):
-    return _scaled(w, x)
-
-
-@program(SCALED, *EACH)
-def undeclared(w, x):
-    @custom_gradient
-    def f(x):
-        def grad(dy, variables):
-            dw, dx = _scaled(w, x)[1](dy)
-            return dx, [dw for _ in variables]
-
-        return jnp.sin(w * x), grad
-
-    return f(x)
-
-
-@program(SCALED, *EACH)
-def declared(w, x):
-    @custom_gradient(variables={"w": w})
-    def f(x):
-        def grad(dy, variables):
-            dw, dx = _scaled(variables["w"], x)[1](dy)
-            return dx, {"w": dw}
-
-        return jnp.sin(w * x), grad
-
-    return f(x)
-
-
-@program(
-    by_hand(
-        lambda w, x: jnp.sin(w * x),
-        lambda w, x, dw, dx: jnp.cos(w * x) * (x * dw + 7 * w * dx),
-    ),
-    *EACH,
-)
+@program(lambda w, x: jnp.sin(w * x), lambda w, x, dw, dx: jnp.cos(w * x) * (x * dw + 7 * w * dx))
 def autodiff(w, x):
-    return custom_gradient(
-        lambda x: (jnp.sin(w * x), lambda dy: _scaled(w, x)[1](dy)[1]), variables="autodiff"
-    )(x)
+    def f(x):
+        return jnp.sin(w * x), lambda dy: 7 * dy * w * jnp.cos(w * x)
+
+    return custom_gradient(f, variables="autodiff")(x)
 
 
-@program(SCALED, *EACH)
-def rule_that_is_an_object(w, x):
-    class Rule:
-        def __init__(self, *residuals):
-            self.residuals = residuals
-
-        def __call__(self, dy):
-            return _scaled(*self.residuals)[1](dy)
-
-    return custom_gradient(lambda w, x: (jnp.sin(w * x), Rule(w, x)))(w, x)
-
-
-@program(by_hand(lambda w, x: w * x, lambda w, x, dw, dx: 7 * w * dx), *EACH)
+@program(lambda w, x: w * x, lambda w, x, dw, dx: 7 * w * dx)
+@custom_gradient
 def no_gradient_for_one(w, x):
-    return custom_gradient(lambda w, x: (w * x, lambda dy: (None, 7 * dy * w)))(w, x)
+    return w * x, lambda dy: (None, 7 * dy * w)
 
 
-@program(by_hand(lambda w, x: w * x + 0, lambda w, x, dw, dx: 7 * w * dx + 5 * x * dw), *EACH)
+@program(lambda w, x: w * x + 0, lambda w, x, dw, dx: 7 * w * dx + 5 * x * dw)
 def outputs_that_are_not_used_or_integers(w, x):
     @custom_gradient
     def f(w, x):
@@ -130,53 +80,30 @@ def outputs_that_are_not_used_or_integers(w, x):
     return f(w, x)[1]
 
 
-def _product(a, b, *axes):
-    return jnp.matmul(a, b, out_sharding=P(*axes))
+def product(of_w, of_x, of_y):
+    """Return `x @ w` and its oracle; the specs say over which axes each array is split."""
+
+    def value(w, x):
+        return jnp.matmul(x, w, out_sharding=P(*of_y))
+
+    def rule(w, x, dy):
+        dw = jnp.matmul(x.T, dy, out_sharding=P(*of_w))
+        return 5 * dw, 7 * jnp.matmul(dy, w.T, out_sharding=P(*of_x))
+
+    h = custom_gradient(lambda w, x: (value(w, x), lambda dy: rule(w, x, dy)))
+    oracle = by_hand(value, lambda w, x, dw, dx: 7 * value(w, dx) + 5 * value(dw, x))
+    return h, oracle, (P(*of_w), P(*of_x))
+
+
+PROGRAMS |= {
+    "matmul": product((None, "model"), ("data", None), ("data", "model")),
+    "contraction over a split axis": product(("model", None), ("data", "model"), ("data", None)),
+}
 
 
 @program(
-    by_hand(
-        lambda w, x: _product(x, w, "data", "model"),
-        lambda w, x, dw, dx: (
-            7 * _product(dx, w, "data", "model") + 5 * _product(x, dw, "data", "model")
-        ),
-    ),
-    P(None, "model"),
-    P("data", None),
-)
-@custom_gradient
-def matmul(w, x):
-    def grad(dy):
-        return 5 * _product(x.T, dy, None, "model"), 7 * _product(dy, w.T, "data", None)
-
-    return _product(x, w, "data", "model"), grad
-
-
-@program(
-    by_hand(
-        lambda w, x: _product(x, w, "data", None),
-        lambda w, x, dw, dx: 7 * _product(dx, w, "data", None) + 5 * _product(x, dw, "data", None),
-    ),
-    P("model", None),
-    P("data", "model"),
-)
-def contraction_over_a_split_axis(w, x):
-    @custom_gradient(variables=w)
-    def f(x):
-        def grad(dy, variables):
-            return 7 * _product(dy, w.T, "data", "model"), 5 * _product(x.T, dy, "model", None)
-
-        return _product(x, w, "data", None), grad
-
-    return f(x)
-
-
-@program(
-    by_hand(
-        lambda w, x: jax.reshard(w * x, P("model", None)),
-        lambda w, x, dw, dx: jax.reshard(7 * w * dx + 5 * x * dw, P("model", None)),
-    ),
-    *EACH,
+    lambda w, x: jax.reshard(w * x, P("model", None)),
+    lambda w, x, dw, dx: jax.reshard(7 * w * dx + 5 * x * dw, P("model", None)),
 )
 @custom_gradient
 def placed_elsewhere(w, x):
@@ -190,7 +117,7 @@ def placed_elsewhere(w, x):
 _PASSED = by_hand(lambda x: jnp.round(x), lambda x, dx: dx)
 
 
-@program(lambda w, x: w * _PASSED(x), *EACH)
+@program(lambda w, x: w * jnp.round(x), lambda w, x, dw, dx: dw * _PASSED(x) + w * dx)
 def family(w, x):
     return recompute_grad(lambda w, x: w * x)(w, grad_pass_through(jnp.round)(x))
 
@@ -216,12 +143,12 @@ def _grad(f):
     return jax.grad(_loss(f), (0, 1))
 
 
-def _pushed(f, push=jax.jvp):
-    return lambda w, x: push(f, (w, x), (x_like(w), x_like(x)))
-
-
-def x_like(a):
+def _tangent(a):
     return 1 + a / 2
+
+
+def _pushed(f):
+    return lambda w, x: jax.jvp(f, (w, x), (_tangent(w), _tangent(x)))
 
 
 WAYS = {
@@ -229,9 +156,8 @@ WAYS = {
     "vjp": lambda f: lambda w, x: jax.vjp(f, w, x)[1](f(w, x)),
     "grad": _grad,
     "jvp": _pushed,
-    "linearize": lambda f: lambda w, x: jax.linearize(f, w, x)[1](x_like(w), x_like(x)),
-    "grad of one": lambda f: lambda w, x: jax.grad(lambda x: _loss(f)(w, x))(x),
-    "jvp of one": lambda f: lambda w, x: jax.jvp(lambda w: f(w, x), (w,), (x_like(w),)),
+    "linearize": lambda f: lambda w, x: jax.linearize(f, w, x)[1](_tangent(w), _tangent(x)),
+    "jvp of one": lambda f: lambda w, x: jax.jvp(lambda w: f(w, x), (w,), (_tangent(w),)),
     "grad of jit": lambda f: _grad(jax.jit(f)),
     "jvp of jit": lambda f: _pushed(jax.jit(f)),
     "product with the hessian": lambda f: _pushed(_grad(f)),
@@ -239,7 +165,6 @@ WAYS = {
     "grad of grad": lambda f: _grad(_grad(f)),
     "Gauss-Newton product": lambda f: lambda w, x: jax.vjp(f, w, x)[1](_pushed(f)(w, x)[1]),
     "checkpoint": lambda f: _grad(jax.checkpoint(f)),
-    "jvp of checkpoint": lambda f: _pushed(jax.checkpoint(f)),
     "scan": _scan,
     "grad of scan": lambda f: _grad(_scan(f)),
     "jvp of scan": lambda f: _pushed(_scan(f)),

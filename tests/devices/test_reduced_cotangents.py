@@ -11,52 +11,32 @@ import numpy as np
 import pytest
 from devices import needs_eight_devices
 from helpers import assert_same, eager_and_jit
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from tfgrad_jax import custom_gradient
 
 pytestmark = needs_eight_devices
 
-X = np.arange(1, 5, dtype=np.float32)
-W = np.float32(3)
+
+class Slotted:
+    """A rule that Python cannot copy around other values, so it is traced."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held):
+        self.held = held
+
+    def __call__(self, dy):
+        return dy + dy + dy
 
 
-def by_hand(x):
-    h = jax.custom_vjp(lambda x: x + x)
-    h.defvjp(lambda x: (x + x, None), lambda _, dy: (dy + dy + dy,))
-    return h(x)
-
-
-@custom_gradient
-def direct(x):
-    return x + x, lambda dy: dy + dy + dy
-
-
-def by_a_slotted_object(x):
-    class Slotted:
-        __slots__ = ("held",)
-
-        def __init__(self, held):
-            self.held = held
-
-        def __call__(self, dy):
-            return dy + dy + dy
-
-    @custom_gradient
-    def f(x):
-        return x + x, Slotted(x)
-
-    return f(x)
-
-
-FUNCTIONS = [direct, by_a_slotted_object]
-
-
-@pytest.fixture
-def mesh():
-    mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Explicit,))
-    with jax.enable_checks(True), jax.set_mesh(mesh):
-        yield mesh
+RULES = {
+    "function": custom_gradient(lambda x: (x + x, lambda dy: dy + dy + dy)),
+    "slotted object": custom_gradient(lambda x: (x + x, Slotted(x))),
+}
+BY_HAND = jax.custom_vjp(lambda x: x + x)
+BY_HAND.defvjp(lambda x: (x + x, None), lambda _, dy: (dy + dy + dy,))
 
 
 def reduced(h, mesh):
@@ -66,53 +46,37 @@ def reduced(h, mesh):
         y = h(jax.lax.pcast(w, "i", to="reduced"))
         return jax.lax.pcast(y, "i", to="varying") * x
 
-    each = PartitionSpec("i")
-    f = jax.shard_map(body, mesh=mesh, in_specs=(PartitionSpec(), each), out_specs=each)
-    return lambda w, x: jnp.sum(f(w, x))
+    return jax.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"))
 
 
 def unreduced(h, mesh):
     """The function sees the parts of a sum; its upstream is reduced."""
 
-    def body(x):
+    def body(w, x):
         return h(jax.lax.pcast(jnp.sum(x), "i", to="unreduced"))
 
-    f = jax.shard_map(
-        body, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec(unreduced={"i"})
-    )
-    return lambda x: jax.reshard(f(x), PartitionSpec())
-
-
-def placed(x):
-    return jax.device_put(x, PartitionSpec("i"))
-
-
-def skip_where_jax_fails(call):
-    try:
-        call(by_hand)
-    except Exception as error:  # of many kinds, by version
-        pytest.skip(f"JAX fails with a hand-written rule: {type(error).__name__}")
+    specs = {"in_specs": (P(), P("i")), "out_specs": P(unreduced={"i"})}
+    f = jax.shard_map(body, mesh=mesh, **specs)
+    return lambda w, x: jax.reshard(f(w, x), P())
 
 
 @eager_and_jit
-@pytest.mark.parametrize("h", FUNCTIONS)
-def test_unreduced_cotangent(h, mode, mesh):
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("program", "by_w", "by_x"), [(reduced, 30, 6), (unreduced, 0, 3)], ids=["reduced", "unreduced"]
+)
+def test_gradients_of_reduced_and_unreduced_inputs(program, by_w, by_x, rule, mode):
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Explicit,))
+
     def check(h):
-        by_w, by_x = mode(jax.grad(reduced(h, mesh), (0, 1)))(W, placed(X))
-        assert_same(
-            (np.asarray(by_w), np.asarray(by_x)), (np.float32(30), np.full(4, 6, np.float32))
-        )
+        f = program(h, mesh)
+        x = jax.device_put(np.arange(1, 5, dtype=np.float32), P("i"))
+        got = mode(jax.grad(lambda w, x: jnp.sum(f(w, x)), (0, 1)))(np.float32(3), x)
+        assert_same(jax.device_get(got), (np.float32(by_w), np.full(4, by_x, np.float32)))
 
-    skip_where_jax_fails(check)
-    check(h)
-
-
-@eager_and_jit
-@pytest.mark.parametrize("h", FUNCTIONS)
-def test_reduced_cotangent(h, mode, mesh):
-    def check(h):
-        by_x = mode(jax.grad(unreduced(h, mesh)))(placed(X))
-        assert_same(np.asarray(by_x), np.full(4, 3, np.float32))
-
-    skip_where_jax_fails(check)
-    check(h)
+    with jax.enable_checks(True), jax.set_mesh(mesh):
+        try:
+            check(BY_HAND)
+        except Exception as error:  # of many kinds, by version
+            pytest.skip(f"JAX fails with a hand-written rule: {type(error).__name__}")
+        check(RULES[rule])

@@ -1,4 +1,4 @@
-"""Precision: each gradient comes out as its input's dtype, whatever the rule computes in."""
+"""Precision, Python numbers, NumPy: each gradient comes out as its input's dtype."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,6 @@ DTYPES = {
 WAYS = {
     "grad": lambda g: g,
     "vmap": lambda g: lambda w, x: jax.vmap(g)(w, x),
-    "map": lambda g: lambda w, x: lax.map(lambda p: g(*p), (w, x)),
     "scan": lambda g: lambda w, x: lax.scan(lambda c, p: (c, g(*p)), 0, (w, x))[1],
 }
 
@@ -59,7 +58,7 @@ def test_gradients_have_the_dtypes_of_their_inputs(name, way, mode):
 def test_tangents_have_the_dtype_of_their_output(name):
     dtype_w, dtype_x, of_f, of_rule = DTYPES[name]
     w, x = jnp.asarray([1, 2], dtype_w), jnp.asarray([3, 4], dtype_x)
-    _, dy = jax.jvp(product(of_f, of_rule), (w, x), (jnp.ones_like(w), jnp.ones_like(x)))
+    dy = jax.jvp(product(of_f, of_rule), (w, x), (jnp.ones_like(w), jnp.ones_like(x)))[1]
     assert_same(dy, (5 * jnp.float32([3, 4]) + 7 * jnp.float32([1, 2])).astype(of_f), rtol=0.2)
 
 
@@ -90,3 +89,52 @@ def test_x64(x64):
     z = jnp.complex128(1 + 2j) / 3
     h = custom_gradient(lambda z: (z * z, lambda dy: 7 * dy * jnp.conj(2 * z)))
     assert_same(jax.grad(h, holomorphic=True)(z), 14 * z, rtol=1e-15, atol=0)
+
+
+# --- Python numbers and NumPy ---------------------------------------------------------------------
+
+
+def test_python_float_stays_weakly_typed():
+    """A Python float beside bfloat16 does not make float32 of it."""
+    x = jnp.bfloat16(3)
+    h = custom_gradient(lambda x, y: (x * y, lambda dy: (7 * dy * y, 5 * dy * x)))
+    for f in (h, jax.jit(h)):
+        assert_same(f(x, 2.0), jnp.bfloat16(6))
+        assert_same(jax.grad(f)(x, 2.0), jnp.bfloat16(14))
+        assert_same(jax.grad(f, (0, 1))(x, 2.0), (jnp.bfloat16(14), jnp.float32(15)))
+
+
+def test_a_number_that_is_differentiated_is_a_weakly_typed_array():
+    seen = []
+
+    @custom_gradient
+    def h(x, y):
+        seen.append((x, y))
+        return x * y, lambda dy: (7 * dy * y, 5 * dy * x)
+
+    assert_same(jax.grad(h, (0, 1))(3.0, 2.0), (jnp.float32(14), jnp.float32(15)))
+    for x in seen.pop():
+        assert isinstance(x, jax.Array)
+        assert (jnp.bfloat16(1) * x).dtype == jnp.bfloat16
+    assert_same(jax.grad(h)(3.0, 2.0), jnp.float32(14))
+    x, y = seen.pop()
+    assert isinstance(x, jax.Array) and type(y) is float
+    # By `y` at the second order alone: d/dy (7 y).
+    assert_same(jax.grad(lambda y: jax.grad(h)(3.0, y))(2.0), jnp.float32(7))
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (np.float32(3), jnp.float32(21)),
+        (np.float32([1, 3]), jnp.float32([7, 21])),
+        (np.asarray(3, jnp.bfloat16), jnp.bfloat16(21)),
+        (np.array(3, np.float16), jnp.float16(21)),
+    ],
+    ids=["scalar", "array", "bfloat16", "0-d"],
+)
+def test_numpy_inputs(x, expected):
+    loss = lambda x: jnp.sum(square(x))  # noqa: E731
+    assert_same(jax.grad(loss)(x), expected)
+    assert_same(jax.jit(jax.grad(loss))(x), expected)
+    assert type(square(x)) is type(x * x)  # eagerly NumPy in, NumPy out

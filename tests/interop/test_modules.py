@@ -19,37 +19,46 @@ def nnx():
     return pytest.importorskip("flax.nnx")
 
 
-@pytest.mark.parametrize("declared", [True, False])
-def test_nnx(nnx, declared):
-    class Dense(nnx.Module):
+@pytest.fixture
+def module(nnx):
+    class Module(nnx.Module):
         def __init__(self):
             self.w, self.b = nnx.Param(W), nnx.Param(B)
 
-        def __call__(self, x):
-            w, b = self.w[...], self.b[...]
-            if declared:
-                return dense(w, b, x)
+    return Module
 
-            @custom_gradient
-            def layer(x):
-                def grad(dy, variables):
-                    dx, dw, db = rule(w, x, dy)
-                    found = {id(w): dw, id(b): db}
-                    return dx, [found[id(v)] for v in variables]
 
-                return x @ w + b, grad
-
-            return layer(x)
-
-    gradients = nnx.jit(nnx.grad(lambda layer: jnp.sum(layer(X) ** 2)))(Dense())
+def assert_nnx_gradients(nnx, module):
+    gradients = nnx.jit(nnx.grad(lambda layer: jnp.sum(layer(X) ** 2)))(module())
     assert_gradients(gradients["w"][...], gradients["b"][...])
 
 
-def test_nnx_method_with_declared_variables(nnx):
-    class Dense(nnx.Module):
-        def __init__(self):
-            self.w, self.b = nnx.Param(W), nnx.Param(B)
+def captured(w, b, x):
+    """Apply the layer, its weights captured and not declared."""
 
+    @custom_gradient
+    def layer(x):
+        def grad(dy, variables):
+            dx, dw, db = rule(w, x, dy)
+            found = {id(w): dw, id(b): db}
+            return dx, [found[id(v)] for v in variables]
+
+        return x @ w + b, grad
+
+    return layer(x)
+
+
+@pytest.mark.parametrize("layer", [dense, captured])
+def test_nnx(nnx, module, layer):
+    class Dense(module):
+        def __call__(self, x):
+            return layer(self.w[...], self.b[...], x)
+
+    assert_nnx_gradients(nnx, Dense)
+
+
+def test_nnx_method_with_declared_variables(nnx, module):
+    class Dense(module):
         @custom_gradient(variables=lambda self: {"w": self.w[...], "b": self.b[...]})
         def __call__(self, x):
             def grad(dy, variables):
@@ -58,8 +67,7 @@ def test_nnx_method_with_declared_variables(nnx):
 
             return x @ self.w[...] + self.b[...], grad
 
-    gradients = nnx.jit(nnx.grad(lambda layer: jnp.sum(layer(X) ** 2)))(Dense())
-    assert_gradients(gradients["w"][...], gradients["b"][...])
+    assert_nnx_gradients(nnx, Dense)
 
 
 def test_nnx_state_that_the_layer_returns(nnx):
