@@ -52,6 +52,7 @@ def docs(session: nox.Session) -> None:
     session.chdir(ROOT)
     in_venv(session, "sphinx-build", "-W", "--keep-going", "-q", "docs", "docs/_build")
     in_venv(session, "python", "-m", "pytest", "-n", "0", "tests/test_site.py")
+    in_venv(session, "python", "-m", "pytest", "-m", "docs", "tests")
 
 
 @nox.session(venv_backend="none")

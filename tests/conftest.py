@@ -6,6 +6,7 @@ import hypothesis
 import jax
 import pytest
 from flags import reason_to_skip
+from helpers import sample
 
 jax.config.update("jax_num_cpu_devices", 8)  # for `devices/`
 
@@ -57,8 +58,21 @@ def x64():
         yield
 
 
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(trylast=True)  # after `-k` and `-m`: what they leave is what is drawn from
+def pytest_collection_modifyitems(config, items):
+    tests = {}
     for item in items:
         reason = reason_to_skip(item.nodeid)
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+        if marker := item.get_closest_marker("sampled"):
+            cases = tests.setdefault((item.path, item.originalname), (marker.args[0], []))[1]
+            cases.append(item)
+    drawn = {
+        id(case)
+        for size, cases in tests.values()
+        for case in sample(sorted(cases, key=lambda case: case.nodeid), size)
+    }
+    left = [i for i in items if i.get_closest_marker("sampled") and id(i) not in drawn]
+    items[:] = [item for item in items if item not in left]
+    config.hook.pytest_deselected(items=left)

@@ -99,6 +99,7 @@ def _needs(path):
     return set(found) - set(sys.stdlib_module_names) - {"jax", "tfgrad_jax"}
 
 
+@pytest.mark.docs
 @pytest.mark.filterwarnings("default::DeprecationWarning:(?!tfgrad_jax)")  # of the frameworks
 @pytest.mark.parametrize(("path", "parsers"), PAGES)
 def test_every_example_runs(path, parsers, tmp_path, monkeypatch):

@@ -45,6 +45,7 @@ def test_the_binary_unit_has_the_declared_gradient(train_digits):
     assert gradient.dtype == jnp.float32
 
 
+@pytest.mark.docs
 def test_a_short_run(train_digits, tmp_path, capsys):
     out = tmp_path / "digits.png"
     runs = train_digits.main(["--steps", "30", "--batch", "64", "--seed", "3", "--out", str(out)])

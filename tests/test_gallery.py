@@ -27,6 +27,7 @@ def as_users_run_it():
         yield
 
 
+@pytest.mark.docs
 @every
 def test_it_says_what_it_is_and_its_picture_can_be_drawn(name):
     entry = ENTRIES[name]
@@ -39,6 +40,7 @@ def test_it_says_what_it_is_and_its_picture_can_be_drawn(name):
         assert y.shape == x.shape and bool(jnp.all(jnp.isfinite(y)))
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", sample(ENTRIES, 5))
 def test_check_gradient_is_content(name):
     assert ENTRIES[name].check().ok
@@ -86,6 +88,7 @@ GRADIENTS = {
 }
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_the_declared_gradient_has_these_numbers(name):
     for args, dy, expected in GRADIENTS[name]:
@@ -97,6 +100,7 @@ def test_the_declared_gradient_has_these_numbers(name):
             np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.docs
 def test_those_with_an_integer_or_a_second_derivative():
     assert len(gallery.GALLERY) == len(ENTRIES) == len(GRADIENTS) + 1 == 20
     found = jax.grad(ENTRIES["cross_entropy"].f)(jnp.asarray(X, jnp.float32), 2)

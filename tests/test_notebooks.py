@@ -82,6 +82,7 @@ def test_the_stored_outputs_are_clean(path):
         assert not re.search(r"/(home|root|tmp|Users|work)/", str(output))
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_fresh_run_gives_the_stored_outputs(path, tmp_path):
     stored = _code_cells(_read(path))
@@ -139,11 +140,13 @@ def worked_examples():
     return [_printed(cell) for cell in _code_cells(_read(path))]
 
 
+@pytest.mark.docs
 def test_01_shows_tensorflows_numbers(worked_examples):
     assert [text.splitlines() for text in worked_examples].count(CHAIN) == 2  # eagerly and jitted
     assert set(SHOWN) <= set("".join(worked_examples).splitlines())
 
 
+@pytest.mark.docs
 def test_01_trains_as_tensorflow_does(worked_examples):
     (table,) = (text for text in worked_examples if text.startswith("step"))
     _, *rows, last = table.splitlines()

@@ -119,6 +119,7 @@ def calls(run):
     return counted
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("by", ["f", "rule"])
 @pytest.mark.parametrize("table", TABLES)
 def test_a_large_closure_is_not_walked(table, by):

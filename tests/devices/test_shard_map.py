@@ -166,6 +166,7 @@ COLLECTIVES = {
 }
 
 
+@pytest.mark.sampled(6)
 @eager_and_jit
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_linear_collectives_have_both_modes(name, mode):

@@ -84,6 +84,7 @@ def gradients(f, rule, around):
 CORE = [("linear", own, "eager") for own in OWN] + [(n, "jit", "jit") for n in FUNCTIONS]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("name", "own", "around"), [*CORE, *sample(itertools.product(FUNCTIONS, OWN, AROUND), 15)]
 )
