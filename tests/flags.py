@@ -16,6 +16,7 @@ UNDER_FLAGS = {
     "closure/test_cost.py::test_runs_grow_with_the_depth_alone": VALUES,
     "closure/test_cost.py::test_values_are_seen": VALUES,
     "closure/test_side_effects.py::test_eagerly": VALUES,
+    "closure/test_side_effects.py::test_a_counter_that_holds_no_weight": VALUES,
     "closure/test_undeclared.py::test_eagerly": VALUES,
     "test_explain.py::test_a_rule_that_branches_on_values": VALUES,
     "testing/test_points.py::test_points_outside_of_the_domain_are_left_out": VALUES,
