@@ -157,7 +157,7 @@ def test_the_value_lowers(name, platform):
 def test_the_gradient_lowers(name, platform):
     if not lowers_by_hand(platform, gradients):
         pytest.skip("JAX lowers no hand-written rule there")
-    if platform == "tpu" and not LIMITS["forward mode in kernels"].applies():
+    if not LIMITS["forward mode in kernels"].applies():
         # The value stays beside the gradient there, with its `attach`.
         pytest.skip("no gradient before JAX 0.10: a limit")
     # The flag `jax_remat3` replaces `jax.checkpoint`.

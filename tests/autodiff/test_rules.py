@@ -112,7 +112,7 @@ MODES = {
     "jit": lambda way, h, xs, ts: jax.jit(lambda xs, ts: way(h, xs, ts))(xs, ts),
     "jit of constants": lambda way, h, xs, ts: jax.jit(lambda: way(h, xs, ts))(),
 }
-UNMAPPED = {"linear_call"}  # JAX has no `vmap` of these
+UNMAPPED = {"linear_call", "ragged dot"}  # JAX has no `vmap` of these
 
 
 def _two(xs):
