@@ -111,6 +111,18 @@ def test_a_global_variable_is_reported_as_not_checked():
     assert fact(report, "variables").text.startswith("not checked: GLOBAL (global")
 
 
+def test_variables_that_the_value_ignores_are_reported():
+    w, unused = jnp.ones(3), jnp.ones(2)
+
+    @custom_gradient(variables=[w, unused])
+    def f(x):
+        return w * x + 0 * unused.sum(), lambda dy, variables: (dy * w, [dy * x, None])
+
+    report = quick(f, X)
+    assert report.ok and notes(report) == {"x": "", "variables[0]": ""}
+    assert fact(report, "variables").text.startswith("not checked: variables[1] (")
+
+
 def test_a_weight_of_a_jitted_helper():
     w = jnp.ones(3)
     product = jax.jit(lambda x: w * x)
