@@ -94,8 +94,6 @@ for row in (
      lambda draw: jnp.exp(draw(4) - 8)),
     ("arcsine_near_its_edge", jnp.arcsin, lambda dy, y, x: dy / jnp.sqrt((1 - x) * (1 + x)),
      lambda draw: 1 - jnp.exp(draw(3) - 4)),
-    ("cumulative_product", jnp.cumprod, lambda dy, y, x: jnp.cumsum((dy * y)[::-1])[::-1] / x,
-     lambda draw: jnp.exp(draw(5, scale=0.5))),
     ("complex_conjugate", jnp.conj, lambda dy, y, z: jnp.conj(dy), lambda draw: draw.complex(4)),
     ("complex_modulus", jnp.abs,
      lambda dy, y, z: jax.lax.complex(dy / y, jnp.zeros_like(y)) * z, lambda draw: draw.complex(4)),
@@ -143,12 +141,6 @@ def grad_of_reflection(dy, y, x, v):  # for unit vectors: a rule for all others 
     return dy - 2 * d * v, -2 * (c * dy + d * x - 2 * c * d * v)
 
 
-def grad_of_attention(dy, y, q, k, v):
-    p, dp = jax.nn.softmax(q @ k.T / 2), dy @ v.T
-    ds = p * (dp - last(dp * p)) / 2
-    return ds @ k, ds.T @ q, p.T @ dy
-
-
 def between(x, knots, values):
     i = jnp.clip(jnp.searchsorted(knots, x) - 1, 0, 3)
     width = knots[i + 1] - knots[i]
@@ -180,8 +172,6 @@ for row in (
     # The inverse of an orthogonal matrix is its transpose.
     ("rotated_back", jnp.linalg.solve, lambda dy, y, q, x: (-jnp.outer(q @ dy, y), q @ dy),
      lambda draw: (jnp.linalg.qr(draw(3, 3))[0], draw(3))),
-    ("attention", lambda q, k, v: jax.nn.softmax(q @ k.T / 2) @ v, grad_of_attention,
-     lambda draw: (draw(3, 4), draw(5, 4), draw(5, 2))),
     ("interpolation", interpolation, grad_of_interpolation,
      lambda draw: (draw(3, scale=0.5), jnp.sort(draw(5)), draw(5))),
     ("embedding", lambda table, i: table[i],

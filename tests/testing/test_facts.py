@@ -36,12 +36,14 @@ def test_linearity_is_a_fact(rule, text):
 
 def test_what_jit_of_vmap_gives_agrees():
     assert fact(check_gradient(full_square, X), "jit(vmap)").ok
-    differs = declare(
-        jnp.square, lambda x, dy: dy * (3 if isinstance(x, jax.core.Tracer) else 2) * x
-    )
-    report = check_gradient(differs, X)
-    assert [r.ok for r in report.rows] == [True] and not report.ok
-    assert fact(report, "jit(vmap)").text.startswith("disagrees with eager evaluation")
+    for made in (lambda x: x, lambda x: jnp.zeros(3) + 1):  # traced by both, and by `jit` alone
+        differs = declare(
+            jnp.square,
+            lambda x, dy: dy * (3 if isinstance(made(x), jax.core.Tracer) else 2) * x,  # noqa: B023
+        )
+        report = check_gradient(differs, X)
+        assert [r.ok for r in report.rows] == [True] and not report.ok
+        assert fact(report, "jit(vmap)").text.startswith("disagrees with eager evaluation")
 
 
 def test_branches_on_values_need_no_jit():
