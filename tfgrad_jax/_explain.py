@@ -23,12 +23,12 @@ from ._autodiff.linearity import NotLinearError
 from ._autodiff.transpose import transposed
 from ._compat import cotangent_type, is_ref, tangent_dtype
 from ._custom_gradient import CustomGradient
+from ._errors import aligned, type_name
 from ._family import is_recomputed
 from ._frontend.signature import Signature
 from ._jaxpr import dependence, without_consts
 from ._source import Source
 from ._types import NeedsValuesError, is_array, spec
-from ._words import aligned, type_name
 
 _TYPE = jax.ShapeDtypeStruct
 _runs: ContextVar[list[Any]] = ContextVar("runs")  # of a watched function: outputs, rule, arrays

@@ -20,9 +20,9 @@ from jax.tree_util import tree_flatten, tree_leaves
 
 from tfgrad_jax import _errors
 from tfgrad_jax._compat import summed_over, varying
+from tfgrad_jax._errors import kind_of
 from tfgrad_jax._source import Source, Where, code_of
 from tfgrad_jax._types import is_array
-from tfgrad_jax._words import kind_of
 
 from .signature import Bound
 from .structure import Layout, Outputs, conjugate, split
