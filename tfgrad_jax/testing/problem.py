@@ -23,8 +23,6 @@ from tfgrad_jax._frontend.signature import Signature
 from tfgrad_jax._frontend.structure import split
 from tfgrad_jax._types import is_array, spec
 
-from .vectors import OfArrays
-
 
 class Problem:
     """`h` and the undecorated function, as functions of the arrays that have a derivative."""
@@ -50,10 +48,10 @@ class Problem:
             moves |= isinstance(v, float | complex) and i < count
             self._moving += [i] * (moves and spec(v).differentiable)
         self.xs, self.names = ([every[i] for i in self._moving] for every in (self._leaves, paths))
-        self.h: OfArrays = functools.partial(self._outputs, "h")
+        self.h: Any = functools.partial(self._outputs, "h")
         # For finite differences: what `primal` stands for. For plain autodiff: None if unknown.
         undecorated = functools.partial(self._outputs, "pair") if callable(rule) else None
-        self.value: OfArrays = undecorated or self.h
+        self.value: Any = undecorated or self.h
         self.plain = functools.partial(self._outputs, "reference") if reference else undecorated
         self.has_primal = ours is not None and ours._primal is not None
         self.missed: list[str] = []  # variables that are not checked
