@@ -98,26 +98,17 @@ class Flat:
         return Flat(gradient, self.space.arrays)
 
 
-def _symmetric(a: Matrix) -> Any:
+def _forms(a: Matrix) -> Iterator[Any]:
+    """Yield the array with each property that a rule may rely on: equal to it where it has that."""
+    yield np.sort(a)
     # Ones and the identity are symmetric by accident.
     square = a.ndim > 1 and a.shape[-1] == a.shape[-2] and len(np.unique(a)) > 2
-    return (a + np.conj(np.swapaxes(a, -1, -2))) / 2 if square else np.nan
-
-
-def _orthogonal(a: Matrix) -> Any:
-    if a.ndim < 2 or a.size > 100_000 or not np.isfinite(a).all():
-        return np.nan
-    u, _, v = np.linalg.svd(a, full_matrices=False)
-    return u @ v
-
-
-_KEPT: list[Callable[[Matrix], Any]] = [  # what a rule may rely on
-    np.sort,
-    _symmetric,
-    lambda a: abs(a) / np.sum(a, axis=-1, keepdims=True),  # probabilities
-    lambda a: a / np.linalg.norm(a, axis=-1, keepdims=True),
-    _orthogonal,
-]
+    yield (a + np.conj(np.swapaxes(a, -1, -2))) / 2 if square else np.nan
+    yield abs(a) / np.sum(a, axis=-1, keepdims=True)  # probabilities
+    yield a / np.linalg.norm(a, axis=-1, keepdims=True)
+    if a.ndim > 1 and a.size <= 100_000 and np.isfinite(a).all():  # orthogonal
+        u, _, v = np.linalg.svd(a, full_matrices=False)
+        yield u @ v
 
 
 def nearby(x: Any, radius: float, *seed: int) -> Matrix:
@@ -125,9 +116,9 @@ def nearby(x: Any, radius: float, *seed: int) -> Matrix:
     a = numbers(x)
     change = radius * np.random.default_rng([*seed, *a.shape]).uniform(-1, 1, a.shape)
     moved = a * np.exp(change) if a.any() else change
-    for keep in _KEPT if a.size > 1 and a.shape[-1] > 1 else ():
-        if np.allclose(keep(a), a, rtol=1e-3):
-            moved = keep(moved)
+    for i, form in enumerate(_forms(a) if a.size > 1 and a.shape[-1] > 1 else ()):
+        if np.allclose(form, a, rtol=1e-3):
+            moved = next(itertools.islice(_forms(moved), i, None))
     return moved
 
 
@@ -234,8 +225,11 @@ def _guesses(i: int, names: Sequence[str], studies: Sequence[Study]) -> Iterator
     if np.iscomplexobj(space.arrays[i]):
         to = Space(s.f.of_arrays(*space.fill(x)))
         for of in (us * to.signs, us):
-            of_conjugate = s.rows * space.signs @ vs
-            yield "declared = conjugate of expected", s.true(x, of, vs)[0], of_conjugate
+            yield (
+                "declared = conjugate of expected",
+                s.true(x, of, vs)[0],
+                s.rows * space.signs @ vs,
+            )
     for j, (a, part) in enumerate(zip(space.arrays, space.parts, strict=True)):
         if np.ndim(a) == 2 and a.shape == a.shape[::-1]:
             order = np.arange(len(x))
