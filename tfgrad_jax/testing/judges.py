@@ -225,11 +225,8 @@ def _guesses(i: int, names: Sequence[str], studies: Sequence[Study]) -> Iterator
     if np.iscomplexobj(space.arrays[i]):
         to = Space(s.f.of_arrays(*space.fill(x)))
         for of in (us * to.signs, us):
-            yield (
-                "declared = conjugate of expected",
-                s.true(x, of, vs)[0],
-                s.rows * space.signs @ vs,
-            )
+            of_conjugate = s.rows * space.signs @ vs
+            yield "declared = conjugate of expected", s.true(x, of, vs)[0], of_conjugate
     for j, (a, part) in enumerate(zip(space.arrays, space.parts, strict=True)):
         if np.ndim(a) == 2 and a.shape == a.shape[::-1]:
             order = np.arange(len(x))
