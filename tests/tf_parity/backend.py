@@ -25,7 +25,7 @@ class Backend:
       `variables` become trainable `tf.Variable`s for `f` to close over; for JAX they are arrays
       that are differentiated. `wrt` are the positions of the `xs` that are watched, by default
       all; the gradients are those of the watched ones, then of the variables;
-    - `jvp`, `jacobian`, `repeat` (a loop), `scan`, `compile`.
+    - `jvp`, `jacobian`, `repeat` (a loop), `compile`.
     """
 
     name: str
@@ -151,14 +151,6 @@ class Jax(Backend):
 
     def repeat(self, count: int, body: Callable[[Any], Any], x: Any) -> Any:
         return self.jax.lax.fori_loop(0, count, lambda _, x: body(x), x)
-
-    def scan(self, body: Callable[[Any, Any], Any], xs: Any) -> Any:
-        def step(carry: Any, x: Any) -> Any:
-            carry = body(carry, x)
-            return carry, carry
-
-        rest = self.jax.lax.scan(step, xs[0], xs[1:])[1]
-        return self.jnp.concatenate([xs[:1], rest])
 
     def run(self, f: Callable[..., Any], *xs: Any) -> Any:
         xs = self._arrays(xs)
