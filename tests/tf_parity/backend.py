@@ -114,9 +114,7 @@ class Jax(Backend):
         self.grad_pass_through = tfgrad_jax.grad_pass_through
         self.stop_gradient = jax.lax.stop_gradient
         self.operations = {
-            "sigmoid": jax.nn.sigmoid,
             "complex": jax.lax.complex,
-            "concat": jnp.concatenate,
             "gather": lambda x, indices: jnp.take(x, jnp.asarray(indices), axis=0),
             "cond": lambda p, yes, no: jax.lax.cond(p, lambda: yes(), lambda: no()),
             "vectorized_map": lambda f, x: jax.vmap(f)(x),
@@ -220,10 +218,10 @@ class TensorFlow(Backend):
         self.grad_pass_through = tf.grad_pass_through
         self.stop_gradient = tf.stop_gradient
         self.operations = {
-            "sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max,
+            "sum": tf.reduce_sum,
             "log": tf.math.log, "conj": tf.math.conj, "real": tf.math.real, "imag": tf.math.imag,
             "vectorized_map": tf.vectorized_map, "compile": tf.function,
-            "asarray": tf.convert_to_tensor, "array": tf.convert_to_tensor,
+            "asarray": tf.convert_to_tensor,
         }  # fmt: skip
 
     def __getattr__(self, operation: str) -> Any:
