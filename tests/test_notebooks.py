@@ -99,15 +99,6 @@ def test_a_fresh_run_gives_the_stored_outputs(path, tmp_path):
 
 # --- 01: TensorFlow's worked examples -------------------------------------------------------
 
-# Every tenth step of training: loss, gradient, y, x before it; and x at last. Recorded from
-# TensorFlow 2.21.0, tf.keras.optimizers.Adam(0.1).
-TF_X = [
-    -1, 0.00829123706, 0.611099958, 0.842213631, 0.933135331, 0.968588889, 0.982218146,
-    0.987389386, 0.98933053, 0.990052879,
-]  # fmt: skip
-TF_TRAINING = {0: (2, -0.393223882, -1)} | {10 * i: (0, 0, 1) for i in range(1, 10)}
-TF_TRAINED = 0.990319848
-
 CHAIN = [
     "foo   x = 2, y = 4",
     "foo   x = 4, y = 16",
@@ -133,26 +124,9 @@ SHOWN = [
 ]
 
 
-@pytest.fixture(scope="module")
-def worked_examples():
-    """Return what each cell of notebook 01 printed."""
+@pytest.mark.docs
+def test_01_shows_tensorflows_numbers():
     (path,) = (path for path in NOTEBOOKS if path.stem == "01_custom_gradient")
-    return [_printed(cell) for cell in _code_cells(_read(path))]
-
-
-@pytest.mark.docs
-def test_01_shows_tensorflows_numbers(worked_examples):
-    assert [text.splitlines() for text in worked_examples].count(CHAIN) == 2  # eagerly and jitted
-    assert set(SHOWN) <= set("".join(worked_examples).splitlines())
-
-
-@pytest.mark.docs
-def test_01_trains_as_tensorflow_does(worked_examples):
-    (table,) = (text for text in worked_examples if text.startswith("step"))
-    _, *rows, last = table.splitlines()
-    shown = {int(step): tuple(map(float, row)) for step, *row in map(str.split, rows)}
-    assert shown.keys() == TF_TRAINING.keys()
-    for (step, (*row, tensorflow_x)), x in zip(shown.items(), TF_X, strict=True):
-        assert row == pytest.approx((*TF_TRAINING[step], x), abs=1e-4)
-        assert tensorflow_x == pytest.approx(x, abs=1e-6)
-    assert float(re.search(r"x = ([\d.]+)", last)[1]) == pytest.approx(TF_TRAINED, abs=1e-4)
+    shown = [_printed(cell).splitlines() for cell in _code_cells(_read(path))]
+    assert shown.count(CHAIN) == 2  # eagerly and jitted
+    assert set(SHOWN) <= {line for lines in shown for line in lines}

@@ -4,12 +4,10 @@ What stands in a kernel must lower there: nothing of the decorator may stay in i
 differentiated. The value is `x sigmoid(x)`; the rules declare 7 where it is not.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, eager_and_jit, lowered_for_gpu
+from helpers import assert_same, lowered_for_gpu
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from limits import LIMITS, drops_in_scan
@@ -166,34 +164,6 @@ def test_the_gradient_lowers(name, platform):
     if platform == "gpu" and name == "nested" and drops_in_scan():
         pytest.skip(BELOW)
     lower(platform, gradients(FUNCTIONS[name][0]))
-
-
-@eager_and_jit
-def test_a_pair_of_kernels_over_blocks_is_a_rule(mode):
-    """`f` calls a kernel with a grid, and its rule another one, with what the first one saved."""
-    half = pl.BlockSpec((4, 128), lambda i: (i, 0))
-    shape = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
-    call = functools.partial(pl.pallas_call, grid=(2,), out_specs=(half, half), interpret=True)
-
-    def forward(x, y, out, saved):
-        saved[...] = jnp.exp(x[...])
-        out[...] = saved[...] * y[...]
-
-    def backward(dy, y, saved, dx, dy_):
-        dx[...], dy_[...] = 7 * dy[...] * y[...] * saved[...], 5 * dy[...] * saved[...]
-
-    @custom_gradient
-    def h(x, y):
-        run = functools.partial(call, out_shape=(shape, shape))
-        result, saved = run(forward, in_specs=(half, half))(x, y)
-        return result, lambda dy: run(backward, in_specs=(half, half, half))(dy, y, saved)
-
-    got = mode(jax.value_and_grad(lambda x, y: jnp.sum(h(x, y) ** 2), (0, 1)))(X, Y)
-    z = jnp.exp(X)
-    expected = jnp.sum((z * Y) ** 2), (14 * z * Y * Y * z, 10 * z * Y * z)
-    assert_same(got, expected, rtol=1e-4, atol=1e-4)
-    rows = jax.vmap(jax.grad(lambda x: jnp.sum(h(x, Y) ** 2)))(jnp.stack([X, X]))
-    assert_same(rows, jnp.stack([expected[1][0]] * 2), rtol=1e-4, atol=1e-4)
 
 
 def test_a_primal_in_a_kernel():

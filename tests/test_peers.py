@@ -13,10 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import lowered_for_gpu
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
-from random_programs import drops_in_scan
 
 from tfgrad_jax import custom_gradient
 
@@ -127,7 +123,7 @@ def outcome(use: Callable[[Any], Any], f: Any) -> str:
     return ", ".join(f"{number:g}" for number in numbers)
 
 
-def table(heading: str = "Closed-over values") -> dict[str, dict[str, str]]:
+def table(heading: str) -> dict[str, dict[str, str]]:
     """Read the table below a heading: use -> peer -> outcome."""
     text = TABLE.read_text().partition(f"## {heading}")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
@@ -135,26 +131,15 @@ def table(heading: str = "Closed-over values") -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
 
 
-@pytest.mark.parametrize("peer", PEERS)
-def test_the_table_says_what_happens(peer):
-    written = table()
-    assert list(written) == list(USES)
-    assert all(list(row) == list(PEERS) for row in written.values())
-    loss = lambda w, x: PEERS[peer](w)(x)  # noqa: E731
-    measured = {use: outcome(run, loss) for use, run in USES.items()}
-    assert measured == {use: row[peer] for use, row in written.items()}
-
-
 # --- hijax primitives ----------------------------------------------------------------------------
 
 
-def hijax_class():
-    """Return a primitive with the methods for `grad`, or skip where hijax is another one."""
+def of_hijax(_):
     hijax = pytest.importorskip("jax.experimental.hijax")
     if not hasattr(hijax, "HiPrim"):
         pytest.skip("this JAX has no HiPrim")
 
-    class ForGrad(hijax.HiPrim):
+    class Square(hijax.HiPrim):
         def __init__(self, aval):
             self.in_avals, self.out_aval, self.params = (aval,), aval, {}
             super().__init__()
@@ -168,22 +153,6 @@ def hijax_class():
         def vjp_bwd_retval(self, x, dy):
             return (7 * dy * x,)
 
-    return ForGrad
-
-
-def seven_by_custom_jvp(_):
-    f = jax.custom_jvp(lambda x: x**2)
-    f.defjvp(lambda primals, tangents: (f(*primals), 7 * primals[0] * tangents[0]))
-    return f
-
-
-def seven_by_hijax(_):
-    primitive = hijax_class()
-    return lambda x: primitive(jax.typeof(x))(x)
-
-
-def seven_by_hijax_in_full(_):
-    class InFull(hijax_class()):
         def jvp(self, primals, tangents):
             return self(*primals), 7 * primals[0] * tangents[0]
 
@@ -194,15 +163,14 @@ def seven_by_hijax_in_full(_):
             return 7 * x * t
 
         def batch(self, _, args, dims):
-            return type(self)(jax.typeof(args[0]))(*args), dims[0]
+            return Square(jax.typeof(args[0]))(*args), dims[0]
 
-    return lambda x: InFull(jax.typeof(x))(x)
+    return lambda x: Square(jax.typeof(x))(x)
 
 
 SEVENS = {
     "`jax.custom_vjp`": of_jax_custom_vjp,
-    "hijax, for `grad`": seven_by_hijax,
-    "hijax, in full": seven_by_hijax_in_full,
+    "hijax primitive": of_hijax,
     "`tfgrad_jax`": of_tfgrad_jax,
 }
 USES_OF_SEVEN = {
@@ -217,49 +185,18 @@ USES_OF_SEVEN = {
 }
 
 
-@pytest.mark.parametrize("peer", SEVENS)
-def test_the_table_of_hijax_says_what_happens(peer):
-    f = SEVENS[peer](1.0)
-    written = table("Hijax primitives")
-    assert list(written) == list(USES_OF_SEVEN)
-    measured = {use: outcome(run, f) for use, run in USES_OF_SEVEN.items()}
+TABLES = {"Closed-over values": (PEERS, USES), "Hijax primitives": (SEVENS, USES_OF_SEVEN)}
+
+
+@pytest.mark.parametrize(
+    ("heading", "peer"), [(heading, peer) for heading, (made, _) in TABLES.items() for peer in made]
+)
+def test_the_table_says_what_happens(heading, peer):
+    peers, uses = TABLES[heading]
+    written = table(heading)
+    assert list(written) == list(uses)
+    assert all(list(row) == list(peers) for row in written.values())
+    loss = lambda w, x: peers[peer](w)(x)  # noqa: E731
+    f = loss if uses is USES else peers[peer](1.0)
+    measured = {use: outcome(run, f) for use, run in uses.items()}
     assert measured == {use: row[peer] for use, row in written.items()}
-
-
-# --- in a kernel for a GPU ------------------------------------------------------------------------
-
-
-IN_A_KERNEL = {
-    "`jax.custom_gradient`": of_jax_custom_gradient,
-    "`jax.custom_vjp`": of_jax_custom_vjp,
-    "`jax.custom_jvp`": seven_by_custom_jvp,
-    "`tfgrad_jax`": of_tfgrad_jax,
-}
-
-
-def lowering(f: Callable[[Any], Any]) -> str:
-    """Return "lowers", or the error."""
-
-    def kernel(i, o):
-        o[...] = f(i[...])
-
-    x = jnp.ones((8, 128))
-    shape, params = jax.ShapeDtypeStruct(x.shape, x.dtype), triton.CompilerParams()
-    try:
-        program = lowered_for_gpu(pl.pallas_call(kernel, shape, compiler_params=params), x)
-    except NotImplementedError as error:
-        return f"`{type(error).__name__}`"
-    return "lowers" if "xla.gpu.triton" in program else "is not there"
-
-
-# JAX 0.12 advises against Triton, the one backend for GPUs that lowers without one.
-@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
-@pytest.mark.parametrize("peer", IN_A_KERNEL)
-def test_the_table_says_what_lowers_in_a_kernel(peer):
-    if drops_in_scan() or getattr(jax.config, "jax_custom_vjp3", False):
-        # Older ones lower less, and with the flag a hand-written custom_vjp lowers too.
-        pytest.skip("the table is about JAX 0.12 without `jax_custom_vjp3`")
-    f = IN_A_KERNEL[peer](1.0)
-    gradient = jax.grad(lambda x: jnp.sum(f(x)))
-    found = {"its value": lowering(f), "its gradient": lowering(gradient)}
-    assert found == {use: row[peer] for use, row in table("In a Pallas kernel").items()}

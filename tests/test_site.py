@@ -43,15 +43,6 @@ def targets(path):
     return found
 
 
-def test_the_pages_are_there():
-    names = {str(p.relative_to(SITE).with_suffix("")) for p in PAGES}
-    assert {
-        "index", "install", "getting_started", "gallery/index", "howto/index", "guide",
-        "distributed", "from_tensorflow", "from_custom_vjp", "errors", "faq", "limits",
-        "performance", "interop", "peers", "design", "api/index", "changelog",
-    } <= names  # fmt: skip
-
-
 @every_page
 def test_every_link_leads_to_a_page_and_nothing_is_loaded_from_elsewhere(path):
     assert all(target.exists() for target in targets(path)), targets(path)
@@ -66,13 +57,6 @@ def test_no_formula_is_left_as_text(path):
     for code in text.find_all(["pre", "code", "math", "script"]):
         code.extract()
     assert not re.search(r"\$[^$\n]+\$|\\frac|\\sum|\\log", text.get_text())
-
-
-@every_page
-def test_a_page_says_what_it_is_for_and_where_to_go_on(path):
-    if path.stem not in ("changelog", "design"):
-        assert article(path).find("h1").find_next(["p", "h2", "pre", "table"]).name == "p"
-        assert targets(path) - {path.resolve()}
 
 
 @pytest.mark.parametrize(
@@ -131,63 +115,15 @@ def test_the_search_finds(words):
         assert len(word) < 3 or index["docnames"].index(FOUND[words]) in hits, word
 
 
-def test_the_reference_has_no_docstring_of_python_itself():
-    text = article(SITE / "api/decorators.html").get_text()
-    assert "Alias for field" not in text
-    assert "Create a new string" not in text
-
-
-def test_the_type_lines_keep_their_lines():
-    (block,) = (
-        pre
-        for pre in page(SITE / "api/decorators.html").find_all("pre")
-        if "f : a ->" in pre.get_text()
-    )
-    assert len(block.get_text().strip().splitlines()) == 2
-
-
-def test_the_landing_page_has_code_a_picture_and_three_doors():
-    landing = article(SITE / "index.html")
-    code = landing.find("div", class_="highlight-python").get_text().strip()
-    assert 10 <= len(code.splitlines()) <= 14
-    for width in ("wide", "narrow"):  # `site.css` shows one of the two
-        assert landing.find("img", class_=f"picture {width}")
-    doors = [card.get_text() for card in landing.find_all(class_="sd-card")]
-    assert len(doors) == 3
-    for door in ("I am porting from TensorFlow", "I have a gradient in mind", "I know custom_vjp"):
-        assert any(door in text for text in doors)
-
-
-@cache
-def clicks():
-    """Return how many links, in the text of pages, lead from the landing page to each page."""
-    found = {(SITE / "index.html").resolve(): 0}
-    queue = list(found)
+def test_a_reader_reaches_every_page_by_links_in_the_text():
+    reached = {(SITE / "index.html").resolve()}
+    queue = list(reached)
     for path in queue:
-        for target in sorted(targets(path) - set(found)):
-            if target.suffix == ".html":
-                found[target] = found[path] + 1
-                queue.append(target)
-    return found
-
-
-NEAR = [
-    "from_tensorflow", "from_custom_vjp", "getting_started", "gallery/index", "api/index",
-    "interop", "peers", "performance", "limits", "design", "install", "distributed", "errors",
-    "howto/clip", "howto/quantization", "howto/spiking", "howto/kernels", "howto/external",
-    "howto/keras", "howto/sharding", "howto/nan", "howto/explain", "howto/implicit",
-    "howto/ode", "notebooks/01_custom_gradient", "notebooks/02_layers_with_weights",
-    "notebooks/03_forward_mode_and_checks",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NEAR)
-def test_two_clicks_from_the_landing_page(name):
-    assert clicks().get((SITE / f"{name}.html").resolve(), 9) <= 2
-
-
-def test_every_page_is_linked_from_the_text_of_another():
-    assert {p.stem for p in PAGES if p.resolve() not in clicks()} <= {"changelog"}
+        new = {target for target in targets(path) - reached if target.suffix == ".html"}
+        reached |= new
+        queue += new
+    assert len(PAGES) > 40
+    assert {p.stem for p in PAGES if p.resolve() not in reached} <= {"changelog"}
 
 
 def test_pictures_follow_the_theme_and_wide_tables_fit_a_phone():

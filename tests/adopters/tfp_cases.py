@@ -52,23 +52,6 @@ def test_sqrt_gradient_at_zero_is_large_and_finite_and_times_zero_it_is_zero():
     np.testing.assert_array_equal(g(np.zeros(3)), np.zeros(3))
 
 
-@pytest.mark.parametrize("name", ["MaternOneHalf", "MaternThreeHalves", "MaternFiveHalves"])
-def test_kernel_gradient_where_points_coincide(name):
-    kernel = getattr(tfp.math.psd_kernels, name)(amplitude=np.float64(1.5))
-    points = np.array([[0.0, 1.0], [0.0, 1.0], [2.0, -1.0]])
-
-    def total(x):
-        return jnp.sum(kernel.matrix(x, points))
-
-    g = jax.grad(total)(points)
-    assert np.all(np.isfinite(g))
-    away = points + np.array([[0.0, 0.0], [0.0, 0.0], [0.3, 0.1]])
-    step = np.zeros_like(away)
-    step[2, 0] = 1e-6
-    expected = (total(away + step) - total(away - step)) / 2e-6
-    np.testing.assert_allclose(jax.grad(total)(away)[2, 0], expected, rtol=1e-6)
-
-
 def test_hypergeometric_gradient():
     """The rule computes shapes with values, and so needs to see them."""
     f = lambda z: hypergeometric.hyp2f1_small_argument(0.5, 1.5, 2.5, z)  # noqa: E731

@@ -1,12 +1,9 @@
 """Mark these tests, and let the libraries be as lenient as their users are."""
 
-import os
 import pathlib
 
 import jax
 import pytest
-
-os.environ.setdefault("KERAS_BACKEND", "jax")
 
 
 def pytest_collection_modifyitems(items):

@@ -1,4 +1,4 @@
-"""Weights that a module owns: flax nnx and linen, equinox, Haiku, Keras."""
+"""Weights that a module owns: flax nnx and equinox. Pages show linen, Haiku and Keras."""
 
 import dataclasses
 
@@ -19,20 +19,6 @@ def nnx():
     return pytest.importorskip("flax.nnx")
 
 
-@pytest.fixture
-def module(nnx):
-    class Module(nnx.Module):
-        def __init__(self):
-            self.w, self.b = nnx.Param(W), nnx.Param(B)
-
-    return Module
-
-
-def assert_nnx_gradients(nnx, module):
-    gradients = nnx.jit(nnx.grad(lambda layer: jnp.sum(layer(X) ** 2)))(module())
-    assert_gradients(gradients["w"][...], gradients["b"][...])
-
-
 def captured(w, b, x):
     """Apply the layer, its weights captured and not declared."""
 
@@ -49,25 +35,16 @@ def captured(w, b, x):
 
 
 @pytest.mark.parametrize("layer", [dense, captured])
-def test_nnx(nnx, module, layer):
-    class Dense(module):
+def test_nnx(nnx, layer):
+    class Dense(nnx.Module):
+        def __init__(self):
+            self.w, self.b = nnx.Param(W), nnx.Param(B)
+
         def __call__(self, x):
             return layer(self.w[...], self.b[...], x)
 
-    assert_nnx_gradients(nnx, Dense)
-
-
-def test_nnx_method_with_declared_variables(nnx, module):
-    class Dense(module):
-        @custom_gradient(variables=lambda self: {"w": self.w[...], "b": self.b[...]})
-        def __call__(self, x):
-            def grad(dy, variables):
-                dx, dw, db = rule(variables["w"], x, dy)
-                return dx, {"w": dw, "b": db}
-
-            return x @ self.w[...] + self.b[...], grad
-
-    assert_nnx_gradients(nnx, Dense)
+    gradients = nnx.jit(nnx.grad(lambda layer: jnp.sum(layer(X) ** 2)))(Dense())
+    assert_gradients(gradients["w"][...], gradients["b"][...])
 
 
 def test_nnx_state_that_the_layer_returns(nnx):
@@ -94,25 +71,6 @@ def test_nnx_state_that_the_layer_returns(nnx):
     gradient = step(layer)["w"][...]
     np.testing.assert_allclose(layer.total[...], (X @ W).sum(0), rtol=1e-6)
     np.testing.assert_allclose(gradient, 3 * X.T @ (2 * X @ W), rtol=1e-5)
-
-
-# --- flax linen ----------------------------------------------------------------------------------
-
-
-def test_linen():
-    nn = pytest.importorskip("flax.linen")
-
-    class Dense(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            w = self.param("w", lambda _: W)
-            b = self.param("b", lambda _: B)
-            return dense(w, b, x)
-
-    module = Dense()
-    params = module.init(jax.random.key(0), X)
-    gradients = jax.jit(jax.grad(lambda p: jnp.sum(module.apply(p, X) ** 2)))(params)
-    assert_gradients(gradients["params"]["w"], gradients["params"]["b"])
 
 
 # --- equinox -------------------------------------------------------------------------------------
@@ -155,57 +113,3 @@ def test_equinox_module_as_an_input(eqx):
     plain = eqx.filter_grad(lambda m: jnp.sum(jax.vmap(m)(X) ** 2))(linear)
     np.testing.assert_allclose(gradients.weight, 3 * plain.weight, rtol=1e-5)
     np.testing.assert_allclose(gradients.bias, 3 * plain.bias, rtol=1e-5)
-
-
-# --- Haiku ---------------------------------------------------------------------------------------
-
-
-def test_haiku():
-    hk = pytest.importorskip("haiku")
-
-    def network(x):
-        w = hk.get_parameter("w", (3, 2), init=lambda shape, dtype: W)
-        b = hk.get_parameter("b", (2,), init=lambda shape, dtype: B)
-        return dense(w, b, x)
-
-    transformed = hk.without_apply_rng(hk.transform(network))
-    params = transformed.init(jax.random.key(0), X)
-    gradients = jax.jit(jax.grad(lambda p: jnp.sum(transformed.apply(p, X) ** 2)))(params)
-    (found,) = gradients.values()
-    assert_gradients(found["w"], found["b"])
-
-
-# --- Keras ---------------------------------------------------------------------------------------
-
-
-def test_keras_fits_and_loads(tmp_path):
-    keras = pytest.importorskip("keras")
-    assert keras.backend.backend() == "jax"
-
-    @keras.saving.register_keras_serializable("tfgrad_jax")
-    class Dense(keras.layers.Layer):
-        def build(self, shape):
-            self.w = self.add_weight(shape=(3, 2), name="w")
-            self.b = self.add_weight(shape=(2,), name="b")
-
-        def call(self, x):
-            return dense(self.w.value, self.b.value, x)
-
-    layer = Dense()
-    model = keras.Sequential([keras.Input((3,)), layer])
-    layer.w.assign(np.array(W))  # a copy: Keras donates its buffers
-    layer.b.assign(np.array(B))
-    model.compile(
-        optimizer=keras.optimizers.SGD(0.1),
-        loss=lambda y_true, y: keras.ops.sum(y**2, axis=-1),
-    )
-    model.fit(np.asarray(X), np.zeros((2, 2)), epochs=1, batch_size=2, verbose=0)
-    w, b = ((before - after.numpy()) / 0.1 for before, after in ((W, layer.w), (B, layer.b)))
-    # Keras' loss is the mean over the batch, so each upstream is half of that of the sum.
-    dy = np.clip(np.asarray(X @ W + B), -1, 1)
-    np.testing.assert_allclose(w, 3 * np.asarray(X).T @ dy, rtol=1e-4)
-    np.testing.assert_allclose(b, 5 * dy.sum(0), rtol=1e-4)
-
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
-    np.testing.assert_allclose(loaded(X), model(X), rtol=1e-6)

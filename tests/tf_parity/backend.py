@@ -25,7 +25,7 @@ class Backend:
       `variables` become trainable `tf.Variable`s for `f` to close over; for JAX they are arrays
       that are differentiated. `wrt` are the positions of the `xs` that are watched, by default
       all; the gradients are those of the watched ones, then of the variables;
-    - `jvp`, `jacobian`, `repeat` (a loop), `scan`, `compile`.
+    - `jvp`, `jacobian`, `repeat` (a loop), `compile`.
     """
 
     name: str
@@ -114,9 +114,7 @@ class Jax(Backend):
         self.grad_pass_through = tfgrad_jax.grad_pass_through
         self.stop_gradient = jax.lax.stop_gradient
         self.operations = {
-            "sigmoid": jax.nn.sigmoid,
             "complex": jax.lax.complex,
-            "concat": jnp.concatenate,
             "gather": lambda x, indices: jnp.take(x, jnp.asarray(indices), axis=0),
             "cond": lambda p, yes, no: jax.lax.cond(p, lambda: yes(), lambda: no()),
             "vectorized_map": lambda f, x: jax.vmap(f)(x),
@@ -151,14 +149,6 @@ class Jax(Backend):
 
     def repeat(self, count: int, body: Callable[[Any], Any], x: Any) -> Any:
         return self.jax.lax.fori_loop(0, count, lambda _, x: body(x), x)
-
-    def scan(self, body: Callable[[Any, Any], Any], xs: Any) -> Any:
-        def step(carry: Any, x: Any) -> Any:
-            carry = body(carry, x)
-            return carry, carry
-
-        rest = self.jax.lax.scan(step, xs[0], xs[1:])[1]
-        return self.jnp.concatenate([xs[:1], rest])
 
     def run(self, f: Callable[..., Any], *xs: Any) -> Any:
         xs = self._arrays(xs)
@@ -228,10 +218,10 @@ class TensorFlow(Backend):
         self.grad_pass_through = tf.grad_pass_through
         self.stop_gradient = tf.stop_gradient
         self.operations = {
-            "sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max,
+            "sum": tf.reduce_sum,
             "log": tf.math.log, "conj": tf.math.conj, "real": tf.math.real, "imag": tf.math.imag,
             "vectorized_map": tf.vectorized_map, "compile": tf.function,
-            "asarray": tf.convert_to_tensor, "array": tf.convert_to_tensor,
+            "asarray": tf.convert_to_tensor,
         }  # fmt: skip
 
     def __getattr__(self, operation: str) -> Any:

@@ -9,17 +9,6 @@ def _body(b):
     return lambda x: b.sin(x) * x
 
 
-def recompute_runs_again(b):
-    @b.recompute_grad
-    def f(x):
-        """What f does."""
-        b.note("f")
-        return b.sin(x) * x
-
-    b.note(f.__name__, f.__doc__)
-    return b.run(f, 2.0)
-
-
 def recompute_static_arguments(b):
     @b.recompute_grad
     def f(x, mode, flag, n, function=None):
@@ -79,7 +68,6 @@ table(
     __name__,
     recompute=Case(64, lambda b: b.grads(b.recompute_grad(_body(b)), floats(1, 2, 3),
         upstream=floats(1, 10, 100))),
-    recompute_runs_again=Case(64, recompute_runs_again, modes=("eager",)),
     recompute_without_arguments=Case(66, lambda b:
         b.grads(lambda v: b.recompute_grad(lambda: v * v)(), variables=[3.0])),
     recompute_variables=Case(67, _recomputed(lambda x, v, w: x * x * v + w)),

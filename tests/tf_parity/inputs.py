@@ -16,8 +16,6 @@ def _forms(f, *xs):
 
 _beside_a_list = _forms(lambda x, xs: x * xs[0] * xs[1], 2.0, [3.0, 4.0])
 _beside_a_dict = _forms(lambda x, d: x * d["z"] * d["y"], 2.0, {"z": 3.0, "y": 4.0})
-_of_two = _forms(lambda x, y: x * y, 2.0, 3.0)
-_of_one = _forms(lambda x: x * x, 2.0)
 
 
 def _errors(b, forms, *xs, then=lambda answer: answer):
@@ -67,10 +65,6 @@ table(
     dict_with_other_keys=Case(18, lambda b: _beside_a_dict(b,
         [lambda dy: (dy, {"a": dy * 10.0, "b": dy * 100.0})]), ours=TYPE_ERROR,
         error=True),
-    forms_for_two_inputs=Case(18, lambda b: _of_two(b,
-        [lambda dy: (dy * 10.0, dy * 100.0), lambda dy: [dy * 10.0, dy * 100.0]])),
-    forms_for_one_input=Case(18, lambda b: _of_one(b,
-        [by(10.0), lambda dy: (dy * 10.0,), lambda dy: [dy * 10.0]])),
     other_structures_for_two_inputs=Case(18, lambda b:
         _errors(b, [lambda dy: ((dy * 10.0,), [dy * 100.0]), lambda dy: {"b": dy, "a": dy * 10.0}],
         2.0, 3.0), ours=[TYPE_ERROR] * 2),

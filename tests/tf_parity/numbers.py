@@ -22,46 +22,6 @@ def _by_z(b, f, z=Z):
     return [_theirs(b, b.grads(lambda z, loss=loss: loss(f(z)), z)) for loss in _losses(b)]
 
 
-def real_output(b):
-    @b.custom
-    def magnitude(z):
-        def grad(dy):
-            b.seen(dy)
-            return b.cast(dy, "complex64") * z / b.cast(b.abs(z), "complex64") * 5.0
-
-        return b.abs(z), grad
-
-    return _theirs(b, b.grads(lambda z: 3.0 * magnitude(z), Z))
-
-
-def real_input(b):
-    @b.custom
-    def f(x):
-        def grad(dy):
-            b.seen(dy)
-            return b.real(dy) + b.imag(dy) * 2.0 * x
-
-        return b.complex(x, x * x), grad
-
-    return [b.grads(lambda x, loss=loss: loss(f(x)), 2.0) for loss in _losses(b)]
-
-
-def forward_mode(b):
-    """A holomorphic function has the same tangent in both conventions."""
-    w = b.constant(W)
-    f = b.custom(lambda z: (z * w, lambda dy: dy * b.conj(w)))
-    return [b.jvp(f, [Z], [np.complex64(t)]) for t in (1, 1j)]
-
-
-def every_precision(b):
-    def noting(dy):
-        b.seen(dy)
-        return dy * 5
-
-    dtypes = ["float16", "bfloat16", "float32", "float64"]
-    return [b.grads(square(b, noting), b.constant(2.0, dtype)) for dtype in dtypes]
-
-
 def mixed_precision_not_cast(b):
     f = b.custom(lambda x: (b.cast(x, "float32") * 3.0, by(5.0)))
     x = b.constant(2.0, "float16")
@@ -78,15 +38,11 @@ table(
         (z * z, lambda dy: dy * z * 7.0)))),
     upstream_as_it_comes=Case(57, lambda b: _by_z(b,
         b.custom(lambda z: (z * 2.0, lambda dy: dy * dy * 1j)))),
-    real_output=Case(58, real_output),
-    real_input=Case(58, real_input),
     real_gradient_of_a_complex_input=Case(58, lambda b:
         b.declared(lambda z: (b.abs(z), by(5.0)), Z), ours=TYPE_ERROR, error=True),
     complex_gradient_of_a_real_input=Case(58, lambda b:
         b.declared(lambda x: (b.complex(x, x * x), by(5.0)), 2.0), ours=TYPE_ERROR,
         error=True),
-    forward_mode=Case((52, 58), forward_mode),
-    every_precision=Case(59, every_precision, double=True),
     mixed_precision_not_cast=Case((24, 59), mixed_precision_not_cast,
         ours=[{"returns": [6.0, np.float16(5)]}, {"returns": [12.0, np.float16(10)]}]),
     python_numbers_are_weak=Case(59, lambda b: b.grads(square(b, lambda dy: dy * 5.0 + 1),

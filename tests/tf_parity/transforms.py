@@ -41,20 +41,6 @@ def gradient_of_a_jacobian(b):
     return b.grads(total, floats(1, 2))[1]
 
 
-def loop_with_variables(b):
-    def loss(x, v):
-        return b.repeat(2, b.custom(lambda y: (y * v, by(2.0, variable=7.0))), x)
-
-    return b.grads(loss, 2.0, variables=[3.0])
-
-
-def cond(b):
-    def loss(x):
-        return b.cond(x > 1.0, lambda: square(b, by(5.0))(x), lambda: square(b, by(6.0))(x))
-
-    return [b.grads(loss, 2.0), b.grads(loss, 0.5)]
-
-
 def second_order_through_cond(b):
     def loss(x):
         return b.cond(x > 1.0, lambda: sine_rule(b)(x) ** 2, lambda: x * 1.0)
@@ -98,13 +84,9 @@ table(
     gradient_of_a_jacobian=Case(55, gradient_of_a_jacobian, ours=floats(100, 100)),
     loop=Case(56, lambda b: b.grads(lambda x: b.repeat(3,
         b.custom(lambda y: (y * y, lambda dy: dy * y)), x), 2.0)),
-    loop_with_variables=Case((33, 56), loop_with_variables),
-    scan=Case(56, lambda b: b.grads(lambda x: b.scan(
-        lambda a, e: b.custom(lambda y: (y * 1.0, by(2.0)))(a * e), x), floats(1, 2, 3))),
     second_order_through_a_loop=Case((45, 56), lambda b:
         b.derivatives(lambda x: b.repeat(2, b.custom(lambda y: (y * 2.0, by(3.0))), x) * x, 2.0,
         2)),
-    cond=Case(56, cond),
     second_order_through_cond=Case((45, 56), second_order_through_cond, graph_differs=True,
         error=True),
 )
