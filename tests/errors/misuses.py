@@ -129,12 +129,6 @@ def of_tree(returned: str, tree: str = '{"w": x, "b": b}', y: str = 'p["w"] + p[
     return code.replace("(p)\n\n", "(p)\n").removesuffix("(p)\n") + f"({tree})\n"
 
 
-def beside_setting(returned: str, args: str, values: str) -> str:
-    """Return code that differentiates with respect to `x` alone."""
-    code = rule(f"return {returned}", "x", "2 * x", f"jnp.sum(f({values}))")
-    return code.replace("def f(x)", f"def f({args})")
-
-
 def weight(body: str, dys: str = "dy, variables", option: str = "", y: str = "x @ w") -> str:
     """Return code that differentiates with respect to a weight that a function closes over."""
     return f"""
@@ -341,7 +335,8 @@ GRADIENTS = [
         "returned a gradient of shape (3, 2) for the input `p['b']`; expected its own shape, (2,)",
         "It fits the input `p['w']`: return the gradients in the order of the inputs", **COUNT),
     misuse("Return the gradient in the place of a function",
-        beside_setting("2 * dy, None", "act, x", "jnp.sin, x"),
+        function("jax.grad(lambda x: f(jnp.sin, x).sum())(x)",
+                 "2 * x, lambda dy: (2 * dy, None)", "act, x"),
         "returned a gradient in the place of `act`, which is no array; expected None",
         "in the order of the inputs"),
     misuse("Forget to sum over a broadcast axis", rule("return dy, dy"),
@@ -530,15 +525,13 @@ CHECKING = [
 ]  # fmt: skip
 
 WHOLE = "expected a whole number of at least 1, got"
-DISTRIBUTED = {"script": "train_distributed"}
-
 EXAMPLES = [
     command("--steps 0", f"--steps: {WHOLE} '0'"),
     command("--batch 1348", "--batch: there are 1347 images to train on, fewer than the 1348"),
     command("--out digits.xyz", "--out: 'digits.xyz' must end in one of the formats"),
     command("--out nowhere/digits.png", "--out: there is no directory 'nowhere'"),
     command("--epochs 3", "unrecognized arguments: --epochs 3"),
-    command("--out file", "--out: 'file' is not a directory", **DISTRIBUTED),
+    command("--out file", "--out: 'file' is not a directory", script="train_distributed"),
 ]
 
 LINE_1 = "tracing the function f at model.py:1"
