@@ -2,7 +2,6 @@
 
 import os
 
-import hypothesis
 import jax
 import pytest
 from flags import reason_to_skip
@@ -13,19 +12,6 @@ jax.config.update("jax_num_cpu_devices", 8)  # for `devices/`
 # A test that needs the lenient behavior says so: `with jax.numpy_dtype_promotion("standard")`.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-
-# The same examples on every run and machine, as they come; `--hypothesis-profile=explore` looks
-# for new ones and makes them small.
-hypothesis.settings.register_profile(
-    "repeat",
-    derandomize=True,
-    deadline=None,
-    max_examples=20,
-    database=None,
-    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
-)
-hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
-hypothesis.settings.load_profile("repeat")
 
 
 def pytest_addoption(parser):

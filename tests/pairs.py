@@ -112,16 +112,6 @@ def _softmax_backward(residuals, dy):
     return dz * x, dz * w
 
 
-def _clipped_forward(w, x):
-    return jnp.round(w * x), (w, x)
-
-
-def _clipped_backward(residuals, dy):
-    w, x = residuals
-    slope = 7 * jnp.where(jnp.abs(w * x) < 1, jnp.clip(dy, -1.0, 1.0), 0.0)
-    return slope * x, slope * w
-
-
 def _loop_forward(w, x):
     def body(carry, _):
         return jnp.tanh(carry * w), carry
@@ -144,6 +134,5 @@ RULES = {
     "dense": Rule(_dense_forward, _dense_backward, (W.T, X)),
     "normalize": Rule(_normalize_forward, _normalize_backward, (W[:1], X)),
     "softmax": Rule(_softmax_forward, _softmax_backward, (W, X)),
-    "rounded": Rule(_clipped_forward, _clipped_backward, (W, X)),
     "loop": Rule(_loop_forward, _loop_backward, (W, X)),
 }

@@ -74,14 +74,6 @@ def input_and_rule(get, w):
     return lambda x: f(x, w)
 
 
-@protocol(DECLARED)
-def rule_that_is_an_object(get, w):
-    def rule(x, dy, variables):
-        return 7 * dy * get() * x, like(variables, 5 * dy * x**2)
-
-    return custom_gradient(lambda x: (get() * x**2, jax.tree_util.Partial(rule, x)))
-
-
 @protocol(OF_THE_RULE)
 def residual(get, w):
     """`y` does not depend on the weight: it is a residual of the rule, and no variable."""

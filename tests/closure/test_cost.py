@@ -81,7 +81,6 @@ def test_eagerly_f_and_its_rule_run_once(protocol):
 TABLES = {
     "dict of a list": lambda size: {"many": list(range(size))},
     "list of lists": lambda size: [[i] for i in range(size)],
-    "set": lambda size: set(range(size)),
 }
 
 

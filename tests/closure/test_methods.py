@@ -77,11 +77,9 @@ def logged(f):
 ABOVE = {
     "nothing": lambda f: f,
     "wraps": logged,
-    "lambda": lambda f: lambda self, x: f(self, x),
     "partialmethod": functools.partialmethod,
     "jit": jax.jit,
     "checkpoint": jax.checkpoint,
-    "jit of checkpoint": lambda f: jax.jit(jax.checkpoint(f)),
     "filter_jit": lambda f: pytest.importorskip("equinox").filter_jit(f),
 }
 PYTREES = {"registered", "equinox", "flax struct"}  # what `jax.jit` takes for `self`
@@ -149,7 +147,6 @@ MOVES = {  # each makes a class with a method `f`
     "inherited": lambda cls, f: type(
         "Derived", (cls,), {"f": lambda self, x: super(type(self), self).f(x)}
     ),
-    "built at run time": lambda cls, f: made(cls, f=f),
     "borrowed under another name": lambda cls, f: made(cls, g=f, f=lambda self, x: self.g(x)),
     "borrowed and wrapped": registered,
 }

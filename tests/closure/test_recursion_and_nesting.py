@@ -68,20 +68,6 @@ def test_a_rule_that_calls_its_own_function_has_every_order(make, mode):
         assert_same(got, jax.tree.map(jnp.float32, expected), rtol=1e-4)
 
 
-def test_a_rule_that_calls_f_undecorated_has_its_ordinary_second_derivative():
-    def loss(w, x):
-        def f(x):
-            y = jnp.exp(w * x)
-            return y, lambda dy, variables: (dy * f(x)[0] * w, [7 * dy * x * f(x)[0]])
-
-        return custom_gradient(f)(x)
-
-    w, x = 0.5, 2.0
-    e = jnp.exp(jnp.float32(1))
-    assert_same(jax.grad(loss, (0, 1))(w, x), (14 * e, e / 2))
-    assert_same(jax.grad(jax.grad(loss, 1), 1)(w, x), w * w * e)
-
-
 # --- written inside a rule ------------------------------------------------------------------------
 
 

@@ -56,16 +56,6 @@ def written_by_the_rule(r, x):
     return jax.grad(lambda x: 11 * f(x))(x), r[...]
 
 
-@program(11 * 21)
-def of_an_inner_function(r, x):
-    @custom_gradient
-    def outer(x):
-        y, pull = jax.vjp(reading(r), x)
-        return y, lambda dy: 11 * pull(dy)[0]
-
-    return (jax.grad(outer)(x),)
-
-
 @program(42, 140, 3.0)
 def read_by_the_rule(r, x):
     f = custom_gradient(lambda x: (x**2, lambda dy: 7 * dy * x * r[...]))
@@ -88,23 +78,6 @@ def an_argument_in_a_scan(r, x):
 
     loss = lambda x: lax.scan(lambda c, _: (c + 3 * f(r, x), 0), 0.0, None, 1)[0]  # noqa: E731
     return 3 * jax.grad(loss)(x), r[...]
-
-
-@program(10, 31.5)
-def beside_a_weight(r, x):
-    def loss(w, x):
-        @custom_gradient
-        def f(x):
-            kept = r[...]
-
-            def grad(dy, variables):
-                return 7 * dy * kept * w, [5 * dy * x if v is w else None for v in variables]
-
-            return w * kept * x, grad
-
-        return f(x)
-
-    return jax.grad(loss, (0, 1))(jnp.float32(1.5), x)
 
 
 @program(10, 21)

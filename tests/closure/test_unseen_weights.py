@@ -24,10 +24,6 @@ LOCAL = threading.local()
 CONTEXT: contextvars.ContextVar[Any] = contextvars.ContextVar("w")
 
 
-class Settings:
-    w: Any = None
-
-
 def put_in_a_variable(w):
     global W
     W = w
@@ -37,7 +33,6 @@ def put_in_a_variable(w):
 PLACES = {
     "variable": (put_in_a_variable, lambda: W),
     "dict": (lambda w: TABLE.update(w=w), lambda: TABLE["w"]),
-    "class": (lambda w: setattr(Settings, "w", w), lambda: Settings.w),
     "thread": (lambda w: setattr(LOCAL, "w", w), lambda: LOCAL.w),
     "context": (CONTEXT.set, CONTEXT.get),
 }
@@ -63,7 +58,6 @@ PROTOCOLS = {
 STAGES = {
     "nothing": lambda f: f,
     "jit": jax.jit,
-    "jit of jit": lambda f: jax.jit(jax.jit(f)),
     "cond": lambda f: lambda *a: lax.cond(True, f, lambda *_: jnp.float32(0), *a),
     "checkpoint": jax.checkpoint,
     "checkpoint of jit": lambda f: jax.checkpoint(jax.jit(f)),

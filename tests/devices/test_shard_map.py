@@ -90,7 +90,7 @@ def test_forward_mode(check_vma):
 
 @pytest.mark.parametrize(
     ("name", "style", "check_vma"),
-    sample([c for c in CASES if c[0] in ("elementwise", "rounded", "loop")], 4),
+    sample([c for c in CASES if c[0] in ("elementwise", "loop")], 4),
 )
 def test_nested(name, style, check_vma):
     """The outer map splits the rows, the inner one, over other devices, the columns."""

@@ -129,12 +129,6 @@ def of_tree(returned: str, tree: str = '{"w": x, "b": b}', y: str = 'p["w"] + p[
     return code.replace("(p)\n\n", "(p)\n").removesuffix("(p)\n") + f"({tree})\n"
 
 
-def beside_setting(returned: str, args: str, values: str) -> str:
-    """Return code that differentiates with respect to `x` alone."""
-    code = rule(f"return {returned}", "x", "2 * x", f"jnp.sum(f({values}))")
-    return code.replace("def f(x)", f"def f({args})")
-
-
 def weight(body: str, dys: str = "dy, variables", option: str = "", y: str = "x @ w") -> str:
     """Return code that differentiates with respect to a weight that a function closes over."""
     return f"""
@@ -243,18 +237,6 @@ CALLING = [
     misuse("Forget a keyword-only argument", function("f(x)", args="x, *, scale"),
         "do not fit its signature, (x, *, scale): missing a required", "argument: 'scale'"),
     misuse("Forget an argument", function("f()"), FITS + "missing a required argument"),
-    misuse("Pass one too many", function("f(x, w)"), FITS + "too many positional arguments"),
-    misuse("Call a method on the class",
-        """
-class Model:
-    @custom_gradient
-    def predict(self, x):
-        return x**2, lambda dy: 2 * x * dy
-
-Model.predict(x)
-""",
-        FITS + "missing a required argument: 'x'", of="Model.predict",
-    ),
 ]  # fmt: skip
 
 PAIR = "must return a pair (y, grad_fn): its value and the function that computes its gradient. "
@@ -279,14 +261,9 @@ RETURNED_BY_F = [
     misuse("Return two outputs without parentheses", returning("return x, x**2, grad"),
         PAIR + "It returned a tuple of length 3",
         "`return y1, y2, grad_fn` instead of `return (y1, y2), grad_fn`"),
-    misuse("Yield instead of return", returning("yield x**2"),
-        PAIR + "It returned an object of type generator"),
     misuse("Return a string among the outputs", returning('return (x**2, "relu"), grad'),
         "returned the str 'relu' among its outputs at y[1]", NO_ARRAY,
         "Return other values from an undecorated function around it"),
-    misuse("Return a shape instead of an array",
-        returning("return jax.ShapeDtypeStruct((3, 2), jnp.float32), grad"),
-        "returned an object of type ShapeDtypeStruct among its outputs; ", NO_ARRAY),
     misuse("Return a pair from `primal`",
         function("f(x)", option="primal=lambda x: (x**2, lambda dy: 2 * x * dy)"),
         "among its outputs at y[1]", NO_ARRAY,
@@ -298,9 +275,6 @@ RETURNED_BY_F = [
     misuse("Return another structure from `primal`",
         function("jax.vjp(jax.jit(f), x)[0]", option="primal=lambda x: (x**2, x)"),
         MISMATCH + "returned (*, *), of float32[3, 2], float32[3, 2], and the other *, of float32"),
-    misuse("Return another dtype from `primal`",
-        function("jax.vjp(jax.jit(f), x)[0]", option="primal=lambda x: x.astype(int)"),
-        MISMATCH + "returned *, of int32[3, 2], and the other *, of float32[3, 2]"),
 ]  # fmt: skip
 
 ONE = "cannot be called with 1 upstream gradient, one positional argument per leaf of y (dicts in "
@@ -316,9 +290,6 @@ UPSTREAMS = [
     misuse("Take one upstream of two outputs",
         rule("return dys[1]", "x", "(x, 2 * x)", "jnp.sum(f(x)[1])", "dys"),
         TWO, "too many positional arguments", "Write `def grad(da, db)` or `def grad(*dys)`"),
-    misuse("Take one upstream of many outputs",
-        rule("return dy", "x", "(x,) * 9", "jnp.sum(f(x)[0])"),
-        "with 9 upstream gradients", "Write `def grad(da, db, ...)` or `def grad(*dys)`"),
     misuse('Take one upstream per output in `convention="jax"`',
         function(
             "jax.grad(lambda x: jnp.sum(f(x)[1]))(x)", "(x, 2 * x), lambda dy, dz: dy + 2 * dz",
@@ -359,26 +330,19 @@ GRADIENTS = [
         f"returned an object of type generator {WANTED}"),
     misuse("Return a dictionary by argument", rule('return {"x": dy, "b": dy.sum(0)}'),
         STRUCTURE, "expected: (*, *), for the inputs `x`, `b`", "got:      {'b': *, 'x': *}", FLAT),
-    misuse("Return gradients of variables without taking them", of_one("2 * dy, [dy]"),
-        STRUCTURE, "expected: *, for the input `x`", "got:      (*, [*])"),
-    misuse("Misspell a key", of_tree('{"w": dy, "bias": dy.sum(0)}'),
-        STRUCTURE, "expected: {'b': *, 'w': *}, for the inputs `p['b']`, `p['w']`",
-        "got:      {'bias': *, 'w': *}", FLAT),
     misuse("Return a flat list in another order than that of sorted keys",
         of_tree("[dy, dy.sum(0)]"),
         "returned a gradient of shape (3, 2) for the input `p['b']`; expected its own shape, (2,)",
         "It fits the input `p['w']`: return the gradients in the order of the inputs", **COUNT),
     misuse("Return the gradient in the place of a function",
-        beside_setting("2 * dy, None", "act, x", "jnp.sin, x"),
+        function("jax.grad(lambda x: f(jnp.sin, x).sum())(x)",
+                 "2 * x, lambda dy: (2 * dy, None)", "act, x"),
         "returned a gradient in the place of `act`, which is no array; expected None",
         "in the order of the inputs"),
     misuse("Forget to sum over a broadcast axis", rule("return dy, dy"),
         "returned a gradient of shape (3, 2) for the input `b`; expected its own shape, (2,). The "
         "forward pass broadcasts this input along axis 0",
         "did you forget to sum over axis 0, as in `g.sum(axis=0)`?", **COUNT),
-    misuse("Forget to sum over two axes", of_tree("[dy, dy]", "[x[0, 0], x]", "p[0] * p[1]"),
-        "of shape (3, 2) for the input `p[0]`; expected its own shape, ()",
-        "did you forget to sum over axis (0, 1), as in `g.sum(axis=(0, 1))`?", **COUNT),
     misuse("Forget to keep an axis that is broadcast",
         of_tree("[dy, dy]", "[x, x[:1]]", "p[0] + p[1]"),
         "of shape (3, 2) for the input `p[1]`; expected its own shape, (1, 2)",
@@ -395,9 +359,6 @@ GRADIENTS = [
     misuse("Swap two gradients", rule("return x.T @ dy, dy @ w.T", "x, w", "x @ w"),
         "returned a gradient of shape (2, 4) for the input `x`; expected its own shape, (3, 2). It "
         "fits the input `w`: return the gradients in the order of the inputs", **COUNT),
-    misuse("Return a shape that fits nothing", of_one("jnp.ones((5, 7))"),
-        "returned a gradient of shape (5, 7) for the input `x`; expected its own shape, (3, 2)",
-        **COUNT),
     misuse("Return a complex gradient of a real input", of_one("2j * dy"),
         f"returned an array of dtype complex64 and shape (3, 2) {WANTED}",
         "Return its real part, `jnp.real(...)`"),
@@ -408,10 +369,6 @@ GRADIENTS = [
     misuse("Return integers", of_one("jnp.ones((3, 2), int)"),
         f"returned an array of dtype int32 and shape (3, 2) {WANTED}",
         "Convert it, `.astype(float32)`, or return None"),
-    misuse("Return a boolean", of_one("False"),
-        f"returned the bool False {WANTED}", "Return None if there is no gradient"),
-    misuse("Return an object", of_one("object()"),
-        f"returned an object of type object {WANTED}", "Return None if there is no gradient"),
     misuse("Return a function", of_one("lambda dy: 2 * dy"),
         f"returned the callable `f.grad.<lambda>` (model.py:4) {WANTED}",
         "Maybe you wrote `return g` instead of `return g(dy)`"),
@@ -428,20 +385,6 @@ VARIABLES = [
     misuse("Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
         UNDECLARED, "takes no `variables`", "float32[2, 4], first used at model.py:6\n", *REMEDIES,
         'or decorate with `custom_gradient(variables="autodiff")`', **LOSS),
-    misuse("Keep a weight in `self`, and give it no gradient",
-        """
-class Layer:
-    def __init__(self, w):
-        self.w = w
-
-    @custom_gradient
-    def f(self, x):
-        return x @ self.w, lambda dy: dy @ self.w.T
-
-jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
-""",
-        UNDECLARED, "float32[2, 4], first used at model.py:7", *REMEDIES, of="Layer.f",
-    ),
     misuse("Differentiate a keyword-only argument",
         function("jax.grad(lambda b: f(x, scale=b).sum())(b)", "x * scale, lambda dy: dy * scale",
                  args="x, *, scale"),
@@ -452,17 +395,11 @@ jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
         **LOSS),
     misuse("Return the gradient of the input alone", weight("return dy @ w.T"),
         GROUPS + "an array of dtype float32 and shape (3, 2).", **LOSS),
-    misuse("Forget the `return` of a rule with variables", weight("dw = x.T @ dy"),
-        GROUPS + "None.", **LOSS),
     misuse("Return the gradient of a frozen weight too",
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v").replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
         f"returned 2 gradients; expected 1, {FEW}. A frozen weight is not among them",
         "To have it at every call, declare it: `custom_gradient(variables=...)`", **LOSS_COUNT),
-    misuse("Return too many gradients of declared variables",
-        weight("return dy @ w.T, [x.T @ dy, x.T @ dy]", option="variables=[w]"),
-        "returned 2 gradients; expected 1, for the variable `variables[0]`. `variables[0]` is one "
-        "array: return one gradient of its shape", **LOSS_COUNT),
     misuse("Return a dictionary for the list of variables",
         weight('return dy @ w.T, {"w": x.T @ dy}'),
         "returned gradients in a structure that does not fit the undeclared variables",
@@ -505,7 +442,6 @@ FORWARD_MODE = [
             ("Add a constant", "2 * x * dy + 1", "`add`"),
             ("Forget to multiply by the upstream", "2 * x", "does not depend on the upstreams"),
             ("Square the upstream", "dy * dy", "`mul` of two"),
-            ("Round", "jnp.round(dy)", "`round`"),
             ("Drop negative gradients", "jnp.where(dy > 0, dy, 0)", "`select_n`"),
             ("Branch on the upstream", "dy if dy.sum() > 0 else -dy", "a branch on the upstream"),
             ("Compute the gradient outside of JAX",
@@ -516,9 +452,6 @@ FORWARD_MODE = [
              "`while` whose predicate depends on an upstream"),
         )
     ),
-    misuse("Ask for the Hessian through a clip",
-        forward("jnp.clip(2 * x * dy, -1, 1)", "jax.hessian(lambda x: (f(x) ** 2).sum())(x)"),
-        LINEAR, "`max`", INSTEAD),
 ]  # fmt: skip
 
 MATCH = "the gradient of the output in its place, so inputs and outputs must match in number"
@@ -536,11 +469,6 @@ HELPERS = [
     misuse("Pass through a sum", "grad_pass_through(lambda x: x.sum())(x)",
         MATCH, "inputs:  float32[3, 2]", "outputs: float32[]",
         "or write the rule with `custom_gradient`", error=ValueError, of="<lambda>"),
-    misuse("Forget to return from what is passed through",
-        "@grad_pass_through\ndef f(x):\n    y = jnp.round(x)\n\njax.vjp(f, x)",
-        MATCH, "inputs:  float32[3, 2]", "outputs: none", error=ValueError),
-    misuse("Decorate what is passed through", "custom_gradient(grad_pass_through(lambda x: x))",
-        "is already decorated: decorate once", of="<lambda>"),
 ]  # fmt: skip
 
 
@@ -554,9 +482,6 @@ CHECKING = [
     misuse("Check at integers", function("check_gradient(f, jnp.arange(3))"),
         NOTHING, "no floating array among its arguments", "Pass floats, not integers",
         error=ValueError, jitted=False),
-    misuse("Check a function whose value is an index",
-        function("check_gradient(f, x)", "x.argmax(), lambda dy: None"),
-        NOTHING, "no floating array among its outputs", error=ValueError, jitted=False),
     misuse("Check under `jax.jit`", function("jax.jit(lambda x: check_gradient(f, x).ok)(x)"),
         "check_gradient compares values", "an argument that JAX is tracing",
         "Call it outside of `jax.jit`"),
@@ -600,15 +525,13 @@ CHECKING = [
 ]  # fmt: skip
 
 WHOLE = "expected a whole number of at least 1, got"
-DISTRIBUTED = {"script": "train_distributed"}
-
 EXAMPLES = [
     command("--steps 0", f"--steps: {WHOLE} '0'"),
     command("--batch 1348", "--batch: there are 1347 images to train on, fewer than the 1348"),
     command("--out digits.xyz", "--out: 'digits.xyz' must end in one of the formats"),
     command("--out nowhere/digits.png", "--out: there is no directory 'nowhere'"),
     command("--epochs 3", "unrecognized arguments: --epochs 3"),
-    command("--out file", "--out: 'file' is not a directory", **DISTRIBUTED),
+    command("--out file", "--out: 'file' is not a directory", script="train_distributed"),
 ]
 
 LINE_1 = "tracing the function f at model.py:1"

@@ -62,12 +62,6 @@ def assert_names(text, misuse):
         assert all(line.lstrip().startswith("@") for line in lines[:own])
 
 
-def test_each_is_there_once():
-    for field in ("title", "code"):
-        values = [(section, getattr(m, field)) for section, m in ALL]
-        assert len(values) == len(set(values))
-
-
 # --- the page of errors ---------------------------------------------------------------------------
 
 PAGE = (ROOT / "docs" / "errors.md").read_text()

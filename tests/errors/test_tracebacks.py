@@ -57,7 +57,6 @@ def total(h):
 MISTAKES = {
     "f": (lambda: fails(X), TypeError, "fails"),
     "f, differentiated": (lambda: jax.grad(total(fails))(X), TypeError, "fails"),
-    "f, under jit": (lambda: jax.jit(fails)(X), TypeError, "fails"),
     "f of a method, mapped": (lambda: jax.vmap(Model().method)(X[None]), TypeError, "method"),
     "f under recompute_grad": (
         lambda: jax.grad(total(recompute_grad(fails.__wrapped__)))(X), TypeError, "fails",
@@ -65,9 +64,6 @@ MISTAKES = {
     "f, interrupted": (lambda: jax.grad(interrupted)(X), KeyboardInterrupt, "interrupted"),
     "the arguments": (lambda: fails(X, X), TypeError, None),
     "the rule": (lambda: jax.grad(total(rule_fails))(X), TypeError, "<lambda>"),
-    "the rule, under jit": (
-        lambda: jax.grad(total(jax.jit(rule_fails)))(X), TypeError, "<lambda>",
-    ),
     "a gradient": (lambda: jax.grad(total(wrong_shape))(X), ValueError, None),
     "a captured value": (lambda: jax.grad(captured)(2.0), TypeError, None),
     "forward mode": (lambda: jax.jvp(not_linear, (X,), (X,)), TypeError, None),

@@ -4,7 +4,6 @@ In the tables, `x` has the gradient 7, the next input 5, the third 3, whatever t
 """
 
 import dataclasses
-import decimal
 import enum
 import functools
 import inspect
@@ -39,18 +38,6 @@ def tree_full(p, scale=2.0, bias=None, extra=()):
     return p["a"] * p["b"] * scale, lambda dy: ({"a": 7 * dy, "b": 5 * dy}, 3 * dy, 99 * dy, None)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Pair:
-    a: float
-    b: float
-
-
-@custom_gradient
-def pair_full(p, omitted=None):
-    return p.a * p.b, lambda dy: (Pair(7 * dy, 5 * dy), None)
-
-
 @custom_gradient
 def flat_full(p, scale=2.0):
     return p["a"] * p["b"] * scale, lambda dy: [7 * dy, 5 * dy, 3 * dy]
@@ -64,11 +51,6 @@ def array_default(x, table=np.ones((2, 3)), y=1.0):  # noqa: B008
 @custom_gradient
 def given_only(x, y=2.0, z=3.0):
     return x * y * z, lambda dy: (7 * dy, 5 * dy)
-
-
-@custom_gradient
-def differentiable_only(x, n=2, y=2.0):
-    return x * n * y, lambda dy: (7 * dy, 5 * dy)
 
 
 @custom_gradient
@@ -87,28 +69,20 @@ A = {"a": 1.0}
 CALLS = {  # of two differentiated numbers, and their gradients
     "by position": (lambda a, b: named(a, b), (7, 5)),
     "second by name": (lambda a, b: named(a, y=b), (7, 5)),
-    "all by name": (lambda a, b: named(x=a, y=b), (7, 5)),
     "in another order": (lambda a, b: named(y=b, x=a, power=3), (7, 5)),
     "nothing left out": (lambda a, b: full(a, b, 3.0, "m", None), (7, 5)),
     "the last ones left out": (lambda a, b: full(a, b), (7, 5)),
     "all but one left out": (lambda a, b: full(a) + 0 * b, (7, 0)),
     "one between left out": (lambda a, b: full(a, z=b), (7, 3)),
-    "the others by name": (lambda a, b: full(z=a, x=b), (3, 7)),
     "a default beside a tree": (lambda a, b: tree_full({"a": a, "b": b}), (7, 5)),
-    "a default beside a dataclass": (lambda a, b: pair_full(Pair(a, b)), (7, 5)),
     "a default between": (lambda a, b: tree_full({"a": a, "b": 1.0}, extra=[b]), (7, 0)),
-    "a tree and a default given": (lambda a, b: tree_full({"a": a, "b": 1.0}, b), (7, 3)),
     "flat, a default left out": (lambda a, b: flat_full({"a": a, "b": b}), (7, 5)),
     "flat, nothing left out": (lambda a, b: flat_full({"a": a, "b": 1.0}, b), (7, 3)),
     "an array left out": (lambda a, b: array_default(a, y=b), (7, 5)),
     "gradients of what is given": (lambda a, b: given_only(a, z=b), (7, 5)),
-    "of what is differentiable": (lambda a, b: differentiable_only(a, y=b), (7, 5)),
-    "the same, left out": (lambda a, b: differentiable_only(a) + 0 * b, (7, 0)),
     "variadic": (lambda a, b: variadic(a, 2.0, b), (7, 3)),
     "variadic with options": (lambda a, b: variadic(a, b, start=1.0, other="o"), (7, 5)),
-    "variadic without": (lambda a, b: variadic(a) + 0 * b, (7, 0)),
     "beside unasked variables": (lambda a, b: with_variables(a, b), (7, 5)),
-    "left out, unasked variables": (lambda a, b: with_variables(a) + 0 * b, (7, 0)),
 }
 
 
@@ -165,28 +139,10 @@ class Model:
         """Multiply."""
         return self.scale * x * y, lambda dy: 7 * dy * self.scale
 
-    @staticmethod
-    @custom_gradient
-    def static_outside(x):
-        return 2 * x, lambda dy: 14 * dy
-
-    @custom_gradient
-    @staticmethod
-    def static_inside(x):
-        return 2 * x, lambda dy: 14 * dy
-
-    @classmethod
-    @custom_gradient
-    def class_outside(cls, x):
-        return cls.scale * x, lambda dy: 7 * dy * cls.scale
-
     @custom_gradient
     @classmethod
     def class_inside(cls, x):
         return cls.scale * x, lambda dy: 7 * dy * cls.scale
-
-    def __call__(self, x):
-        return self.scale * x, lambda dy: 7 * dy * self.scale
 
 
 class Derived(Model):
@@ -197,17 +153,8 @@ class Derived(Model):
 MODEL = Model(2.0)
 METHODS = {
     "method": MODEL.method,
-    "on the class": functools.partial(Model.method, MODEL),
     "inherited": Derived(2.0).method,
-    "by name": lambda x: MODEL.method(x=x),
-    "with a default": lambda x: MODEL.method(x, 1.0),
-    "static outside": Model.static_outside,
-    "static inside": Model.static_inside,
-    "class": Model.class_outside,
     "class inside": Derived.class_inside,
-    "static inside on an instance": MODEL.static_inside,
-    "class inside on an instance": MODEL.class_inside,
-    "callable object": custom_gradient(MODEL),
     "attribute": dataclasses.replace(MODEL, scale=MODEL.method).scale,
 }
 
@@ -244,12 +191,10 @@ class Mode(enum.Enum):
 
 SETTINGS = {
     "int": 7, "float": 7.0, "complex": 7 + 0j, "bool": True, "big int": 10**30, "str": "seven",
-    "bytes": b"seven", "None": None, "enum": Mode.FAST, "dtype": jnp.bfloat16,
-    "NumPy dtype": np.dtype("int8"), "function": jnp.tanh, "partial": functools.partial(jnp.sum),
-    "object": object(), "type": Model, "slice": slice(1, 7), "Decimal": decimal.Decimal("7.5"),
-    "Ellipsis": ..., "nan": float("nan"), "array": jnp.arange(3.0), "integers": jnp.arange(3),
-    "key": jax.random.key(0), "NumPy array": np.arange(3.0), "NumPy scalar": np.float32(2),
-    "NumPy integer": np.int64(2), "NumPy bool": np.bool_(True), "strings": np.array(["a"]),
+    "None": None, "enum": Mode.FAST, "dtype": jnp.bfloat16, "function": jnp.tanh,
+    "object": object(), "type": Model, "slice": slice(1, 7), "nan": float("nan"),
+    "array": jnp.arange(3.0), "integers": jnp.arange(3), "key": jax.random.key(0),
+    "NumPy array": np.arange(3.0), "NumPy scalar": np.float32(2), "strings": np.array(["a"]),
 }  # fmt: skip
 
 
@@ -280,17 +225,6 @@ def test_a_setting_reaches_f_as_it_is(setting, way):
     assert_derivative(WAYS[way], loss, squared(ORACLE), X)
     assert seen
     assert all(s is given for s in seen)
-
-
-@pytest.mark.parametrize("way", ["grad", "jit(grad)", "jvp", *sample(WAYS, 5)])
-@pytest.mark.parametrize("number", [3, 3.0, True])
-def test_numbers_are_shapes_and_conditions(number, way):
-    @custom_gradient
-    def h(x, n):
-        sign = 1.0 if n > 0 else -1.0
-        return sign * jnp.ones(int(n)).sum() / float(n) * x * x, lambda dy: (7 * dy * x, None)
-
-    assert_derivative(WAYS[way], squared(lambda x: h(x, number)), squared(ORACLE), X)
 
 
 @eager_and_jit
@@ -326,9 +260,7 @@ NOT_DIFFERENTIATED = {
     "jit": lambda: jax.jit(h)(X),
     "vmap": lambda: jax.vmap(h)(X[None])[0],
     "scan": lambda: lax.scan(lambda c, x: (c, h(x)), None, X[None])[1][0],
-    "checkpoint": lambda: jax.checkpoint(h)(X),
     "beside what is": lambda: jax.value_and_grad(lambda z: h(X) + 0 * z)(X)[0],
-    "jit beside what is": lambda: jax.jit(jax.value_and_grad(lambda z, x: h(x) + 0 * z))(X, X)[0],
 }
 
 
@@ -400,23 +332,15 @@ REFS = {  # the Ref holds 3, and 5, 7 in turn where it is written; x is 2
     "reads": (reads, 6, 21), "rule reads": (rule_reads, 4, 21), "writes": (writes, 10, 35),
     "differentiable": (differentiable, 6, 21),
 }  # fmt: skip
-AROUND_REFS = {
-    "nothing": lambda f: f,
-    "jit": jax.jit,
-    "scan": lambda f: lambda x: lax.scan(lambda c, _: (c + f(x), None), 0.0, None, length=1)[0],
-    "checkpoint": jax.checkpoint,
-}
 
 
 @eager_and_jit
-@pytest.mark.parametrize("around", AROUND_REFS)
 @pytest.mark.parametrize("kind", REFS)
-def test_a_ref_is_an_input(kind, around, mode):
+def test_a_ref_is_an_input(kind, mode):
     f, value, gradient = REFS[kind]
 
     def run(h):
-        loss = AROUND_REFS[around](lambda x: h(jax.new_ref(jnp.float32(3)), x))
-        return mode(jax.value_and_grad(loss))(X)
+        return mode(jax.value_and_grad(lambda x: h(jax.new_ref(jnp.float32(3)), x)))(X)
 
     try:
         run(by_hand(f, lambda r, x, dy: (None, 7 * dy * r[...])))

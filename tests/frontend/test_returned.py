@@ -3,20 +3,16 @@
 The value is the sum of the inputs, so that a right number shows that the rule gave it.
 """
 
-import collections
 import dataclasses
 import functools
 import operator
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import assert_same, eager_and_jit
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tfgrad_jax import custom_gradient
 
@@ -32,12 +28,6 @@ class Layer:
     w: Any
     b: Any
     name: str = "layer"
-
-
-@chex.dataclass
-class ChexLayer:
-    w: Any
-    b: Any
 
 
 class Other(Layer):
@@ -82,18 +72,13 @@ FORMS = {  # inputs, what the rule returns for the upstream d, and the gradients
     "bare": ((1.0,), lambda d: 7 * d, (7,)),
     "tuple": ((1.0,), lambda d: (7 * d,), (7,)),
     "list": ((1.0,), lambda d: [7 * d], (7,)),
-    "NumPy array": ((1.0,), lambda d: np.float32(7), (7,)),
     "NumPy of higher precision": ((1.0,), lambda d: np.float64(7), (7,)),
-    "lower precision": ((1.0,), lambda d: jnp.bfloat16(7), (7,)),
     "Python float": ((1.0,), lambda d: 7.0, (7,)),
-    "Python int in a list": ((1.0,), lambda d: [7], (7,)),
     "no gradient": ((1.0,), lambda d: (None,), (0,)),
     "two": (TWO, lambda d: (7 * d, 5 * d), (7, 5)),
-    "two in a namedtuple": (TWO, lambda d: Point(7 * d, 5 * d), (7, 5)),
-    "list of one": (([1.0],), lambda d: [7 * d], (7,)),
     "list of one, bare": (([1.0],), lambda d: 7 * d, (7,)),
-    "two lists of one": (([1.0], [1.0]), lambda d: ([7 * d], [5 * d]), (7, 5)),
     "structure": (TREE, lambda d: ({"w": 3 * d, "b": [d, 2 * d]}, 4 * d), (1, 2, 3, 4)),
+    "a tuple for a list": (TREE, lambda d: [{"w": 3 * d, "b": (d, 2 * d)}, 4 * d], (1, 2, 3, 4)),
     "flat": (TREE, lambda d: [d, 2 * d, 3 * d, 4 * d], (1, 2, 3, 4)),
     "None for a tree": (TREE, lambda d: (None, 4 * d), (0, 0, 0, 4)),
     "one tree needs no tuple": (TREE[:1], lambda d: {"w": 3 * d, "b": None}, (0, 0, 3)),
@@ -107,7 +92,6 @@ FORMS = {  # inputs, what the rule returns for the upstream d, and the gradients
     "flat beside a callable": (PAIR_AND_CALL, lambda d: [None, 5 * d, 7 * d], (0, 5, 7)),
     "empty array": ((jnp.zeros((0, 3)), 1.0), lambda d: (jnp.ones((0, 3)), 7 * d), ([], 7)),
     "empty tree": (((), 1.0), lambda d: ((), 7 * d), (7,)),
-    "None for an empty tree": (({}, 1.0), lambda d: (None, 7 * d), (7,)),
     "a number and an array": ((W, 3), lambda d: (7 * d * W, None), ([7, 7],)),
 }  # fmt: skip
 
@@ -124,9 +108,6 @@ def test_a_form_gives_its_gradients(form, mode):
 NODES = {
     "namedtuple": Point,
     "dataclass": Layer,
-    "chex dataclass": lambda w, b: ChexLayer(w=w, b=b),
-    "OrderedDict": lambda w, b: collections.OrderedDict([("w", w), ("b", b)]),
-    "defaultdict": lambda w, b: collections.defaultdict(int, {"w": w, "b": b}),
     "nested": lambda w, b: {"deep": (Point(w, [b]), Layer(b, {"w": w}))},
     "beside None": lambda w, b: (None, [w, None, (), {}], b),
 }
@@ -166,58 +147,15 @@ def test_a_gradient_in_doubt_is_refused(mode):
         by_p(lambda p, dy: [None, 5 * dy * p["a"]])
 
 
-# Random inputs: "w" stands for an array, "i" for one of integers, "s" for a static leaf.
-TREES = st.recursive(
-    st.sampled_from(["w", "w", "w", "i", "s", None]),
-    lambda children: (
-        st.lists(children, max_size=3)
-        | st.lists(children, max_size=3).map(tuple)
-        | st.dictionaries(st.sampled_from("abc"), children, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-def swapped(tree):
-    """Make tuples of the lists in a tree, and lists of the tuples."""
-    if isinstance(tree, dict):
-        return {key: swapped(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return tuple(map(swapped, tree))
-    return list(map(swapped, tree)) if isinstance(tree, tuple) else tree
-
-
-@given(inputs=st.lists(TREES, min_size=1, max_size=3).map(tuple), data=st.data())
-def test_every_form_of_the_same_answer_gives_the_same_gradients(inputs, data):
-    """Leaf number n gets n + 1."""
-    kinds, treedef = jax.tree.flatten(inputs)
-    make = {"w": W, "i": jnp.arange(2), "s": "static"}
-    dropped = [data.draw(st.booleans()) for _ in kinds]
-    numbers = [
-        (n + 1) * W if kind == "w" and not drop else None
-        for n, (kind, drop) in enumerate(zip(kinds, dropped, strict=True))
-    ]
-    answers = [treedef.unflatten(numbers), swapped(treedef.unflatten(numbers))]
-    if not any(dropped):  # a flat answer with None in it may also be one of subtrees
-        answers += [numbers, tuple(g for g in numbers if g is not None)]
-    expected = [0 * W if g is None else g for g, k in zip(numbers, kinds, strict=True) if k == "w"]
-    args = treedef.unflatten([make[kind] for kind in kinds])
-    for answer in answers:
-        assert_same(gradients(summed(lambda dy, a=answer: a), args, lambda f: f), expected)
-
-
 # --- what the rule receives -----------------------------------------------------------------------
 
 OUTPUTS = {  # y, and its upstreams for a loss that adds 1, 2, 3... times its float leaves
     "array": (lambda x: x, [1]),
     "tuple": (lambda x: (x, 2 * x), [1, 2]),
     "sorted keys": (lambda x: {"b": x, "a": 2 * x}, [1, 2]),
-    "nested": (lambda x: {"z": x, "a": (2 * x, [x]), "m": Point(x, x)}, [1, 2, 3, 4, 5]),
-    "OrderedDict": (lambda x: collections.OrderedDict([("b", x), ("a", x)]), [1, 2]),
     "with None": (lambda x: {"a": x, "none": None}, [1]),
     "numbers": (lambda x: (x, 2.5, 3, True), [1, 2, 0, False]),
     "integers": (lambda x: (jnp.arange(2), x, x > 0), [[0, 0], 1, False]),
-    "NumPy": (lambda x: (x, np.float32(2), np.arange(2)), [1, 2, [0, 0]]),
     "empty": (lambda x: (), []),
 }  # fmt: skip
 

@@ -42,7 +42,6 @@ Loss = Callable[..., Any]
 # All derivatives of a scalar function of pytrees, in the order of the leaves.
 FULL: dict[str, Callable[[Loss], Loss]] = {
     "grad": lambda f: lambda *x: jax.grad(f, argnums(x))(*x),
-    "value_and_grad": lambda f: lambda *x: jax.value_and_grad(f, argnums(x))(*x)[1],
     "jacrev": lambda f: lambda *x: jax.jacrev(f, argnums(x))(*x),
     "vjp": lambda f: lambda *x: jax.vjp(f, *x)[1](jnp.ones(())),
     "jacfwd": lambda f: lambda *x: jax.jacfwd(f, argnums(x))(*x),
@@ -54,7 +53,7 @@ ALONG: dict[str, Callable[[Loss, Any], Loss]] = {
 }
 MODES = {
     "both": [*FULL, *ALONG],
-    "reverse": ["grad", "value_and_grad", "jacrev", "vjp"],
+    "reverse": ["grad", "jacrev", "vjp"],
     "forward": ["jvp", "jacfwd"],
 }
 
@@ -87,7 +86,6 @@ AROUND: dict[str, Callable[[Loss], Loss]] = {
     "scan": lambda f: (
         lambda *x: jax.lax.scan(lambda c, x: (c + f(*x), None), jnp.zeros(()), paired(x))[0]
     ),
-    "map": lambda f: lambda *x: jnp.sum(jax.lax.map(lambda x: f(*x), paired(x))),
 }
 
 
@@ -200,7 +198,7 @@ def program(seed: int, without: Sequence[str] = ()) -> Program:
         steps.append((w.feature("derivative", modes), draw()))
     for _ in range(w.random.choice([0, 0, 1, 2])):
         at = w.random.randint(0, len(steps))
-        around = [n for n in AROUND if w.scans or n not in ("scan", "map")]
+        around = [n for n in AROUND if w.scans or n != "scan"]
         steps.insert(at, (w.feature("around", around), None))
     jit = not w.has("eager", 0.25)
     w.has("an explicit mesh", 0.15)

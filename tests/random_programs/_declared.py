@@ -10,7 +10,6 @@ from ._oracle import Declared, Env, Function, add, base, bilinear, linear, mul, 
 from ._vocabulary import CONSTANT_NAMES, HOLDERS, PLACES, SHAPES, choose
 from ._writer import Scope, Signature, Writer, filled, indented, leaves, paths, text
 
-matmul = functools.partial(bilinear, np.matmul)
 dot = functools.partial(bilinear, lambda p, q: np.sum(p * q))
 flip = functools.partial(linear, lambda v: v[::-1])
 
@@ -33,7 +32,6 @@ MAPS: dict[str, Map] = {
     ),
     "elementwise": (SAME, ONE, "{dy} * {a}", lambda t, a, b: mul(t, a)),
     "flipped": (VECTOR, ONE, "({dy} * {a})[::-1]", lambda t, a, b: mul(flip(t), a)),
-    "mapped": (VECTOR, ONE, "jax.vmap(lambda d, r: r * d)({dy}, {a})", lambda t, a, b: mul(t, a)),
     "scanned": (VECTOR, TWO, SCAN, lambda t, a, b: mul(t, add(a, b))),
     "cond": (SAME, TWO, COND.format(c="C"), lambda t, a, b: mul(t, a)),
     # Mapped over a condition, `lax.cond` becomes what JAX cannot transpose.
@@ -44,17 +42,9 @@ MAPS: dict[str, Map] = {
     ),
     "spread": (lambda to, of: not of, lambda to, of: [to], "{dy} * {a}", lambda t, a, b: dot(t, a)),
     "total": (lambda to, of: not to, ONE, "jnp.sum({dy} * {a})", lambda t, a, b: mul(a, t)),
-    "matrix": (
-        lambda to, of: (to, of) == ((2,), (3,)), lambda to, of: [(2, 3)],
-        "{a} @ {dy}", lambda t, a, b: matmul(t, a),
-    ),
-    "outer": (
-        lambda to, of: (to, of) == ((2, 3), (2,)), lambda to, of: [(3,)],
-        "jnp.outer({dy}, {a})", lambda t, a, b: matmul(t, a),
-    ),
 }  # fmt: skip
 ABOVE = ["nothing", "logged", "jax.jit", "jax.checkpoint", "jitted_checkpoint"]
-OBJECTS = ("self", "pytree self", "callable object")  # what holds the captured values itself
+OBJECTS = ("self", "pytree self")  # what holds the captured values itself
 
 
 class Definition:
@@ -150,7 +140,7 @@ class Definition:
                 self.reads[n] = get.format(None, held)
         elif self.place in (*OBJECTS, "class method"):
             self.reads = {n: f"self_{self.name}.{n}" for n in captured}
-        elif self.place not in ("cell", "static method"):
+        elif self.place != "cell":
             self.reads = {n: n for n in captured}
 
     def _body(self) -> list[str]:
@@ -316,48 +306,30 @@ class Definition:
         if place in ("default", "keyword default"):
             params += ["*"] if place == "keyword default" else []
             params.append(by_name)
-        elif place == "keyword":
-            params += ["*", *captured]
-        elif place == "partial of f":
-            params = [*captured, *params]
 
         if place == "cell" and self.w.has("primal", 0.2):
             primal = [*self.inner.lines, f"return {y}"]
             scope.lines.extend([f"def {name}_value({', '.join(params)}):", *indented(primal)])
             options.append(f"primal={name}_value")
         decorate = f"custom_gradient({', '.join(options)})" if options else "custom_gradient"
-        if place in ("static method", "class method"):
-            # In either order.
-            order = [f"@{place.replace(' ', '')}", f"@{decorate}"][:: self.random.choice([1, -1])]
-            takes_class = [self_name] if place == "class method" else []
-            lines = [*order, f"def call({', '.join([*takes_class, *params])}):", *indented(body)]
+        if place == "class method":
+            order = ["@classmethod", f"@{decorate}"][:: self.random.choice([1, -1])]  # either order
+            lines = [*order, f"def call({', '.join([self_name, *params])}):", *indented(body)]
             scope.lines.extend([f"class {name}_class:", *indented(lines)])
-            if takes_class:
-                scope.lines.extend(f"{name}_class.{n} = {scope.read(n)}" for n in captured)
+            scope.lines.extend(f"{name}_class.{n} = {scope.read(n)}" for n in captured)
             scope.lines.append(f"{name} = {name}_class.call")
         elif place in OBJECTS:
-            method = "__call__" if place == "callable object" else "call"
             lines = [f"def __init__({', '.join([self_name, *captured])}):"]
             lines += indented([f"{self_name}.{n} = {n}" for n in captured])
-            if place != "callable object":
-                kinds = ABOVE if place == "pytree self" and not self.statics else ABOVE[:2]
-                above = self.w.feature("above a method", kinds)
-                lines += [f"@{above}"] if above != "nothing" else []
-                lines += [f"@{decorate}"]
-            lines += [f"def {method}({', '.join([self_name, *params])}):", *indented(body)]
+            kinds = ABOVE if place == "pytree self" and not self.statics else ABOVE[:2]
+            above = self.w.feature("above a method", kinds)
+            lines += [f"@{above}"] if above != "nothing" else []
+            head = f"def call({', '.join([self_name, *params])}):"
+            lines += [f"@{decorate}", head, *indented(body)]
             scope.lines.extend([f"class {name}_class:", *indented(lines)])
             if place == "pytree self":
                 scope.lines.append(f"register({name}_class, {captured!r})")
-            made = f"{name}_class({outer})"
-            made = f"{decorate}({made})" if place == "callable object" else f"{made}.call"
-            scope.lines.append(f"{name} = {made}")
-        elif place in ("keyword", "partial of f"):
-            f = f"{name}_f"
-            scope.lines.extend([f"def {f}({', '.join(params)}):", *indented(body)])
-            made = f"{decorate}(functools.partial({f}, {outer}))"
-            if place == "keyword":
-                made = f"functools.partial({decorate}({f}), {by_name})"
-            scope.lines.append(f"{name} = {made}")
+            scope.lines.append(f"{name} = {name}_class({outer}).call")
         else:
             head = f"def {name}({', '.join(params)}):"
             scope.lines.extend([f"@{decorate}", head, *indented(body)])

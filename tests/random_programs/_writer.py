@@ -230,15 +230,13 @@ class Writer:
 
     def block(self, scope: Scope) -> str:
         """Write a transformation of a piece of code, which may close over what is around it."""
-        kinds = ["jit", "checkpoint", "vmap", "vmap", "cond", "switch"]
-        kinds += ["scan", "fori_loop", "map"] if self.scans else []
+        kinds = ["jit", "checkpoint", "vmap", "vmap", "cond"]
+        kinds += ["scan"] if self.scans else []
         kinds += ["while_loop"] * 3 if self.scans and (scope.loops or scope.forward) else []
 
         kinds += ["recompute_grad", "grad_pass_through"]
         if self.orders:
-            kinds += {"reverse": ["grad", "vjp"], "forward": ["jvp"]}.get(
-                self.mode, ["grad", "vjp", "jvp"]
-            )
+            kinds += {"reverse": ["grad"], "forward": ["jvp"]}.get(self.mode, ["grad", "jvp"])
         kind = self.feature("block", kinds)
         args = [self.pick(scope) for _ in range(self.random.choice([1, 2]))]
         shapes = [scope.shapes[a] for a in args]
@@ -266,17 +264,16 @@ class Writer:
             return write(shapes[0], f"{kind}({b})({reads[0]})", passed)
         if kind == "vmap":
             return self._vmap(scope, args, shapes, result, write)
-        stacked = f"jnp.stack([{reads[-1]}, 0.5 * {reads[-1]}])"
-        if kind in ("scan", "fori_loop", "while_loop"):
+        if kind in ("scan", "while_loop"):
             changes = {"loops": scope.loops} if kind == "while_loop" else {}
             both = kind == "scan" and len(args) == 2
             b, run = self.nested(scope, shapes if both else shapes[:1], shapes[0], **changes)
+            stacked = f"jnp.stack([{reads[-1]}, 0.5 * {reads[-1]}])"
             of_x = f"lax.scan(lambda c, x: ({b}(c, x), None), {reads[0]}, {stacked})[0]"
             of_c = f"lax.scan(lambda c, _: ({b}(c), None), {reads[0]}, None, length=2)[0]"
             body = f"lambda s: s[0] < 2, lambda s: (s[0] + 1, {b}(s[1]))"
             steps = {
                 "scan": of_x if both else of_c,
-                "fori_loop": f"lax.fori_loop(0, 2, lambda i, c: {b}(c), {reads[0]})",
                 "while_loop": f"lax.while_loop({body}, (0, {reads[0]}))[1]",
             }
 
@@ -287,25 +284,15 @@ class Writer:
                 return c
 
             return write(shapes[0], steps[kind], loop)
-        if kind == "map":
-            b, run = self.nested(scope, shapes[-1:], result)
-            return write(
-                result,
-                f"jnp.sum(lax.map({b}, {stacked}), 0)",
-                lambda env: add(run(env, env[args[-1]]), run(env, scale(0.5, env[args[-1]]))),
-            )
-        if kind in ("cond", "switch"):
+        if kind == "cond":
             b, run = self.nested(scope, shapes, result)
             c, other = self.nested(scope, shapes, result)
-            index = self.random.choice([0, 1])
 
             def chosen(env: Env) -> Any:
-                first = not index if kind == "switch" else np.sum(base(env[args[0]])) > 0.2
-                return (run if first else other)(env, *values(env))
+                return (run if np.sum(base(env[args[0]])) > 0.2 else other)(env, *values(env))
 
             condition = f"lax.cond(jnp.sum({reads[0]}) > 0.2, {b}, {c}, {given})"
-            switch = f"lax.switch({index}, [{b}, {c}], {given})"
-            return write(result, switch if kind == "switch" else condition, chosen)
+            return write(result, condition, chosen)
         return self._derivative(scope, kind, args, shapes, given, write)
 
     def set(self, scope: Scope, name: str, shape: Any, expression: str, value: Any) -> str:
@@ -357,10 +344,6 @@ class Writer:
                 )
 
             return write((), expression, pushed)
-        if kind == "grad":
-            expression = f"jax.grad({b})({given})"
-        else:
-            expression = f"jax.vjp({b}, {given})[1](1.0)[0]"
 
         def pulled(env: Env) -> Any:
             x, *rest = [env[a] for a in args]
@@ -368,7 +351,7 @@ class Writer:
             flat = stack(found)
             return linear(lambda v: v.reshape(shapes[0]), flat)
 
-        return write(shapes[0], expression, pulled)
+        return write(shapes[0], f"jax.grad({b})({given})", pulled)
 
     # decorated functions
 
