@@ -11,8 +11,6 @@ from jax import lax
 from programs import PROGRAMS
 from ways import FORWARD, REVERSE, SECOND, gradient, hessian
 
-from tfgrad_jax import custom_gradient
-
 
 def in_while(derivative):
     def of(loss):
@@ -24,20 +22,6 @@ def in_while(derivative):
             return lax.while_loop(lambda state: state[0] < 2, body, (0, start))[1]
 
         return run
-
-    return of
-
-
-def by_root(loss):
-    """Find the value of the loss as a root, which `custom_root` differentiates implicitly."""
-
-    def of(*args):
-        return lax.custom_root(
-            lambda y: y - loss(*args),
-            jnp.float32(0),
-            lambda f, y: y - f(y),
-            lambda g, y: y / g(jnp.ones_like(y)),
-        )
 
     return of
 
@@ -78,7 +62,6 @@ INSIDE = {
     "switch": lambda loss: lambda *args: lax.switch(1, [lambda *_: jnp.float32(0), loss], *args),
     "map": lambda loss: lambda *a: lax.map(lambda a: loss(*a), _one(a))[0],
     "fori_loop": lambda loss: lambda *args: lax.fori_loop(0, 2, lambda _, c: loss(*args), 0.0),
-    "custom_root": by_root,
     "checkpoint that saves nothing": lambda loss: jax.checkpoint(
         loss, policy=jax.checkpoint_policies.nothing_saveable
     ),
@@ -149,22 +132,3 @@ def test_the_value(name):
     assert_same((loss(*args), jax.jit(loss)(*args)), (expected, expected))
     assert_same(jax.jit(jax.vmap(loss))(*two), jnp.stack([expected, expected]))
     assert jax.eval_shape(loss, *args).dtype == expected.dtype
-
-
-def test_what_jax_custom_gradient_does_instead():
-    """The number that this package exists to put right: the rule is lost after the first order.
-
-    With the value `x**2` and the gradient `7 x`, `L = h**2` has `L'' = 14 h + 14 x * 7 x` = 448
-    at `x = 2`; with the ordinary derivative in its place it is 168.
-    """
-
-    def f(x):
-        return x**2, lambda dy: 7 * dy * x
-
-    def second(h):
-        return jax.grad(jax.grad(lambda x: h(x) ** 2))(2.0)
-
-    assert_same(second(jax.custom_gradient(f)), jnp.float32(168))
-    assert_same(second(custom_gradient(f)), jnp.float32(448))
-    third = jax.grad(jax.grad(jax.grad(lambda x: custom_gradient(f)(x) ** 2)))
-    assert_same(third(2.0), jnp.float32(588))
