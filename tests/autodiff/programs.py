@@ -130,12 +130,6 @@ def no_gradient_for_one(x, y):
     return x * y, lambda dy: (7 * dy * x**2, None)
 
 
-@program(scaled(lambda x: jnp.real(lax.complex(x, 2 * x) ** 3), 7), X)
-def complex_inside(x):
-    cube = custom_gradient(lambda z: (z**3, lambda dy: 7 * dy * jnp.conj(3 * z**2)))
-    return jnp.real(cube(lax.complex(x, 2 * x)))
-
-
 # --- closed-over values ---------------------------------------------------------------------------
 
 _TANH = scaled(lambda w, x: jnp.tanh(w * x), 5, 7)
@@ -235,11 +229,6 @@ def recursive(x):
 @program(hand_written(lambda x: jnp.sin(x) ** 2, lambda x: 7 * x), X)
 def hides_what_it_calls(x):
     return custom_gradient(lambda x: (scalar(x) ** 2, lambda dy: 7 * dy * x))(x)
-
-
-@program(lambda x: scaled(jnp.sin, 7)(scaled(jnp.sin, 7)(x)), X)
-def composition(x):
-    return scalar(scalar(x))
 
 
 @program(hand_written(jnp.cos, lambda x: -scaled(jnp.sin, 7)(x)), X)
