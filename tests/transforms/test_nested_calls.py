@@ -128,17 +128,6 @@ def test_every_level_has_its_rule(way, called, staged, order):
     assert_same(ORDERS[order](got)(X), ORDERS[order](expected)(X), rtol=1e-4)
 
 
-def test_orders_in_closed_form():
-    """With values `x**(n + 1)`, the derivative of order k of n levels is `7**k x**(n + 1 - k)`."""
-    h = ours(lambda x: (x, 7.0))
-    for _ in range(4):
-        h = ours(lambda x, below=h: (x * (b := below(x)), 7 * b))
-    for k in range(5):
-        assert_same(h(X), jnp.float32(7**k * X ** (5 - k)), rtol=1e-4)
-        assert_same(jax.jit(h)(X), jnp.float32(7**k * X ** (5 - k)), rtol=1e-4)
-        h = jax.grad(h)
-
-
 @pytest.mark.parametrize("first", ["value", "grad"])
 def test_what_is_staged_in_a_value_is_as_elsewhere(first):
     """JAX remembers a function under `jit` that was first staged where no derivative can flow."""
