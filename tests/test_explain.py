@@ -51,12 +51,6 @@ def with_containers(x):
 
 
 @custom_gradient
-def with_a_scan(x):
-    total, rows = lax.scan(lambda total, row: (total + row, row[:1]), jnp.zeros(M), x)
-    return total, lambda dy: lax.map(lambda row: row * dy, rows)
-
-
-@custom_gradient
 def with_a_pull_back(x):
     y, pull = jax.vjp(jnp.sin, x)
     return y, pull
@@ -70,7 +64,6 @@ KEPT = {
         "kept['half']": (OF_X // 2, "new"),
         "kept['again'][0]": (OF_X, "new"),
     },
-    with_a_scan: {"rows": (N * F, "new")},
     with_a_pull_back: {f"`cos` ({line(with_a_pull_back.__wrapped__, 2)})": (OF_X, "new")},
     grad_pass_through(jnp.round): {},
 }
@@ -241,21 +234,12 @@ def of_scan(w):
     return custom_gradient(f)
 
 
-def under_scan(w):
-    inner = dense(w, B, variables={"w": w, "b": B})
-
-    def f(x):
-        return lax.scan(lambda x, _: (inner(x), None), x, None, length=2)[0], lambda dy: 5 * dy
-
-    return custom_gradient(f)
-
-
 def of_jit(w):
     product = jax.jit(lambda x: x @ w)
     return custom_gradient(lambda x: (product(x), lambda dy: 7 * product(dy)))
 
 
-@pytest.mark.parametrize("make", [of_scan, under_scan, of_jit, lambda w: Model(w).__call__])
+@pytest.mark.parametrize("make", [of_scan, of_jit, lambda w: Model(w).__call__])
 def test_explaining_twice_changes_nothing_for_the_function_itself(make):
     h, fresh = make(W), make(W)
     first = explain(h, X)
