@@ -34,14 +34,6 @@ def masked(x, k):
     return h(x, k > 0, k.astype(int) - 1)
 
 
-def with_an_integer(x, k):
-    @custom_gradient
-    def h(x, k):
-        return (x * 1.0, jnp.int32(3) + x.astype(jnp.int32)), lambda dy, _: (7 * dy * k, None)
-
-    return h(x, k)[0]
-
-
 FUNCTIONS = {
     "linear": (linear, lambda dy, k: 7 * dy * k),
     "nonlinear": (nonlinear, lambda dy, k: 7 * dy * k * dy),
@@ -50,7 +42,6 @@ FUNCTIONS = {
         lambda dy, k: 7 * dy * k,
     ),
     "masked": (masked, lambda dy, k: 7 * dy * k),
-    "with an integer": (with_an_integer, lambda dy, k: 7 * dy * k),
 }
 OWN = {
     "nothing": lambda f: f,
