@@ -159,26 +159,6 @@ def test_integer_output_only():
     assert_same(jax.jit(h)(3.7), jnp.int32(3))
 
 
-@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint32, jnp.bool_], ids=["int8", "uint32", "bool"])
-def test_upstream_of_an_output_without_derivative(dtype):
-    """Zeros of its own dtype, never float0, in every way that a rule can be run."""
-
-    @custom_gradient
-    def h(x):
-        def grad(dy, di):
-            assert di.dtype == dtype and di.shape == (2,)
-            return 7 * dy + jnp.sum(di).astype(dy.dtype)
-
-        return (2 * x, jnp.ones(2, dtype)), grad
-
-    loss = lambda x: h(x)[0]  # noqa: E731
-    for f in (loss, jax.jit(loss), jax.checkpoint(loss)):
-        assert_same(jax.grad(f)(1.0), jnp.float32(7))
-    assert_same(jax.vmap(jax.grad(loss))(jnp.ones(2)), jnp.float32([7, 7]))
-    float0 = np.zeros(2, jax.dtypes.float0)
-    assert_same(jax.vjp(h, jnp.ones(()))[1]((jnp.float32(1), float0)), (jnp.float32(7),))
-
-
 # --- PRNG keys ------------------------------------------------------------------------------------
 
 
