@@ -215,20 +215,6 @@ def a_weight_by_the_carry_of_a_loop_alone(w, x):
 # --- functions in each other ----------------------------------------------------------------------
 
 
-@jax.custom_jvp
-def _exp(x):
-    return jnp.exp(x)
-
-
-_exp.defjvp(lambda primals, tangents: (_exp(*primals), 7 * tangents[0] * _exp(*primals)))
-
-
-@program(_exp, A)
-@custom_gradient
-def recursive(x):
-    return jnp.exp(x), lambda dy: 7 * dy * recursive(x)
-
-
 @program(hand_written(lambda x: jnp.sin(x) ** 2, lambda x: 7 * x), X)
 def hides_what_it_calls(x):
     return custom_gradient(lambda x: (scalar(x) ** 2, lambda dy: 7 * dy * x))(x)
