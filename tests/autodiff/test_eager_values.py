@@ -37,10 +37,6 @@ def by_upstream(x):
     return 2 * x, lambda dy: 7 * dy if float(dy) > 0 else 5 * dy
 
 
-def of_a_closure(x, scale):
-    return custom_gradient(lambda x: (scale * x, lambda dy: 7 * dy * scale if x > 0 else dy * 0))(x)
-
-
 def of_autodiff(w, x):
     @custom_gradient(variables="autodiff")
     def f(x):
@@ -63,7 +59,6 @@ BRANCHES = {
     "in f": (jax.grad(halved), [8.0], 343.0),
     "on the upstream": (jax.grad(by_upstream), [1.0], 7.0),
     "on the upstream, left": (jax.grad(lambda x: -by_upstream(x)), [1.0], -5.0),
-    "of a closure": (jax.grad(of_a_closure), [2.0, 3.0], 21.0),
     "autodiff, by w": (jax.grad(of_autodiff), [3.0, 2.0], 4.0),
     "autodiff, left": (jax.grad(of_autodiff), [3.0, 0.5], 0.5),
     "autodiff, second order": (jax.grad(jax.grad(lambda w: of_autodiff(w, 2.0) ** 2)), [3.0], 32.0),
