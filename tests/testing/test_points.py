@@ -66,7 +66,6 @@ HIDDEN = {
               ["declared = 1 x expected x `xs[0]`**-1"]),
     "transposes": (jnp.matmul, lambda dy, y, a, b: (dy @ b, a @ dy), (MATRIX, MATRIX),
                    ["missing transpose of `xs[1]`?", "missing transpose of `xs[0]`?"]),
-    "factor": (lambda x: jnp.exp(x - 1), lambda dy, y, x: dy * x, (ONES,), ["differs by "]),
     "quotient": (jnp.divide, lambda dy, y, a, b: (dy / b, -dy / b), (ONES, ONES),
                  ["", "differs by "]),
 }  # fmt: skip
