@@ -163,7 +163,6 @@ class Lock(Slots):
 
 HOLDERS = [  # the name of a weight, what holds it, and how to get at it
     ("holder['w']", lambda w: {"w": w}, lambda holder: holder["w"]),
-    ("holder[1]", lambda w: ("first", w), lambda holder: holder[1]),
     ("?", lambda w: collections.deque([w]), lambda holder: holder[0]),
     ("holder.w", Slots, lambda holder: holder.w),
     ("holder.layers[0]['w']", Model, lambda holder: holder.layers[0]["w"]),
@@ -171,7 +170,6 @@ HOLDERS = [  # the name of a weight, what holds it, and how to get at it
     ("holder.w", lambda w: lambda: w, lambda holder: holder()),
     ("holder.w", lambda w: jax.jit(lambda: w), lambda holder: holder()),
     ("holder.v", lambda w: lambda v=w: v, lambda holder: holder()),
-    ("holder.v", lambda w: lambda *, v=w: v, lambda holder: holder()),
     ("holder.args[0]", lambda w: functools.partial(jnp.add, w), lambda holder: holder.args[0]),
     ("holder.w", lambda w: dense(w, 0, variables="autodiff"), lambda h: h(jnp.eye(M))),
 ]
