@@ -202,7 +202,7 @@ def megatron(way, checked):
     return on_eight(jax.grad(loss, (0, 1)), specs, specs, checked)
 
 
-@pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("checked", [False, True] if hasattr(lax, "pcast") else [False])
 def test_megatron(checked):
     programs = [megatron(way, checked) for way in (inputs, by_hand)]
     got, _ = assert_as_by_hand(*programs, X, (A, B))
