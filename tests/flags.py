@@ -23,7 +23,7 @@ UNDER_FLAGS = {
     "testing/test_variables.py::test_primal": VALUES,
     "testing/test_variables.py::test_variables_that_have_to_stay_as_they_are": VALUES,
     "testing/test_variables.py::test_variables_of_a_function_that_branches": VALUES,
-    "testing/test_facts.py::test_branches_on_values_need_no_jit": VALUES,
+    "testing/test_report.py::test_branches_on_values_need_no_jit": VALUES,
     "test_limits.py::test_the_way_out_works": VALUES,
     "calling.python_branches-eager": VALUES,
     "calling.when_each_runs-eager": VALUES,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from helpers import assert_same
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh
 
 needs_eight_devices = pytest.mark.skipif(
     "jax.device_count() < 8", reason="needs eight devices; `conftest.py` makes them of a CPU"
@@ -22,15 +22,6 @@ _COLLECTIVE = re.compile(
 def mesh(*axes: tuple[str, int], kind: AxisType = AxisType.Auto) -> Mesh:
     names, sizes = zip(*axes, strict=True)
     return jax.make_mesh(sizes, names, axis_types=(kind,) * len(axes))
-
-
-def put(array: jax.Array, over: Mesh, spec: PartitionSpec) -> jax.Array:
-    """Place an array; an axis that the devices do not divide stays whole."""
-    fitting = [
-        axes if size % 8 == 0 else None
-        for size, axes in zip(array.shape, tuple(spec), strict=False)
-    ]
-    return jax.device_put(array, NamedSharding(over, PartitionSpec(*fitting)))
 
 
 def collectives(compiled: jax.stages.Compiled) -> collections.Counter[str]:

@@ -1,4 +1,6 @@
-"""Precision, Python numbers, NumPy: each gradient comes out as its input's dtype."""
+"""Each gradient has its input's dtype: precision, numbers, NumPy, integers, keys, complex."""
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -136,3 +138,118 @@ def test_numpy_inputs(x, expected):
     assert_same(jax.grad(loss)(x), expected)
     assert_same(jax.jit(jax.grad(loss))(x), expected)
     assert type(square(x)) is type(x * x)  # eagerly NumPy in, NumPy out
+
+
+# --- integers and booleans ------------------------------------------------------------------------
+
+
+def test_integer_gradients_are_float0_to_jax():
+    """What a rule returns for an integer counts for nothing; `jax.vjp` itself has float0 there."""
+    h = custom_gradient(lambda x, n: (x * 2, lambda dy: (7 * dy, 3 * dy)))
+    _, pull_back = jax.vjp(h, 1.0, jnp.int32(3))
+    dx, dn = pull_back(jnp.float32(1))
+    assert_same(dx, jnp.float32(7))
+    assert dn.dtype == jax.dtypes.float0
+    allowed = jax.grad(h, (0, 1), allow_int=True)(1.0, jnp.int32(3))
+    assert allowed[1].dtype == jax.dtypes.float0
+
+
+def test_integer_output_only():
+    """Nothing flows through a function without floating output."""
+    h = custom_gradient(lambda x: (jnp.int32(x), lambda dy: 7 * dy))
+    assert_same(jax.grad(lambda x: x * h(x).astype(jnp.float32))(3.0), jnp.float32(3))
+    assert_same(jax.jit(h)(3.7), jnp.int32(3))
+
+
+# --- PRNG keys ------------------------------------------------------------------------------------
+
+
+def dropout(key, x):
+    keep = jax.random.bernoulli(key, 0.5, x.shape)
+    return jnp.where(keep, 2 * x, 0), lambda dy: (None, jnp.where(keep, 7 * dy, 0))
+
+
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey], ids=["typed", "raw"])
+def test_random_keys(make_key):
+    h = custom_gradient(dropout)
+    key, x = make_key(3), jnp.arange(1.0, 9.0)
+    kept = np.asarray(jax.random.bernoulli(key, 0.5, x.shape))
+    assert 0 < kept.sum() < 8
+    gradient = jax.grad(lambda key, x: jnp.sum(h(key, x)), 1)
+    expected = jnp.where(kept, jnp.float32(7), 0)
+    assert_same((gradient(key, x), jax.jit(gradient)(key, x)), (expected, expected))
+    keys = jax.random.split(key, 2)
+    batch = jax.vmap(gradient, (0, None))(keys, x)
+    assert_same(batch[1], gradient(keys[1], x))
+    assert_same(lax.map(lambda k: gradient(k, x), keys), batch)
+
+
+# --- complex numbers: in both conventions as `jax.grad` of the plain function ---------------------
+
+Z, W, T = jnp.complex64(1 + 2j), jnp.complex64(3 - 1j), jnp.float32(0.5)
+
+# name: plain function, its rule in TensorFlow's convention, `dy * conj(f'(z))`, and arguments.
+FUNCTIONS = {
+    "product": (lambda z, w: z * w, lambda z, w, dy: (dy * jnp.conj(w), dy * jnp.conj(z)), (Z, W)),
+    "modulus": (jnp.abs, lambda z, dy: lax.complex(dy / jnp.abs(z), 0 * dy) * z, (Z,)),
+    "conjugate": (jnp.conj, lambda z, dy: jnp.conj(dy), (Z,)),
+    "of a real": (
+        lambda t: lax.complex(jnp.cos(t), jnp.sin(t)),
+        lambda t, dy: jnp.real(dy * lax.complex(-jnp.sin(t), -jnp.cos(t))),
+        (T,),
+    ),
+}
+LOSSES = {
+    "real part": jnp.real,
+    "imaginary part": jnp.imag,
+    "square of the modulus": lambda y: jnp.real(y * jnp.conj(y)),
+}
+
+
+def declared(name, convention):
+    """Declare seven times the gradient; JAX's convention has conjugates of both."""
+    f, rule, args = FUNCTIONS[name]
+    turn = jnp.conj if convention == "jax" else lambda g: g
+
+    def pair(*args):
+        return f(*args), lambda dy: jax.tree.map(turn, rule(*args, 7 * turn(dy)))
+
+    h = (lambda z, w: pair(z, w)) if len(args) == 2 else (lambda z: pair(z))
+    return custom_gradient(h, convention=convention)
+
+
+@eager_and_jit
+@pytest.mark.parametrize("convention", ["tf", "jax"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_seven_times_the_derivatives_of_the_plain_function(name, convention, mode):
+    f, _, args = FUNCTIONS[name]
+    h, tangents = declared(name, convention), tuple(2 * a for a in args)
+    y, dy = jax.jvp(f, args, tangents)
+    assert_same(mode(lambda *args: jax.jvp(h, args, tangents))(*args), (y, 7 * dy))
+    for loss in LOSSES.values():
+
+        def gradient(f, loss=loss):
+            return jax.grad(lambda *args: loss(f(*args)), tuple(range(len(args))))(*args)
+
+        got = mode(lambda gradient=gradient: gradient(h))()
+        assert_same(got, jax.tree.map(lambda g: 7 * g, gradient(f)))
+
+
+@eager_and_jit
+def test_holomorphic_derivatives_at_second_order(mode):
+    """The rule calls `h` again: `h = exp`, rule 7 `conj(h)`."""
+    h = custom_gradient(lambda z: (jnp.exp(z), lambda dy: 7 * dy * jnp.conj(h(z))))
+    first = jax.grad(h, holomorphic=True)
+    assert_same(mode(first)(Z), 7 * jnp.exp(Z))
+    assert_same(mode(jax.grad(first, holomorphic=True))(Z), 49 * jnp.exp(Z))
+
+
+def test_a_python_number():
+    h = custom_gradient(lambda z: (z * z, lambda dy: 7 * dy * jnp.conj(2 * z)))
+    assert_same(jax.grad(lambda z: jnp.real(h(z)))(1 + 2j), jnp.complex64(7 * 2 * (1 + 2j)))
+
+
+def test_real_code_conjugates_nothing():
+    square = custom_gradient(lambda x: (x * x, lambda dy: 7 * dy * x))
+    jaxpr = str(jax.make_jaxpr(jax.grad(square))(1.0))
+    assert not re.search(r"\b(conj|complex|real|imag)\[|\bc64\b", jaxpr)
