@@ -9,7 +9,7 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, eager_and_jit, sample, sine
+from helpers import assert_same, eager_and_jit, sample
 from jax import lax
 from ways import REVERSE
 
