@@ -163,9 +163,6 @@ def test_two_functions_whose_rules_call_each_other(way):
     assert_same(twice, (7 * W * X**2 + 21 * W * X**2, 35 * W * 2 * W * X**2))
 
 
-# --- rules that decorate, differentiate or hide ---------------------------------------------------
-
-
 @eager_and_jit
 def test_a_rule_that_multiplies_by_zero(mode):
     """Zero times an upstream is zero, and still depends on that upstream: `h'' = 7 * 7 h`."""
