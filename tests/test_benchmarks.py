@@ -84,6 +84,7 @@ def test_quick_run_writes_json_and_report_draws_it(tmp_path, capsys, monkeypatch
     assert "| eager jvp, inputs only | hand-written custom_jvp | 3.00x | not measured |" in table
 
 
+@pytest.mark.docs
 def test_the_page_on_performance_has_the_numbers_of_the_run_that_its_chart_shows():
     found = [Results.load(path) for path in sorted(report.RESULTS.glob("*.json"))]
     text = report.PAGE.read_text()

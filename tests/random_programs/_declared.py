@@ -189,7 +189,9 @@ class Definition:
         if self.protocol == "declared":
             self.variables = w.arrange(self.used)
             if w.has("the rule reads its variables", 0.5):
-                rule.reads |= dict(paths(self.variables, "variables"))
+                # By a name of its own: rules inside this one have `variables`, too.
+                rule.lines.append(f"{self.name}_variables = variables")
+                rule.reads |= dict(paths(self.variables, f"{self.name}_variables"))
         if w.has("recursion", 0.15) and not self.statics and not self.used:
             rule.functions[self.name] = Signature(
                 self.name, self.shapes, self.trees, [], None, self.output_tree,
