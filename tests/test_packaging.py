@@ -1,7 +1,9 @@
-"""Keep the README, `pyproject.toml` and the workflows from drifting apart."""
+"""Keep the README, `pyproject.toml`, the workflows and the sources from drifting apart."""
 
+import ast
 import pathlib
 import re
+import sys
 import tomllib
 
 import tfgrad_jax
@@ -31,6 +33,20 @@ def test_commands_install_extras_and_run_files_that_exist():
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_library_imports_jax_alone_and_its_public_modules():
+    names = set()
+    for module in (ROOT / "tfgrad_jax").rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names.add(node.module)
+    assert not [name for name in names if name.startswith("jax._src")]
+    known = {*sys.stdlib_module_names, "annotationlib"}  # which Python has from 3.14 on
+    others = {name.partition(".")[0] for name in names} - known
+    assert others == {"jax", "numpy", "tfgrad_jax"}  # JAX brings NumPy
 
 
 def test_version_changelog_and_citation_agree():
