@@ -58,7 +58,7 @@ def test_function_of_float32_alone():
     hidden = declare(
         lambda x: jnp.sin(x.astype(jnp.float32)).astype(x.dtype), lambda x, dy: dy * jnp.cos(x)
     )
-    for seed in sample(range(1000), 3):
+    for seed in (602, 759, *sample(range(1000), 3)):
         assert quick(hidden, X, seed=seed).ok
 
 
