@@ -69,7 +69,6 @@ class TracedRule(NamedTuple):
     """A traced rule in the place of a `grad_fn`: cotangents -> gradients, as in `Result`."""
 
     run: Callable[..., list[Any]]
-    variables: Sequence[Any]  # those that JAX is tracing
 
     def __call__(self, *cotangents: Any) -> list[Any]:
         return self.run(*cotangents)
@@ -80,16 +79,21 @@ class Body:
     """A call, copied around the values that it captured. It refers to none of these itself."""
 
     def __init__(
-        self, call: Call, name: str, skeleton: Skeleton | None, captured: Sequence[Any]
+        self,
+        call: Call,
+        name: str,
+        skeleton: Skeleton | None,
+        captured: Sequence[Any],
+        variables: Sequence[Any] = (),  # of a traced rule, undeclared
     ) -> None:
-        place = {id(c): i for i, c in enumerate(captured)}
         self._variables: Variables | None = None
-        self._positions: list[int] = []  # of the declared variables among the captured values
         if call.declared:
-            self._variables, listed = Variables.of(call.variables)
-            if not all(id(v) in place for v in listed):
-                raise _errors.leaked_variable(call.contract.source)
-            self._positions = [place[id(v)] for v in listed]
+            self._variables, variables = Variables.of(call.variables)
+        # By place: two of the values that were captured may later be the same one.
+        place = {id(c): i for i, c in enumerate(captured)}
+        if not all(id(v) in place for v in variables):
+            raise _errors.leaked_variable(call.contract.source)
+        self._positions = [place[id(v)] for v in variables]
         self.source, self._contract, self._name = call.contract.source, call.contract, name
         self.has_primal = call.primal is not None
         self._count = len(captured)
@@ -162,7 +166,7 @@ class Body:
         leaves, outputs, grad_fn = self._on(captured).apply(inputs)
         if not (self._declared or self._autodiff):
             traced_rule = isinstance(grad_fn, TracedRule)
-            self._governs = bool(grad_fn.variables) if traced_rule else accepts_variables(grad_fn)
+            self._governs = bool(self._positions) if traced_rule else accepts_variables(grad_fn)
         return leaves, outputs, grad_fn
 
     def value(self, operands: Sequence[Any]) -> list[Any]:
@@ -220,8 +224,6 @@ class Body:
             moving = True
         positions, variables = self._positions, self._variables
         if isinstance(grad_fn, TracedRule):
-            place = {id(c): i for i, c in enumerate(captured)}
-            positions = [place[id(v)] for v in grad_fn.variables]
             gradients, parts = (lambda rule, cotangents: rule[0](*cotangents)), [grad_fn.run]
         else:
             if self._governs and captured:
@@ -270,9 +272,10 @@ def body_of(call: Call, name: str, look: bool = True) -> tuple[Body, list[Any]]:
     if reached is False:
         return Body(call.replaced(f=snapshot(call.f)), name, None, []), []
     found = dissect([*call.held, *declared]) if reached else None
+    listed: Sequence[Any] = ()
     if found is None:
         try:
-            call = hoisted(call, declared)
+            call, listed = hoisted(call, declared)
         except NeedsValuesError:
             if look and reached is None:  # there is much, and maybe no tracer in it
                 return Body(call, name, None, []), []
@@ -280,21 +283,22 @@ def body_of(call: Call, name: str, look: bool = True) -> tuple[Body, list[Any]]:
         found = dissect([*call.held, *declared])
         assert found is not None
     skeleton, captured = found
-    return Body(call, name, skeleton, captured), captured
+    return Body(call, name, skeleton, captured, listed), captured
 
 
-def hoisted(call: Call, declared: Sequence[Any]) -> Call:
+def hoisted(call: Call, declared: Sequence[Any]) -> tuple[Call, Sequence[Any]]:
     """Return the call of a function that evaluates a jaxpr of `f`, and holds its tracers in lists.
 
-    The jaxpr returns what the rule takes from `f`, too.
+    The jaxpr returns what the rule takes from `f`, too. Return also the undeclared variables of a
+    rule that had to be traced.
     """
     known: list[Any] = []
 
     def apply(*operands: Any) -> Any:
         leaves, outputs, grad_fn = call.apply(operands)
-        found = dissect([grad_fn])
+        found, listed = dissect([grad_fn]), declared
         if found is None:
-            variables, listed = None, declared
+            variables = None
             if call.declared:
                 variables = Variables.of(call.variables)[0]
             elif call.variables is None and accepts_variables(grad_fn):
@@ -303,13 +307,13 @@ def hoisted(call: Call, declared: Sequence[Any]) -> Call:
             gradients, parts = call.contract.rule(outputs, variables), [grad_fn, *listed]
             upstreams = [cotangent_type(leaves[i]) for i in outputs.differentiable]
             rule, _ = traced(lambda *cotangents: gradients(parts, cotangents), *upstreams)
-            found = dissect([TracedRule(rule, listed)])
+            found = dissect([TracedRule(rule)])
             assert found is not None
-        known[:] = outputs.treedef, found[0]
+        known[:] = outputs.treedef, found[0], listed
         return leaves, found[1]
 
     evaluated, _ = traced(apply, *call.operands)
-    treedef, skeleton = known
+    treedef, skeleton, listed = known
 
     def f(*operands: Any) -> tuple[Any, Any]:
         leaves, residuals = evaluated(*operands)
@@ -318,7 +322,8 @@ def hoisted(call: Call, declared: Sequence[Any]) -> Call:
     primal = None
     if call.primal is not None:
         primal, _ = traced(lambda *operands: call.value(operands), *call.operands)
-    return call.replaced(f=f, primal=primal, bound_to=(), constants=(), rest={}, direct=True)
+    new = call.replaced(f=f, primal=primal, bound_to=(), constants=(), rest={}, direct=True)
+    return new, listed
 
 
 def _listed(call: Call) -> list[Any]:

@@ -127,12 +127,20 @@ def test_what_y_ignores_is_no_variable_and_needs_no_gradient(compute, mode):
 
 
 @eager_and_jit
-def test_a_stopped_weight_is_a_variable_and_both_modes_ask_the_rule(mode):
+# A class cannot be copied: `f` is traced, and in forward mode JAX stops the weight before that.
+@pytest.mark.parametrize(("holder", "at"), [("cell", "f"), ("cell", "rule"), ("class", "rule")])
+def test_a_stopped_weight_is_a_variable_and_both_modes_ask_the_rule(holder, at, mode):
     def loss(w, x):
+        held = type("Held", (), {"w": w})
+        read = (lambda: held.w) if holder == "class" else lambda: w
+        stopped = {"f": read, "rule": read} | {at: lambda: lax.stop_gradient(read())}
+
         @custom_gradient
         def f(x):
-            y = lax.stop_gradient(w) * x
-            return y, lambda dy, variables: (7 * dy * w, [5 * dy * x for _ in variables])
+            def rule(dy, variables):
+                return 7 * dy * stopped["rule"](), [5 * dy * x for _ in variables]
+
+            return stopped["f"]() * x, rule
 
         return f(x)
 
