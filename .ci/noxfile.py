@@ -112,8 +112,6 @@ def long(session: nox.Session) -> None:
     elsewhere = [f"--ignore=tests/{name}" for name in ("adopters", "interop", "tf_parity")]
     pytest(session, "-m", "nightly", "--seed", TONIGHT, "--timeout", "3000", *elsewhere)
     pytest(session, "--seed", TONIGHT, "--count", "5", *CORE[:3])
-    seed = ["--count", "2000", "--seed", TONIGHT]
-    session.run("python", "-m", "tests.random_programs", *seed)
 
 
 @nox.session(python="3.11", tags=["nightly"])

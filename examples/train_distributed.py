@@ -209,6 +209,8 @@ def restore(
             f"argument --resume: the run in {options.out} was started with {found.settings}; "
             f"expected the same, got {settings(options)}"
         )
+    if jax.process_index() == 0:
+        print(f"resumed after step {latest}")
     return latest, found.state
 
 

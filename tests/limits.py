@@ -257,6 +257,30 @@ DROPPED_IN_SCAN = limit(
 )
 
 
+def calls_itself(held: Any, w: Any) -> Any:
+    held.w = w
+
+    @custom_gradient
+    def f(x: Any) -> Any:
+        return jnp.exp(held.w * x), lambda dy, variables: (0 * dy, [7 * x * dy * f(x)])
+
+    return f(X)
+
+
+limit(
+    "recursion through a class",
+    "A rule that calls its own function does not end if a class that is made in a function holds a "
+    "differentiated weight, as an attribute or in the closure of a method. Hold it in an instance.",
+    "A class cannot be copied, so the function is traced with its rule at each call.",
+    lambda: jax.grad(lambda w: calls_itself(type("Held", (), {}), w))(X),
+    RecursionError,
+    "recursion|Recursively calling",
+    lambda: jax.grad(lambda w: calls_itself(type("Held", (), {})(), w))(X),
+    7 * X * jnp.exp(X * X),
+    page="docs/limits.md",
+)
+
+
 def of_a_ref(captured: bool) -> Callable[[Any], Any]:
     def f(r: Any, x: Any) -> Any:
         kept = r[...]
