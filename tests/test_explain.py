@@ -72,6 +72,21 @@ def test_names_and_sizes_of_what_a_rule_keeps(h):
     assert found.kept_bytes == sum(v.size * v.dtype.itemsize for v in leaves)
 
 
+def test_the_output_is_told_from_what_is_new_for_a_rule_with_variables():
+    """To find these, `f` is traced once more."""
+
+    def layer(w):
+        @custom_gradient
+        def f(x):
+            y = w * jnp.exp(x)
+            return y, lambda dy, variables: (dy * y, [jnp.sum(dy * y) / w])
+
+        return f
+
+    found = kept(explain(layer(jnp.float32(2)), X))
+    assert found == {"w": (4, "captured"), "y": (OF_X, "output")}
+
+
 def test_what_plain_autodiff_keeps():
     w = W
 

@@ -86,7 +86,7 @@ def test_variables_of_an_instance():
 
 
 def test_what_is_no_weight():
-    w, table = jnp.ones(3), np.arange(3.0, dtype=np.float32)
+    w, table, index = jnp.ones(3), np.arange(3.0, dtype=np.float32), jnp.arange(3)
 
     @custom_gradient
     def constant(x):  # its rule does not take variables
@@ -95,8 +95,9 @@ def test_what_is_no_weight():
     assert notes(quick(constant, X)) == {"x": ""}
 
     @custom_gradient
-    def layer(x):  # NumPy arrays are constants
-        return w * x + table, lambda dy, variables: (dy * w, [dy * x])
+    def layer(x):  # NumPy arrays are constants, and integers have no derivative
+        y = w * x + table + index.astype(w.dtype)
+        return y, lambda dy, variables: (dy * w, [dy * x])
 
     assert notes(quick(layer, X)) == {"x": "", "w": ""}
 
