@@ -135,6 +135,12 @@ def test_gradients_in_another_class_are_refused(wrong):
 
 
 @eager_and_jit
+def test_a_number_may_have_a_gradient_where_it_is_not_differentiated(mode):
+    h = custom_gradient(lambda x, n, setting: (n * x, lambda dy: [7 * dy, 5 * dy]))
+    assert_same(mode(jax.grad(lambda x: h(x, 2.5, "mode")))(1.0), jnp.float32(7))
+
+
+@eager_and_jit
 def test_a_gradient_in_doubt_is_refused(mode):
     """None may stand for the whole dictionary, and the other for a number that has no gradient."""
 
