@@ -367,7 +367,8 @@ EVERY = [
     for mode in MODES
     if name not in UNMAPPED or "vmap" not in str(way)
 ]
-CORE = [(n, w, "jit") for n in ("dot", "roll in scan", "cond", "split") for w in ORDERS]
+ALWAYS = "dot", "roll in scan", "cond", "zeros beside a custom_jvp"
+CORE = [(n, w, "jit") for n in ALWAYS for w in ORDERS]
 
 
 @pytest.mark.parametrize(("name", "way", "mode"), [*CORE, *sample(EVERY, 15)])
