@@ -46,11 +46,6 @@ def test_second_order_costs_no_more_than_the_hand_written_one():
     assert all(got[what] <= by_hand[what] for what in w.COUNTS)
 
 
-def test_counts_tell_programs_apart():
-    plain, hand = (counts("implicit layer", way) for way in (PLAIN, HAND))
-    assert plain["temp memory"] > 10 * hand["temp memory"]
-
-
 @pytest.mark.parametrize("name", sample(TINY, 2))
 def test_contestants_agree(name):
     errors = w.check(TINY[name])

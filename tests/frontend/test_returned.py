@@ -161,7 +161,7 @@ OUTPUTS = {  # y, and its upstreams for a loss that adds 1, 2, 3... times its fl
     "tuple": (lambda x: (x, 2 * x), [1, 2]),
     "sorted keys": (lambda x: {"b": x, "a": 2 * x}, [1, 2]),
     "with None": (lambda x: {"a": x, "none": None}, [1]),
-    "numbers": (lambda x: (x, 2.5, 3, True), [1, 2, 0, False]),
+    "numbers": (lambda x: (x, 2.5, 3, True, np.array(True)), [1, 2, 0, False, False]),
     "integers": (lambda x: (jnp.arange(2), x, x > 0), [[0, 0], 1, False]),
     "empty": (lambda x: (), []),
 }  # fmt: skip

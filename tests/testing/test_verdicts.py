@@ -10,6 +10,7 @@ from checking import X, declare, full_square, half_square, note, quick
 from helpers import sample
 from right_rules import RULES
 
+from tfgrad_jax import custom_gradient
 from tfgrad_jax.testing import check_gradient
 
 
@@ -60,6 +61,14 @@ def test_function_of_float32_alone():
     )
     for seed in (602, 759, *sample(range(1000), 3)):
         assert quick(hidden, X, seed=seed).ok
+
+
+def test_real_and_complex_outputs_are_judged_in_double_precision():
+    @custom_gradient
+    def f(x):
+        return (x**2, jax.lax.complex(x, x)), lambda a, b: 2 * x * a + b.real + b.imag
+
+    assert quick(f, X).rows[0].differences < 1e-6
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
