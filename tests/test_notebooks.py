@@ -71,11 +71,8 @@ def _kinds(cell):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_stored_outputs_are_clean(path):
     notebook = _read(path)
-    nbformat.validate(notebook)
-    assert notebook.metadata.kernelspec.name == "python3"
     cells = _code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert any(cell.outputs for cell in cells)
     for output in (o for cell in cells for o in cell.outputs):
         assert output.output_type != "error"
         assert output.get("name") != "stderr"

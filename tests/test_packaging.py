@@ -21,15 +21,6 @@ def test_readme_names_the_supported_versions():
     assert f"needs jax {jax} or newer and nothing else" in README
 
 
-def test_commands_install_extras_and_run_files_that_exist():
-    commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
-    assert len(commands) == 2
-    for command in commands:
-        (extra,) = re.findall(r'"\.\[(\w+)\]"', command)
-        assert extra in PROJECT["optional-dependencies"]
-    assert (ROOT / commands[0].split()[-1]).is_file()
-
-
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target

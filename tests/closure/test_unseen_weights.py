@@ -112,3 +112,15 @@ def test_any_unseen_weight_is_right_or_an_error(place, protocol, outer, inner, w
 def test_eagerly_an_unseen_weight_has_its_gradient(place, way):
     for protocol in ("undeclared", "autodiff", "declared"):
         assert check(place, protocol, "nothing", "nothing", way), protocol
+
+
+@pytest.mark.parametrize("protocol", ["undeclared", "lost", "autodiff"])
+def test_an_unseen_weight_in_the_value_beside_a_staged_gradient_is_an_error(protocol):
+    f = PROTOCOLS[protocol][0](PLACES["variable"][1])
+
+    def loss(w):
+        put_in_a_variable(w)
+        return jax.jit(jax.value_and_grad(f))(jnp.float32(2))[0]
+
+    with pytest.raises(jax.errors.UnexpectedTracerError, match="that JAX cannot see"):
+        jax.grad(loss)(3.0)
