@@ -73,8 +73,6 @@ def test_names_and_sizes_of_what_a_rule_keeps(h):
 
 
 def test_the_output_is_told_from_what_is_new_for_a_rule_with_variables():
-    """To find these, `f` is traced once more."""
-
     def layer(w):
         @custom_gradient
         def f(x):

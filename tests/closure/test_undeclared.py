@@ -180,6 +180,8 @@ def test_without_traced_values_there_are_no_variables(rule, mode):
     w = jnp.float32(3)  # concrete: no variable
     f = custom_gradient(lambda x: (w * x, NOTHING_CAPTURED[rule]))
     assert_same(mode(jax.grad(f))(2.0), jnp.float32(7))
+    two = custom_gradient(lambda x, y: (w * x * y, lambda dy, variables=None: (7 * dy, 5 * dy)))
+    assert_same(mode(jax.grad(two, (0, 1)))(2.0, 3.0), (jnp.float32(7), jnp.float32(5)))
 
 
 @pytest.mark.parametrize("none", [[None, None], (None, None), None])
