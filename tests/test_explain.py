@@ -81,8 +81,8 @@ def test_the_output_is_told_from_what_is_new_for_a_rule_with_variables():
 
         return f
 
-    found = kept(explain(layer(jnp.float32(2)), X))
-    assert found == {"w": (4, "captured"), "y": (OF_X, "output")}
+    expected = {"w": (4, "captured"), "y": (OF_X, "output")}
+    assert kept(explain(layer(jnp.float32(2)), X)) == expected
 
 
 def test_what_plain_autodiff_keeps():

@@ -108,14 +108,6 @@ def test_threads_do_not_disturb_each_other(style, mode):
         list(pool.map(work, range(1, 5)))
 
 
-@every_style
-def test_calls_interleave(style):
-    """Between the forward and the backward pass of one call come those of others."""
-    begun = [jax.vjp(style(ELEMENTWISE), scale * W, X) for scale in range(1, 4)]
-    for scale, (y, pull) in enumerate(begun, 1):
-        assert_same(pull(2 * y), expected(scale), atol=1e-4)
-
-
 # --- many calls, and what is kept ---------------------------------------------------------------
 
 MANY = {

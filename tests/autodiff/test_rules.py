@@ -156,7 +156,6 @@ LINEAR = {
     "scan": scanned(lambda c, x: c * x + c[::-1]),
     "fori_loop": lambda dy: lax.fori_loop(0, 3, lambda i, c: c * X[i], dy),
     "constant custom_jvp": lambda dy: bent(X) * dy,
-    "zeros beside a custom_jvp": lambda dy: [bent(X) * dy, jnp.zeros(N)],
     "constant of jax.nn": lambda dy: jax.nn.softmax(X) * (dy - jnp.sum(dy * jax.nn.relu(X))),
     "constant callback": lambda dy: called_back(lambda x: np.float32(3) * x, X) * dy,
     "stopped constant": lambda dy: lax.stop_gradient(X) * dy,
@@ -359,6 +358,12 @@ def test_forward_mode_applies_the_transpose(name):
     assert_same(jax.vjp(h, *xs)[1](X), tuple(x * g for x, g in zip(xs, gradients, strict=True)))
 
 
+def test_zeros_beside_a_custom_derivative_in_forward_mode():
+    rule = lambda x, dy: (7 * dy * bent(x), jnp.zeros(2), 0.0)  # noqa: E731
+    f = custom_gradient(lambda x, a, b: (x + a.sum() + b, lambda dy: rule(x, dy)))
+    assert_same(jax.jvp(f, (1.0, X[:2], 2.0), (1.0, X[:2], 1.0))[1], jnp.float32(7))
+
+
 ORDERS = FORWARD | REVERSE
 EVERY = [
     (name, way, mode)
@@ -367,8 +372,7 @@ EVERY = [
     for mode in MODES
     if name not in UNMAPPED or "vmap" not in str(way)
 ]
-ALWAYS = "dot", "roll in scan", "cond", "zeros beside a custom_jvp"
-CORE = [(n, w, "jit") for n in ALWAYS for w in ORDERS]
+CORE = [(n, w, "jit") for n in ("dot", "roll in scan", "cond", "split") for w in ORDERS]
 
 
 @pytest.mark.parametrize(("name", "way", "mode"), [*CORE, *sample(EVERY, 15)])

@@ -72,14 +72,12 @@ def identity(a: Any) -> Any:
 
 
 def listed(variables: Sequence[Any], values: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-    """Return gradients for the variables, which are some of the values, each once, in order.
-
-    What was traced as two values may be one when the trace is evaluated: then it comes twice.
-    """
+    """Return gradients for the variables, which are some of the values, each once, in order."""
     found = [[i for i, v in enumerate(values) if v is w] for w in variables]
     assert all(found), "a variable that the function does not use"
     firsts = list(dict.fromkeys(i for i, *_ in found))
     assert firsts == sorted(firsts), "not in the order of first use"
+    # What was traced as two values may be one when the trace is evaluated.
     found = [each if each not in found[:j] else [] for j, each in enumerate(found)]
     terms = [[gradients[i] for i in each if gradients[i] is not None] for each in found]
     return [sum(each[1:], each[0]) if each else None for each in terms]
