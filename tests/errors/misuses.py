@@ -372,6 +372,7 @@ GRADIENTS = [
     misuse("Return a function", of_one("lambda dy: 2 * dy"),
         f"returned the callable `f.grad.<lambda>` (model.py:4) {WANTED}",
         "Maybe you wrote `return g` instead of `return g(dy)`"),
+    misuse("Return a comparison", of_one("True"), f"returned the bool True {WANTED}"),
 ]  # fmt: skip
 
 UNDECLARED = "is differentiated with respect to values that it closes over"
