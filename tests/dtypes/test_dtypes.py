@@ -244,9 +244,11 @@ def test_holomorphic_derivatives_at_second_order(mode):
     assert_same(mode(jax.grad(first, holomorphic=True))(Z), 49 * jnp.exp(Z))
 
 
-def test_a_python_number():
+def test_a_python_number_and_no_gradient():
     h = custom_gradient(lambda z: (z * z, lambda dy: 7 * dy * jnp.conj(2 * z)))
     assert_same(jax.grad(lambda z: jnp.real(h(z)))(1 + 2j), jnp.complex64(7 * 2 * (1 + 2j)))
+    none = custom_gradient(lambda z, t: (2 * t, lambda dy: (None, 7 * dy)))
+    assert_same(jax.grad(none, (0, 1))(Z, T), (jnp.complex64(0), jnp.float32(7)))
 
 
 def test_real_code_conjugates_nothing():
