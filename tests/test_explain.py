@@ -72,17 +72,16 @@ def test_names_and_sizes_of_what_a_rule_keeps(h):
     assert found.kept_bytes == sum(v.size * v.dtype.itemsize for v in leaves)
 
 
-def test_the_output_is_told_from_what_is_new_for_a_rule_with_variables():
-    def layer(w):
-        @custom_gradient
-        def f(x):
-            y = w * jnp.exp(x)
-            return y, lambda dy, variables: (dy * y, [jnp.sum(dy * y) / w])
+def test_the_output_is_told_from_what_is_new_where_a_weight_has_a_gradient():
+    w = jnp.float32(2)
 
-        return f
+    def f(x):
+        y = w * jnp.exp(x)
+        return y, lambda dy, variables=(): (dy * y, [jnp.sum(dy * y) / w]) if variables else dy * y
 
     expected = {"w": (4, "captured"), "y": (OF_X, "output")}
-    assert kept(explain(layer(jnp.float32(2)), X)) == expected
+    assert kept(explain(custom_gradient(f), X)) == expected
+    assert kept(explain(custom_gradient(f, variables="autodiff"), X))["y"] == (OF_X, "output")
 
 
 def test_what_plain_autodiff_keeps():
