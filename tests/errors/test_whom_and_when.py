@@ -103,7 +103,7 @@ def uncovered(w, b, mask, x):
 
 
 def wrong_shape(w, b, mask, x):
-    return jnp.sum(custom_gradient(lambda x: (x, lambda dy: jnp.ones((2, 2))))(x))
+    return jnp.sum(custom_gradient(lambda x: (x, lambda dy: jnp.ones(2)))(x))
 
 
 def over(argnum, around):
@@ -127,7 +127,8 @@ AROUND = {
 def test_an_error_is_the_same_under_every_transformation(around, mode):
     if around != "order 2":
         text = said(ValueError, mode(over(3, AROUND[around])(wrong_shape)), ARGS)
-        assert "gradient of shape (2, 2) for the input `x`; expected its own shape, (3,)." in text
+        assert "gradient of shape (2,) for the input `x`; expected its own shape, (3,)." in text
+        assert "Maybe" not in text  # nothing simple makes the one of the other
     text = said(TypeError, mode(over(0, AROUND[around])(uncovered)), ARGS)
     assert "is differentiated with respect to values that it closes over" in text
 
