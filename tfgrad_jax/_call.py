@@ -79,13 +79,9 @@ class Body:
     """A call, copied around the values that it captured. It refers to none of these itself."""
 
     def __init__(
-        self,
-        call: Call,
-        name: str,
-        skeleton: Skeleton | None,
-        captured: Sequence[Any],
+        self, call: Call, name: str, skeleton: Skeleton | None, captured: Sequence[Any],
         variables: Sequence[Any] = (),  # of a traced rule, undeclared
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._variables: Variables | None = None
         if call.declared:
             self._variables, variables = Variables.of(call.variables)
