@@ -45,12 +45,14 @@ def of_autodiff(w, x):
     return f(x)
 
 
+scaled = custom_gradient(lambda x, s: (x * s if s > 0 else x, lambda dy: (7 * dy, None)))
 S = 1 / (1 + np.exp(-3.0))
 BRANCHES = {
     "right": (jax.grad(sign), [3.0], S * (1 - S)),
     "left": (jax.grad(sign), [-3.0], 0.25),
     "second order": (jax.grad(jax.grad(sign)), [3.0], S * (1 - S) * (1 - 2 * S)),
     "jvp": (jax.jacfwd(sign), [3.0], S * (1 - S)),
+    "not mapped": (lambda s: jax.vmap(scaled, (0, None))(jnp.ones(1), s)[0], [3.0], 3.0),
     "value under jit": (jax.jit(cube), [2.0], 8.0),  # nothing needs the rule
     # L = h**2: L' = 14 h x**2; L'' = 28 h x + 14 x**2 * 7 x**2
     "third order": (jax.grad(jax.grad(jax.grad(cube))), [2.0], 14.0),
@@ -72,8 +74,6 @@ def test_python_branches_on_values(name):
 
 
 def test_numpy_in_f_and_rule():
-    """What only concrete arrays allow: NumPy functions, `float`, indices."""
-
     @custom_gradient
     def median(x):
         values = np.asarray(x)
@@ -116,7 +116,6 @@ def test_jit_traces_each_once():
 
 @eager_and_jit
 def test_the_nan_of_a_rule_is_found(mode):
-    """`debug_nans` stops in the rule, where it is; and not before it."""
     h = custom_gradient(lambda x: (x * x, lambda dy: dy * jnp.log(-x)))
     x = jnp.float32(2)
     with jax.debug_nans(True):
