@@ -21,8 +21,9 @@ def test_readme_names_the_supported_versions():
     assert f"needs jax {jax} or newer and nothing else" in README
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+def test_links_and_the_main_command_lead_somewhere():
+    (main,) = re.findall(r"^python3 -m venv .* (\S+\.py)$", README, re.MULTILINE)
+    for target in (main, *re.findall(r"\]\(([^)#:]+)\)", README)):
         assert (ROOT / target).exists(), target
 
 
