@@ -9,9 +9,8 @@ list holds what it captured.
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from jax.errors import UnexpectedTracerError
 from jax.tree_util import tree_leaves
@@ -19,11 +18,11 @@ from jax.tree_util import tree_leaves
 from . import _errors
 from ._autodiff.custom import HiddenTracerError
 from ._closure.objects import OpaqueError
-from ._closure.reach import TooMuchError
+from ._closure.reach import ManyError, TooMuchError, Walk, is_captured
 from ._closure.skeleton import Skeleton, dissect, snapshot
 from ._closure.traced import first_uses, traced
 from ._compat import cotangent_type
-from ._frontend.grad_fn import Call, Contract, Surroundings, Variables, accepts_variables
+from ._frontend.grad_fn import Call, Contract, Surroundings, Variables
 from ._frontend.structure import Outputs
 from ._program import Program
 from ._source import Source
@@ -33,6 +32,8 @@ from ._types import NeedsValuesError, is_traced, spec
 # Where more is captured, it is mostly not used: all the weights of a model, in one of its layers.
 # A trace shows what is used, so that a layer costs the same in a large model.
 _MANY = 8
+
+Uses: TypeAlias = list[tuple[Any, Any]]  # values, each with the equation that uses it first
 
 
 def run(call: Call, name: str) -> Any:
@@ -63,19 +64,18 @@ def program_of(call: Call, name: str, trace: bool = False) -> tuple[Program, lis
     too_much = False
     if not trace:
         try:
-            skeleton, captured = dissect([*around, *listed], patient=False)
-            if not (len(captured) > _MANY and is_staging()):
-                program = Program(name, contract, call, skeleton, variables, captured, listed)
-                if len(captured) > _MANY:
-                    with contextlib.suppress(*NeedsValuesError):
-                        program.note_uses(captured, _uses(call))
-                return program, captured
+            skeleton, captured, uses = _dissected(call, listed)
+            program = Program(name, contract, call, skeleton, variables, captured, listed)
+            program.note_uses(captured, uses)
+            return program, captured
         except OpaqueError as error:
             holder = error.kind
         except TooMuchError:
             too_much = True
+        except ManyError:
+            pass
     try:
-        contract, parts, variables, listed = _hoisted(call)
+        contract, parts, variables, listed, uses = _hoisted(call)
     except NeedsValuesError as error:
         if too_much and not listed:  # maybe there is no tracer in it
             return Program(name, contract, call, snapshot(list(around)), variables), []
@@ -86,7 +86,42 @@ def program_of(call: Call, name: str, trace: bool = False) -> tuple[Program, lis
             error.add_note(_errors.traced_needs_values(contract.source, where))
         raise
     skeleton, captured = dissect([*parts, *listed])
-    return Program(name, contract, call, skeleton, variables, captured, listed), captured
+    program = Program(name, contract, call, skeleton, variables, captured, listed)
+    program.note_uses(captured, uses)
+    return program, captured
+
+
+def _dissected(call: Call, listed: Sequence[Any]) -> tuple[Skeleton, list[Any], Uses | None]:
+    """Return a skeleton of a call, what it captured, and how `y` uses that where it is known.
+
+    Of much that a function reaches it captures what it uses, in `f` or in the rule. Raises
+    `ManyError` under staging, where the call is traced instead.
+    """
+    values = [*call.around, *listed]
+    try:
+        return *dissect(values, patient=False, most=_MANY), None
+    except ManyError as error:
+        if is_staging():
+            raise
+        reached = error.taken
+    used = {id(v) for v in listed}
+
+    def value(*operands: Any) -> Any:
+        leaves, outputs, grad_fn = call.contract.apply(call.around, operands)
+        walk = Walk(lambda v: id(v) in reached, patient=True)
+        walk.leads([grad_fn])
+        of_rule = walk.taken
+        if len(of_rule) > _MANY:
+            of_rule = _traced_rule(call, leaves, outputs, grad_fn).captured
+        used.update(of_rule)
+        return leaves
+
+    try:
+        _, closed = traced(value, *call.operands)
+    except (*NeedsValuesError, TooMuchError):
+        return *dissect(values, patient=False), None
+    used.update(map(id, closed.consts))
+    return *dissect(values, takes=lambda v: id(v) in used and id(v) in reached), _uses(closed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -117,35 +152,23 @@ class _Traced(Contract):
         return super().gradients(grad_fn, outputs, cotangents, variables, traced)
 
 
-def _hoisted(call: Call) -> tuple[Contract, Surroundings, Variables | None, Sequence[Any]]:
+def _hoisted(call: Call) -> tuple[Contract, Surroundings, Variables | None, Sequence[Any], Uses]:
     """Return how to call a jaxpr of `f` that holds its tracers in lists, and this.
 
-    The jaxpr returns what the rule takes from `f`, too. Return also the declared variables, and the
-    undeclared ones of a rule that had to be traced.
+    The jaxpr returns what the rule takes from `f`, too. Return also the declared variables, the
+    undeclared ones of a rule that had to be traced, and how `y` uses what is captured.
     """
-    contract, around, (variables, listed) = call.contract, call.around, call.declared()
+    contract, around = call.contract, call.around
+    variables, listed = call.declared()
     known: list[Any] = []
-    uses = functools.cache(lambda: _undeclared(call))
 
     def apply(*operands: Any) -> Any:
         leaves, outputs, grad_fn = contract.apply(around, operands)
-        chooses = call.variables is None and accepts_variables(grad_fn)
-        of_rule: Sequence[Any] = listed
+        of_rule, is_traced = listed, False
         try:
-            skeleton, residuals = dissect([grad_fn], patient=chooses)
-            if len(residuals) > _MANY and is_staging() and not (chooses and len(uses()) > 1):
-                raise TooMuchError
-            is_traced = False
+            skeleton, residuals = _dissected_rule(call, leaves, outputs, grad_fn)
         except (OpaqueError, TooMuchError):
-            given = variables
-            if chooses and (of_rule := uses()):
-                given = Variables.listed(of_rule, list(map(spec, of_rule)))
-            upstreams = [cotangent_type(leaves[i]) for i in outputs.differentiable]
-            rule, _ = traced(
-                lambda *cts: contract.gradients(grad_fn, outputs, cts, given, of_rule),
-                *upstreams,
-                source=Source.of(grad_fn),
-            )
+            rule, of_rule, _ = _traced_rule(call, leaves, outputs, grad_fn)
             skeleton, residuals = dissect([rule])
             is_traced = True
         known[:] = outputs, skeleton, is_traced, of_rule
@@ -153,7 +176,7 @@ def _hoisted(call: Call) -> tuple[Contract, Surroundings, Variables | None, Sequ
 
     paths = contract.inputs.leaf_paths()
     names = [paths[i] for i in contract.inputs.operands]
-    f, _ = traced(apply, *call.operands, source=contract.source, names=names)
+    f, closed = traced(apply, *call.operands, source=contract.source, names=names)
     outputs, skeleton, is_rule_traced, of_rule = known
     primal: Any = None
     if around.primal is not None:
@@ -161,21 +184,56 @@ def _hoisted(call: Call) -> tuple[Contract, Surroundings, Variables | None, Sequ
     same = {f.name: getattr(contract, f.name) for f in dataclasses.fields(Contract)}
     same["is_rule_traced"] = is_rule_traced
     new = _Traced(**same, outputs=outputs, grad_fn=skeleton)
-    return new, Surroundings(f, (), (), {}, primal), variables, of_rule
+    uses = _uses(closed, outputs.count)
+    return new, Surroundings(f, (), (), {}, primal), variables, of_rule, uses
+
+
+def _dissected_rule(
+    call: Call, leaves: Sequence[Any], outputs: Outputs, grad_fn: Any
+) -> tuple[Skeleton, list[Any]]:
+    """Return the skeleton of a rule, and its residuals: of much that it reaches, what it uses."""
+    patient = call.chooses(grad_fn)
+    try:
+        return dissect([grad_fn], patient=patient, most=_MANY)
+    except ManyError:
+        try:
+            used = _traced_rule(call, leaves, outputs, grad_fn).captured
+        except NeedsValuesError:
+            return dissect([grad_fn], patient=patient)
+    return dissect([grad_fn], takes=lambda v: id(v) in used and is_captured(v))
+
+
+class _TracedRule(NamedTuple):
+    rule: Callable[..., Any]  # of the cotangents
+    variables: Sequence[Any]  # all that it gives gradients for
+    captured: dict[int, Any]  # by id
+
+
+def _traced_rule(call: Call, leaves: Sequence[Any], outputs: Outputs, grad_fn: Any) -> _TracedRule:
+    """Trace a rule with its variables: the declared ones, or all that `y` depends on."""
+    variables, listed = call.declared()
+    if call.chooses(grad_fn) and (listed := _undeclared(call)):
+        variables = Variables.listed(listed, list(map(spec, listed)))
+    rule, closed = traced(
+        lambda *cts: call.contract.gradients(grad_fn, outputs, cts, variables, listed),
+        *(cotangent_type(leaves[i]) for i in outputs.differentiable),
+        source=Source.of(grad_fn),
+    )
+    return _TracedRule(rule, listed, {id(c): c for c in closed.consts})
 
 
 def _undeclared(call: Call) -> list[Any]:
     """Return the tracers that `y` depends on, in the order of their first use."""
-    found = [value for value, _ in _uses(call)]
+    apply = call.contract.apply
+    _, closed = traced(lambda *operands: apply(call.around, operands)[0], *call.operands)
+    found = [value for value, _ in _uses(closed)]
     return [v for v in found if is_traced([v]) and spec(v).differentiable]
 
 
-def _uses(call: Call) -> list[tuple[Any, Any]]:
-    """Return the values that `f` closes over and `y` depends on, with the equations that use them.
+def _uses(closed: Any, results: int | None = None) -> Uses:
+    """Return the constants that the (first so many) results of a jaxpr depend on, in their order.
 
-    They come in the order of their first use. `f` is traced, which it may not bear.
+    That is the order of their first use.
     """
-    apply = call.contract.apply
-    _, closed = traced(lambda *operands: apply(call.around, operands)[0], *call.operands)
-    uses = first_uses(closed).items()
+    uses = first_uses(closed, results).items()
     return [(closed.consts[i], eqn) for i, eqn in uses if i < len(closed.consts)]

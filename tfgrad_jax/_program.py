@@ -227,8 +227,10 @@ class Program:
             self._uses = _places(dependence_on(self._leaves, captured, inputs))
         return self._uses
 
-    def note_uses(self, captured: Sequence[Any], uses: Sequence[tuple[Any, Any]]) -> None:
+    def note_uses(self, captured: Sequence[Any], uses: Sequence[tuple[Any, Any]] | None) -> None:
         """Note what is known of the use of captured values: these, each with an equation."""
+        if uses is None:
+            return
         place = {id(c): i for i, c in enumerate(captured)}
         self._uses = _places({place[id(v)]: eqn for v, eqn in uses if id(v) in place})
 

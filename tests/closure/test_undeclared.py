@@ -74,6 +74,50 @@ def test_eagerly_f_may_branch_on_the_value_of_a_variable(way):
     assert_derivative(WAYS[way], using(USES["a branch on a value"]), ORACLE, *ARRAYS)
 
 
+# --- much is captured: two weights of many are used, a third by the rule alone --------------------
+
+
+def in_a_model(reads, branches=False):
+    """The rule holds the weights of the whole model, or what it needs."""
+
+    def h(z, a, k, x):
+        weights = [k + i for i in range(12)] + [z, a, k]
+
+        @custom_gradient
+        def f(x):
+            if branches and weights[0] < 0:
+                raise ValueError
+            *_, first, second, last = weights
+            y = first * x + second * x**2
+            held = weights if reads == "all" else [second, last]
+
+            def grad(dy, variables):
+                assert len(variables) == 2
+                return 7 * dy * held[-1] * held[-2], [5 * dy * x, 11 * dy * x**2]
+
+            return y, grad
+
+        return f(x)
+
+    return squared(h)
+
+
+@pytest.mark.parametrize("reads", ["all", "its own"])
+def test_a_layer_of_many_weights(reads):
+    for name in BRIEF:
+        assert_derivative(WAYS[name], in_a_model(reads), ORACLE, *ARRAYS)
+
+
+@pytest.mark.parametrize(("reads", "way"), sample(itertools.product(["all", "its own"], WAYS), 6))
+def test_a_layer_of_many_weights_in_every_mode(reads, way):
+    assert_derivative(WAYS[way], in_a_model(reads), ORACLE, *ARRAYS)
+
+
+@pytest.mark.parametrize("way", ["grad", "jvp", "grad of grad", "hessian"])
+def test_eagerly_a_layer_of_many_weights_may_branch_on_one(way):
+    assert_derivative(WAYS[way], in_a_model("its own", branches=True), ORACLE, *ARRAYS)
+
+
 # --- dependence: `y = 3 x` in all of these, whatever is done with `w` -----------------------------
 
 

@@ -44,6 +44,14 @@ class TooMuchError(Exception):
     """There is too much to look at."""
 
 
+class ManyError(Exception):
+    """More tracers are held than the caller wants: these, by their ids."""
+
+    def __init__(self, taken: dict[int, Any]) -> None:
+        super().__init__(len(taken))
+        self.taken = taken
+
+
 def is_captured(value: Any) -> bool:
     """Return whether JAX must be given a value that a function holds as an operand."""
     return is_operand(value) and (not isinstance(value, Tracer) or is_live(value))
@@ -64,6 +72,7 @@ class Walk:
 
     def __init__(self, takes: Callable[[Any], bool] = is_captured, patient: bool = False) -> None:
         self.way: set[int] = set()
+        self.taken: dict[int, Any] = {}  # by id
         self._takes = takes
         self._budget = _BUDGET if patient or not is_staging() else _BUDGET_STAGED
         self._seen: dict[int, Any] = {}  # by id, and kept, so that no id is used twice
@@ -96,6 +105,7 @@ class Walk:
             elif key not in self._seen:
                 self._seen[key] = value
                 if self._takes(value):
+                    self.taken[key] = value
                     self._mark(key)
                 elif not is_leaf(cls):
                     self._pending.append(value)

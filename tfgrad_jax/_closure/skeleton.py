@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from .objects import OpaqueError, Wrapper, recipe
-from .reach import CACHED, INERT, Walk, content_of, is_captured, is_leaf
+from .reach import CACHED, INERT, ManyError, Walk, content_of, is_captured, is_leaf
 
 _FUNCTION, _CELL = types.FunctionType, types.CellType
 
@@ -100,6 +100,7 @@ class Skeleton:
         cells: Cells | None = None,
         lenient: bool = False,
         patient: bool = True,
+        most: int | None = None,
     ) -> None:
         self.taken: list[Any] = []
         self._takes, self._lenient, self._cells = takes, lenient, cells or {}
@@ -108,6 +109,8 @@ class Skeleton:
         if takes is not None:
             self._walk = Walk(takes, patient)
             self._walk.leads(values)
+            if most is not None and len(self._walk.taken) > most:
+                raise ManyError(self._walk.taken)
         self._plans = [self._plan(value) for value in values]
 
     def finish(self) -> "Skeleton":
@@ -180,15 +183,19 @@ INERT.add(Skeleton)
 
 
 def dissect(
-    values: Sequence[Any], cells: Cells | None = None, patient: bool = True
+    values: Sequence[Any],
+    cells: Cells | None = None,
+    patient: bool = True,
+    takes: Callable[[Any], bool] = is_captured,
+    most: int | None = None,
 ) -> tuple[Skeleton, list[Any]]:
     """Return the values without the tracers in them, and these.
 
     Raises `OpaqueError` where one cannot be taken out, `TooMuchError` where there is too much to
-    look at: sooner, under staging, unless `patient`.
+    look at (sooner, under staging, unless `patient`), `ManyError` where there are more than `most`.
     """
     try:
-        skeleton = Skeleton(values, cells=cells, patient=patient)
+        skeleton = Skeleton(values, takes, cells, patient=patient, most=most)
     except RecursionError:
         raise OpaqueError(values[0]) from None
     captured = skeleton.taken

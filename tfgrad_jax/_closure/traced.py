@@ -124,13 +124,13 @@ def dependence_on(
     return {positions[i]: eqn for i, eqn in found.items() if i < len(positions)}
 
 
-def first_uses(closed: ClosedJaxpr) -> dict[int, Any]:
-    """Return which constants and operands the results of a jaxpr depend on.
+def first_uses(closed: ClosedJaxpr, results: int | None = None) -> dict[int, Any]:
+    """Return which constants and operands the (first so many) results of a jaxpr depend on.
 
     They come as in `dependence_on`, the constants before the operands.
     """
     jaxpr = without_consts(closed)
-    mask = functools.reduce(operator.or_, dependence(jaxpr), 0)
+    mask = functools.reduce(operator.or_, dependence(jaxpr)[:results], 0)
     wanted = {v: i for i, v in enumerate(jaxpr.invars) if mask >> i & 1}
     uses: dict[int, Any] = {}
     for eqn in jaxpr.eqns:

@@ -204,6 +204,10 @@ class Call(NamedTuple):
         """Whether captured values get the ordinary gradient of `f`."""
         return isinstance(self.variables, str)
 
+    def chooses(self, grad_fn: Any) -> bool:
+        """Return whether a rule gets the undeclared variables that are being differentiated."""
+        return self.variables is None and accepts_variables(grad_fn)
+
     def declared(self) -> tuple[Variables | None, list[Any]]:
         """Return the declared variables and the traced ones; raise if there is no array."""
         if self.variables is None or self.autodiff:
