@@ -139,18 +139,6 @@ class _Traced(Contract):
         leaves, residuals = around.f(*operands)
         return leaves, self.outputs, self.grad_fn(residuals)[0]
 
-    def gradients(
-        self,
-        grad_fn: Callable[..., Any],
-        outputs: Outputs,
-        cotangents: Sequence[Any],
-        variables: Variables | None,
-        traced: Sequence[Any],
-    ) -> list[Any]:
-        if self.is_rule_traced:  # with its variables
-            return grad_fn(*cotangents)
-        return super().gradients(grad_fn, outputs, cotangents, variables, traced)
-
 
 def _hoisted(call: Call) -> tuple[Contract, Surroundings, Variables | None, Sequence[Any], Uses]:
     """Return how to call a jaxpr of `f` that holds its tracers in lists, and this.

@@ -150,6 +150,8 @@ class Contract:
         traced: Sequence[Any],
     ) -> list[Any]:
         """Run a rule; return the gradients of the operands, then those of the traced variables."""
+        if self.is_rule_traced:  # which returns just that
+            return grad_fn(*cotangents)
         upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)
         if variables is None and requires_variables(grad_fn):
             variables = NO_VARIABLES
