@@ -194,7 +194,7 @@ def _dissected_rule(
 class _TracedRule(NamedTuple):
     rule: Callable[..., Any]  # of the cotangents
     variables: Sequence[Any]  # all that it gives gradients for
-    captured: dict[int, Any]  # by id
+    captured: dict[int, Any]  # by id; with the variables, which a rule may only compare
 
 
 def _traced_rule(call: Call, leaves: Sequence[Any], outputs: Outputs, grad_fn: Any) -> _TracedRule:
@@ -207,7 +207,7 @@ def _traced_rule(call: Call, leaves: Sequence[Any], outputs: Outputs, grad_fn: A
         *(cotangent_type(leaves[i]) for i in outputs.differentiable),
         source=Source.of(grad_fn),
     )
-    return _TracedRule(rule, listed, {id(c): c for c in closed.consts})
+    return _TracedRule(rule, listed, {id(c): c for c in (*closed.consts, *listed)})
 
 
 def _undeclared(call: Call) -> list[Any]:

@@ -78,7 +78,7 @@ def test_eagerly_f_may_branch_on_the_value_of_a_variable(way):
 
 
 def in_a_model(reads, branches=False):
-    """The rule holds the weights of the whole model, or what it needs."""
+    """The rule holds the weights of the whole model, or its own; it looks for one without a use."""
 
     def h(z, a, k, x):
         weights = [k + i for i in range(12)] + [z, a, k]
@@ -89,11 +89,12 @@ def in_a_model(reads, branches=False):
                 raise ValueError
             *_, first, second, last = weights
             y = first * x + second * x**2
-            held = weights if reads == "all" else [second, last]
+            held = weights if reads == "all" else [first, second, last]
 
             def grad(dy, variables):
-                assert len(variables) == 2
-                return 7 * dy * held[-1] * held[-2], [5 * dy * x, 11 * dy * x**2]
+                *_, first, second, last = held
+                both = (first, 5 * dy * x), (second, 11 * dy * x**2)
+                return 7 * dy * last * second, [g for v in variables for w, g in both if v is w]
 
             return y, grad
 
