@@ -148,6 +148,7 @@ def program(seed: int, without: Sequence[str] = ()) -> Program:
     order = w.random.choice([1, 2, 2, 3])
     w.features.add(f"order {order}")
     w.orders = int(order < 3 and w.chance(0.3))
+    w.solves = order + w.orders < 3
     forward = w.mode == "forward"
     numbers = np.random.default_rng(seed)
 

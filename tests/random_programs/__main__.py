@@ -1,6 +1,7 @@
 """Check many random programs."""
 
 import argparse
+import collections
 
 import jax
 import tqdm
@@ -15,8 +16,10 @@ def main() -> None:
     parser.add_argument("--without", action="append", default=[], help="a feature, or its kind")
     options = parser.parse_args()
     failed: list[tuple[Program, BaseException]] = []
+    features: collections.Counter[str] = collections.Counter()
     for seed in tqdm.tqdm(range(options.seed, options.seed + options.count), unit="program"):
         p = program(seed, options.without)
+        features.update(p.features)
         try:
             check(p)
         except Exception as error:
@@ -28,6 +31,7 @@ def main() -> None:
     if failed:
         smallest, error = min(failed, key=lambda f: (len(f[0].source), f[0].seed))
         print(smallest.describe(), f"{type(error).__name__}: {error}", sep="\n")
+    print(*(f"{n:6} {feature}" for feature, n in sorted(features.items())), sep="\n")
     wrong = sum(isinstance(error, DisagreementError) for _, error in failed)
     print(f"{options.count} programs: {wrong} wrong, {len(failed) - wrong} raised")
     raise SystemExit(bool(failed))

@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 
 from ._oracle import Declared, Env, Function, add, base, bilinear, linear, mul, scale
-from ._vocabulary import CONSTANT_NAMES, HOLDERS, PLACES, SHAPES, choose
+from ._vocabulary import CONSTANT_NAMES, DENSE, HOLDERS, INVERSE, PLACES, SHAPES, choose
 from ._writer import Scope, Signature, Writer, filled, indented, leaves, paths, text
 
 dot = functools.partial(bilinear, lambda p, q: np.sum(p * q))
 flip = functools.partial(linear, lambda v: v[::-1])
+running = functools.partial(linear, np.cumsum)
+product = functools.partial(linear, lambda v: DENSE.T @ v)
+inverse = functools.partial(linear, lambda v: INVERSE @ v)
 
 
 def by_residual(t: Any, a: Any, b: Any) -> Any:
@@ -22,6 +25,7 @@ def by_residual(t: Any, a: Any, b: Any) -> Any:
 # the shapes of its residuals, its text, and its transpose, of a tangent and the residuals.
 Map = tuple[Callable[..., bool], Callable[..., list[Any]], str, Callable[..., Any]]
 SAME, VECTOR = lambda to, of: to == of, lambda to, of: to == of and len(to) == 1
+THREE = lambda to, of: to == of == (3,)  # noqa: E731
 ONE, TWO = lambda to, of: [of], lambda to, of: [of, of]
 COND = "lax.cond(jnp.sum({c}) > 0.2, lambda d: d * {{a}}, lambda d: 2.0 * d * {{b}}, {{dy}})"
 SCAN = "lax.scan(lambda c, r: (c + r * {dy}, None), jnp.zeros_like({dy}), jnp.stack([{a}, {b}]))[0]"
@@ -40,6 +44,11 @@ MAPS: dict[str, Map] = {
         SAME, TWO, "jnp.where({a} > 0.1, {dy} * {a}, 2.0 * {dy} * {b})",
         lambda t, a, b: choose(a, mul(t, a), scale(2.0, mul(t, b))),
     ),
+    "outside of JAX": (
+        VECTOR, ONE, "summed({dy} * {a})", lambda t, a, b: mul(flip(running(flip(t))), a),
+    ),
+    "sparse": (THREE, ONE, "sparse_product({dy} * {a})", lambda t, a, b: mul(product(t), a)),
+    "solved": (THREE, ONE, "solved({dy} * {a})", lambda t, a, b: mul(inverse(t), a)),
     "spread": (lambda to, of: not of, lambda to, of: [to], "{dy} * {a}", lambda t, a, b: dot(t, a)),
     "total": (lambda to, of: not to, ONE, "jnp.sum({dy} * {a})", lambda t, a, b: mul(a, t)),
 }  # fmt: skip
@@ -141,6 +150,8 @@ class Definition:
         self.place = w.feature("capture", [*PLACES, *HOLDERS])
         if self.protocol == "tf" and self.place == "copy hooks":  # whose list is fixed
             self.protocol, self.masks, captured = "declared", [], [*self.used, *self.rule_used]
+        if self.place in ("class attribute", "class method"):  # a class is not copied: as above
+            self.masks, captured = [], [*self.used, *self.rule_used]
         if self.place in HOLDERS:
             put, get = HOLDERS[self.place]
             for n in captured:
@@ -252,6 +263,8 @@ class Definition:
             kinds = [k for k, (fits, *_) in MAPS.items() if fits(to, of)]
             if self.w.mode != "reverse":
                 kinds = [k for k in kinds if k != "cond on a residual"]
+            if not self.w.solves:
+                kinds = [k for k in kinds if k != "solved"]
             kind = self.w.feature("rule", kinds)
             _, shapes, pull, push = MAPS[kind]
             residuals = [self.w.of_shape(rule, s) for s in shapes(to, of)]

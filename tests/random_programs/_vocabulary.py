@@ -12,7 +12,7 @@ import numpy as np
 
 import tfgrad_jax
 
-from ._oracle import add, base, bilinear, linear, mul, scale, smooth
+from ._oracle import Dual, add, base, bilinear, linear, mul, scale, smooth
 
 
 @dataclasses.dataclass
@@ -50,8 +50,8 @@ class Node:
 
     def get(self) -> Any:
         root = self.children[0].parent
-        assert root in self.nodes and root is self
-        return root.a * self.scales[root]
+        assert root in self.nodes and root is self and self.scales[root] == 1.0
+        return root.a
 
 
 class Hooked:
@@ -131,9 +131,9 @@ def undecorated(f: Any = None, **_: Any) -> Any:
     return plain
 
 
-def outside(f: Callable[[Any], Any], x: Any) -> Any:
-    x = jax.lax.stop_gradient(x)
-    return jax.pure_callback(f, jax.typeof(x), x, vmap_method="sequential")
+def outside(f: Callable[..., Any], *args: Any) -> Any:
+    args = jax.lax.stop_gradient(args)
+    return jax.pure_callback(f, jax.typeof(args[0]), *args, vmap_method="sequential")
 
 
 @tfgrad_jax.custom_gradient
@@ -150,11 +150,58 @@ def summed_back(y: Any) -> Any:
 
 DENSE = np.array([[0.0, 0.8, 0.0], [-0.5, 0.0, 0.3], [0.0, 0.0, 1.1]])
 ENTRIES = np.argwhere(DENSE)
+DEFINITE = np.array([[2.0, 0.3, 0.0], [0.3, 1.5, -0.4], [0.0, -0.4, 1.2]])
+INVERSE = np.linalg.inv(DEFINITE)
 
 
 def sparse_product(x: Any) -> Any:
     matrix = jax.experimental.sparse.BCOO((jnp.asarray(DENSE[DENSE != 0]), ENTRIES), shape=(3, 3))
     return matrix @ x
+
+
+def solved(b: Any) -> Any:
+    return jax.scipy.sparse.linalg.cg(lambda x: jnp.asarray(DEFINITE) @ x, b, tol=1e-14)[0]
+
+
+class Operator:
+    """A matrix whose gradient is declared as the product by the adjoint, so many times."""
+
+    def __init__(self, matrix: Any, factor: float, adjoint: Any = None) -> None:
+        self.matrix, self.factor = matrix, factor
+        self.T = adjoint or Operator(factor * matrix.T, 1.0, self)
+
+    @tfgrad_jax.custom_gradient
+    def __call__(self, x: Any) -> Any:
+        return outside(lambda x: self.matrix @ x, x), self.T if self.factor != 1.0 else self.back
+
+    def back(self, y: Any) -> Any:
+        return jnp.asarray(self.matrix.T) @ y
+
+
+@tfgrad_jax.custom_gradient
+def implicit(b: Any) -> Any:
+    return solved(b), lambda dx: 3.0 * solved(dx)
+
+
+def scaled_by(w: Any) -> Any:
+    """Return a self-adjoint operator, which is its own rule."""
+
+    @tfgrad_jax.custom_gradient
+    def apply(x: Any) -> Any:
+        return outside(np.multiply, x, w), apply
+
+    return apply
+
+
+def declared(value: Any, slope: Any) -> Any:
+    """Return what the oracle does for a value with a declared, constant slope."""
+
+    def run(x: Any) -> Any:
+        if isinstance(x, Dual):
+            return Dual(x.level, run(x.primal), linear(lambda v: slope @ v, x.tangent))
+        return value @ x
+
+    return run
 
 
 HOLDERS = {  # how a value is put in, and read; `tests/closure/captures.py` has many more
@@ -196,7 +243,8 @@ NAMESPACE = {
 }  # fmt: skip
 NAMESPACE |= {f.__name__: f for f in (Record, Slots, Table, Pair, Node, Hooked)}
 NAMESPACE |= {f.__name__: f for f in (identity, listed, register, logged, jitted_checkpoint)}
-NAMESPACE |= {f.__name__: f for f in (summed, sparse_product)}
+NAMESPACE |= {f.__name__: f for f in (summed, sparse_product, solved, implicit, scaled_by)}
+NAMESPACE["operator"] = Operator(DENSE, 5.0)
 
 
 def _same(*shapes: tuple[int, ...]) -> Any:
@@ -209,6 +257,10 @@ def _or_scalar(x: tuple[int, ...], y: tuple[int, ...]) -> Any:
 
 def _vector(x: tuple[int, ...]) -> Any:
     return x if len(x) == 1 else None
+
+
+def _three(x: tuple[int, ...]) -> Any:
+    return x if x == (3,) else None
 
 
 def _product(x: tuple[int, ...], y: tuple[int, ...]) -> Any:
@@ -236,7 +288,14 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
     "sparse": (
         "sparse_product({0})",
         lambda x: linear(lambda a: DENSE @ a, x),
-        lambda x: x if x == (3,) else None,
+        _three,
+    ),
+    "operator": ("operator({0})", declared(DENSE, 5.0 * DENSE), _three),
+    "implicit": ("implicit({0})", declared(INVERSE, 3.0 * INVERSE), _three),
+    "self-adjoint": (
+        "scaled_by(lax.stop_gradient({0}))({1})",
+        lambda w, x: mul(base(w), x),
+        _same,
     ),
     "add": ("{0} + {1}", add, _same),
     "subtract": ("{0} - {1}", lambda x, y: add(x, scale(-1.0, y)), _same),
@@ -244,5 +303,6 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
     "matmul": ("{0} @ {1}", functools.partial(bilinear, np.matmul), _product),
     "where": ("jnp.where({0} > 0.1, {1}, {2})", choose, _same),
 }
-UNARY = ["sin", "cos", "tanh", "scale", "stop", "flip", "sum", "first", "outside of JAX", "sparse"]
-BINARY = ["add", "subtract", "multiply", "multiply", "matmul"]
+OPERATORS = ["outside of JAX", "sparse", "operator", "implicit"]
+UNARY = ["sin", "cos", "tanh", "scale", "stop", "flip", "sum", "first", *OPERATORS]
+BINARY = ["add", "subtract", "multiply", "multiply", "matmul", "self-adjoint"]

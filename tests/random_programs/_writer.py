@@ -22,7 +22,7 @@ from ._oracle import (
     with_base,
     without_tangents,
 )
-from ._vocabulary import BINARY, CONSTANTS, OPERATIONS, SHAPES, UNARY, Pair, constant
+from ._vocabulary import BINARY, CONSTANTS, OPERATIONS, OPERATORS, SHAPES, UNARY, Pair, constant
 
 
 @functools.cache
@@ -114,6 +114,7 @@ class Writer:
         self.features: set[str] = set()
         self.count = 0
         self.orders = 0  # of derivatives that the program itself may take
+        self.solves = True  # JAX raises an error for third derivatives of some solutions
         self.mode = self.feature("mode", ["both", "both", "both", "both", "reverse", "forward"])
         self.scans = self.chance(0.75)
 
@@ -157,6 +158,8 @@ class Writer:
 
     def assign(self, scope: Scope, operation: str, *args: str, name: str | None = None) -> str:
         template, step, shape = OPERATIONS[operation]
+        if operation in (*OPERATORS, "self-adjoint"):
+            self.features.add(f"operation: {operation}")
         name = name or self.name("v")
         found = shape(*(scope.shapes[a] for a in args))
         expression = template.format(*map(scope.read, args))
@@ -183,6 +186,8 @@ class Writer:
     def operation(self, scope: Scope) -> str:
         for _ in range(20):
             operation = self.random.choice([*UNARY, *BINARY, *BINARY, "where"])
+            if operation == "implicit" and not self.solves:
+                continue
             count = 1 if operation in UNARY else 2 if operation in BINARY else 3
             args = [self.pick(scope) for _ in range(count)]
             if OPERATIONS[operation][2](*(scope.shapes[a] for a in args)) is not None:
