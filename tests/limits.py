@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core
 import jax.numpy as jnp
-import pytest
 from helpers import assert_same
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
+from jax.experimental import sparse
 from jax.scipy.sparse.linalg import gmres
 from random_programs import drops_in_scan
 
@@ -134,6 +135,67 @@ limit(
     "of two upstreams",
     lambda: jax.jvp(solved(wrapped=True), (B,), (B,))[1],
     7 * jnp.linalg.solve(MATRIX, B),
+    page="docs/limits.md",
+)
+
+
+def mapped_with(kind: Any) -> Any:
+    matrix = kind.fromdense(MATRIX)
+    return jax.jacfwd(custom_gradient(lambda x: (MATRIX.T @ x, lambda dy: 7 * (matrix @ dy))))(B)
+
+
+limit(
+    "sparse matrices under vmap",
+    "`vmap`, `jacfwd`, `jacrev` and `hessian` raise if a rule uses a sparse matrix of the class "
+    "`CSR` or `COO`. Use `BCOO` or `BCSR`.",
+    "JAX has no batching rule for a product with such a matrix, with or without a custom gradient.",
+    lambda: mapped_with(sparse.CSR),
+    NotImplementedError,
+    "Batching rule for 'csr_matvec'",
+    lambda: mapped_with(sparse.BCSR),
+    7 * MATRIX.T,
+    page="docs/limits.md",
+)
+
+
+def both_slopes(constant: float) -> Any:
+    def operator(x: Any) -> Any:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(lambda x: 3 * x + constant, shape, lax.stop_gradient(x))
+
+    f = declared_by(custom_gradient(lambda x: (operator(x), lambda dy: 3 * dy)))
+    return jax.grad(f)(X), jax.jvp(f, (X,), (jnp.ones_like(X),))[1]
+
+
+limit(
+    "operators that are not linear",
+    "If a rule is a decorated function whose value JAX cannot look into (a callback, a kernel) and "
+    "that value is not linear, `jvp` and `grad` disagree without an error. Keep such an operator "
+    "linear: add constants outside of it.",
+    "Forward mode transposes the operator by its own rule, which says nothing about a constant.",
+    lambda: assert_same(*both_slopes(constant=1.0)),
+    AssertionError,
+    "4",  # the value at 1; by the rule it is 3
+    lambda: both_slopes(constant=0.0),
+    (jnp.float32(3), jnp.float32(3)),
+    page="docs/limits.md",
+)
+
+
+def through(transpose: Callable[[Callable[[Any], Any]], Any], w: Any) -> Any:
+    return transpose(custom_gradient(lambda x: (w * x, lambda dy: 7 * w * dy)))(X)[0]
+
+
+limit(
+    "linear_transpose",
+    "`jax.linear_transpose` of a decorated function raises under `vmap`, and where it is "
+    "differentiated with respect to a value that the function closes over. Use `jax.vjp`.",
+    "JAX's linear_call has no batching rule, and no derivative with respect to its residuals.",
+    lambda: jax.vmap(functools.partial(through, lambda h: jax.linear_transpose(h, X)))(B),
+    NotImplementedError,
+    "Batching rule for 'linear_call'",
+    lambda: jax.vmap(jax.grad(functools.partial(through, lambda h: jax.vjp(h, X)[1])))(B),
+    7 * X * jnp.ones(2),
     page="docs/limits.md",
 )
 
@@ -458,35 +520,58 @@ limit(
 )
 
 
-def branching_closure(w: Any, x: Any) -> Any:
-    @custom_gradient(variables=[w])
-    def f(x: Any) -> Any:
-        return (w * x if x > 0 else -w * x), lambda dy, variables: (7 * dy, [5 * dy])
-
-    return f(x)
-
-
 @custom_gradient
-def branching_on_inputs(w: Any, x: Any) -> Any:
-    return (w * x if x > 0 else -w * x), lambda dy: (5 * dy, 7 * dy)
+def choosing(x: Any) -> Any:
+    return jnp.where(x > 0, x, -x), lambda dy: jnp.where(x > 0, 7 * dy, -5 * dy)
 
 
-CLOSURES_ARE_TRACED = limit(
-    "JAX's new custom_vjp",
-    "With JAX's flag `jax_custom_vjp3`, JAX traces a function that closes over a differentiated "
-    "weight: the function sees no values. Pass the weight as an argument.",
-    "The new `custom_vjp` stages the functions that it is given.",
-    lambda: jax.grad(branching_closure, (0, 1))(X, X),
+limit(
+    "JAX's new custom derivatives",
+    "With both of JAX's flags `jax_custom_vjp3` and `jax_custom_jvp3`, a function that is being "
+    "differentiated sees no values. Use `jnp.where` instead of `if`.",
+    "The new custom derivatives stage the functions that they are given.",
+    lambda: jax.grad(branching)(X),
     jax.errors.TracerBoolConversionError,
     "boolean conversion of traced array",
-    lambda: jax.grad(branching_on_inputs, (0, 1))(X, X),
-    (jnp.float32(5), jnp.float32(7)),
-    applies=lambda: getattr(jax.config, "jax_custom_vjp3", False),
+    lambda: jax.grad(choosing)(X),
+    jnp.float32(7),
+    applies=lambda: all(
+        getattr(jax.config, f"jax_custom_{mode}3", False) for mode in ("jvp", "vjp")
+    ),
     page="docs/limits.md",
 )
 
-values_of_closures = pytest.mark.skipif(
-    CLOSURES_ARE_TRACED.applies(), reason=CLOSURES_ARE_TRACED.sentence
+
+def sines(f: Callable[[Any], Any]) -> int:
+    """Return how often a checkpoint that saves the name "s" computes a sine, in both passes."""
+    policy = jax.checkpoint_policies.save_only_these_names("s")
+    kept = jax.checkpoint(f, policy=policy)
+    return str(jax.make_jaxpr(lambda x: jax.vjp(kept, x)[1](x))(X)).count("= sin ")
+
+
+@custom_gradient
+def naming(x: Any) -> Any:
+    s = checkpoint_name(jnp.sin(x), "s")
+    return s * 1.0, lambda dy: 7 * dy * s
+
+
+@custom_gradient
+def named(x: Any, s: Any) -> Any:
+    return s * 1.0, lambda dy: (7 * dy * s, None)
+
+
+limit(
+    "names in a checkpoint",
+    "With JAX's flag `jax_remat3`, a policy of `jax.checkpoint` does not save what a decorated "
+    "function names by `checkpoint_name`. Name the value outside, and pass it as an argument.",
+    "The new checkpoint recomputes what a custom derivative keeps; a hand-written custom_vjp, too.",
+    lambda: assert_same(sines(naming), 1),
+    AssertionError,
+    "2",
+    lambda: sines(lambda x: named(x, checkpoint_name(jnp.sin(x), "s"))),
+    1,
+    applies=lambda: getattr(jax.config, "jax_remat3", False),
+    page="docs/limits.md",
 )
 
 

@@ -99,6 +99,18 @@ def _needs(path):
     return set(found) - set(sys.stdlib_module_names) - {"jax", "tfgrad_jax"}
 
 
+BRINGS = {"dm-haiku": {"haiku"}, "flax": {"flax", "optax"}, "orbax-checkpoint": {"orbax"}}
+
+
+def test_the_list_of_how_tos_says_what_to_install():
+    line = r"^- \[.+?\]\((\w+\.md)\)(?:.*\*Needs\* `(.+?)`)?"
+    pages = re.findall(line, (DOCS / "howto" / "index.md").read_text(), re.MULTILINE)
+    assert len(pages) > 20
+    for page, needs in pages:
+        named = {"numpy"}.union(*(BRINGS.get(name, {name}) for name in needs.split()))
+        assert _needs(DOCS / "howto" / page) <= named, page
+
+
 @pytest.mark.docs
 @pytest.mark.filterwarnings("default::DeprecationWarning:(?!tfgrad_jax)")  # of the frameworks
 @pytest.mark.parametrize(("path", "parsers"), PAGES)

@@ -77,8 +77,8 @@ class Explanation(NamedTuple):
             (("closed over", "", "gradient"), self.captured),
             (("kept by the rule", "", "", ""), kept),
         ):
-            first, *others = aligned([head, *table])
-            lines += [f"  {first}", *(f"    {line}" for line in others)] if table else []
+            rows = [(f"  {name}", *rest) for name, *rest in table]
+            lines += [f"  {line}" for line in aligned([head, *rows])] if table else []
         forward = {True: "works", False: "no: ", None: "unknown: "}[self.forward_mode]
         return "\n".join([*lines, f"  forward mode: {forward}{self.obstacle}"])
 

@@ -30,6 +30,8 @@ class Cards(SphinxPostTransform):
                 next(row.findall(nodes.entry))["classes"].append("name")
                 for heading, cell in zip(headings, row.findall(nodes.entry), strict=True):
                     if heading and cell.astext() and isinstance(cell[0], nodes.paragraph):
+                        if len(cell.astext()) <= 22 and "name" not in cell["classes"]:
+                            cell["classes"].append("short")
                         cell[0].insert(0, nodes.inline("", heading, classes=["label"]))
 
 

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from helpers import assert_same, eager_and_jit
-from limits import values_of_closures
 
 from tfgrad_jax import custom_gradient
 
@@ -68,7 +67,6 @@ def test_runs_grow_with_the_depth_alone(protocol, way):
     assert counts[1] <= (3 if (way, protocol) == ("hessian", "autodiff") else 2.5) * counts[0]
 
 
-@values_of_closures
 @pytest.mark.parametrize("protocol", OPTIONS)
 def test_eagerly_f_and_its_rule_run_once(protocol):
     """And `f` once more where its variables must be found."""
@@ -182,7 +180,6 @@ def test_a_weight_at_the_end_of_a_large_list_is_found(mode):
     assert_same(mode(jax.grad(loss, (0, 1)))(w, x), (5 * x, 7 * w))
 
 
-@values_of_closures
 def test_values_are_seen_beside_a_large_list():
     many = list(range(100_000))
 

@@ -495,6 +495,24 @@ jax.tree_util.register_dataclass(Param, ["value"], [])
         + weight("return dy @ w.T, {'w': x.T @ dy}", option='variables={"w": Param(w)}'),
         "structure that does not fit the variables", "`variables['w']` is an object that holds an "
         "array: declare its array, `param[...]` in nnx", **LOSS),
+    misuse("Assign a weight to a layer that outlives the loss",
+        """
+class Layer:
+    @custom_gradient(variables=lambda self: self.w)
+    def f(self, x):
+        return x @ self.w, lambda dy, variables: (dy @ self.w.T, x.T @ dy)
+
+layer = Layer()
+
+def loss(w):
+    layer.w = w
+    return jnp.sum(layer.f(x))
+
+jax.grad(loss)(w)
+jax.grad(lambda x: jnp.sum(layer.f(x)))(x)
+""",
+        "`variables` of `Layer.f`", "holds a tracer that has leaked",
+        error=jax.errors.UnexpectedTracerError, of="Layer.f"),
     misuse("Declare an attribute that a model does not have",
         """
 class Layer:
@@ -724,6 +742,9 @@ g.defvjp(lambda x: (2 * x, None), lambda _, dy: (2 * dy,))
         function("jax.linear_transpose(jax.jit(f), x)(x)", "3 * x, lambda dy: 3 * dy"),
         "Transpose rule (for reverse-mode differentiation) for ",
         error=NotImplementedError, of=""),
+    misuse("Map the transpose of a function",
+        function("jax.vmap(jax.linear_transpose(f, x[0]))(x)", "3 * x, lambda dy: 3 * dy"),
+        "Batching rule for 'linear_call' not implemented", error=NotImplementedError, of=""),
     misuse("Map an output that ignores what is mapped, under `jit`",
         function("jax.jit(jax.vmap(f, (None, 0), (None, 0)))(x, x)", "(x, y), lambda dx, dy: "
                  "(dx, dy)", "x, y"),

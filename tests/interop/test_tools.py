@@ -110,12 +110,17 @@ def test_tfp_differentiates_a_target_with_its_own_gradient():
 def test_pydantic():
     pydantic = pytest.importorskip("pydantic")
 
-    class Layer(pydantic.BaseModel):
-        model_config = pydantic.ConfigDict(ignored_types=(type(custom_gradient(len)),))
-        scale: float
+    def layer(*ignored):
+        class Layer(pydantic.BaseModel):
+            model_config = pydantic.ConfigDict(ignored_types=ignored)
+            scale: float
 
-        @custom_gradient
-        def __call__(self, x):
-            return self.scale * x, lambda dy: 7 * dy
+            @custom_gradient
+            def apply(self, x):
+                return self.scale * x, lambda dy: 7 * dy
 
-    assert jax.grad(Layer(scale=3.0))(2.0) == 7.0
+        return Layer(scale=3.0)
+
+    with pytest.raises(pydantic.PydanticUserError, match="non-annotated attribute"):
+        layer()
+    assert jax.grad(layer(type(custom_gradient(len))).apply)(2.0) == 7.0
