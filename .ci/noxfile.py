@@ -22,8 +22,8 @@ TOOLS = [
 ]  # fmt: skip
 # What `tests/interop` needs besides; docs/interop.md names the versions that were tested.
 INTEROP = [
-    "beartype", "cloudpickle", "dm-haiku", "jaxtyping", "keras", "orbax-checkpoint", "pydantic",
-    "tfp-nightly[jax]",
+    "beartype", "cloudpickle", "dm-haiku", "jaxtyping", "keras", "lineax", "orbax-checkpoint",
+    "pydantic", "tfp-nightly[jax]",
 ]  # fmt: skip
 # The tables that look at the engine; on versions of JAX other than the README's they run alone.
 CORE = ["tests/autodiff", "tests/closure", "tests/transforms", "--count", "0.3"]

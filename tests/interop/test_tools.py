@@ -1,4 +1,4 @@
-"""What works on functions: chex, jaxtyping, TensorFlow Probability."""
+"""What works on functions: chex, jaxtyping, lineax, TensorFlow Probability, pydantic."""
 
 import unittest
 from collections.abc import Callable
@@ -77,6 +77,25 @@ def test_annotations_are_checked_above_and_below_the_decorator(checker):
         scale(jnp.ones((2, 2)))
     with pytest.raises(Exception, match="return"):
         grows(x)
+
+
+# --- lineax ---------------------------------------------------------------------------------------
+
+
+def test_a_rule_with_a_solver_of_lineax_is_linear_in_both_modes():
+    """The root of `a y = x`, declared seven times its derivative, at the first and second order."""
+    lineax = pytest.importorskip("lineax")
+    a = jnp.array([[2.0, 0.5], [-0.3, 1.5]])
+
+    def solved(matrix, b):
+        return lineax.linear_solve(lineax.MatrixLinearOperator(matrix), b).value
+
+    f = custom_gradient(lambda x: (solved(a, x), lambda dy: 7 * solved(a.T, dy)))
+    x, inverse = jnp.array([1.0, 2.0]), jnp.linalg.inv(a)
+    for jacobian in (jax.jacrev, jax.jacfwd):
+        np.testing.assert_allclose(jax.jit(jacobian(f))(x), 7 * inverse, rtol=1e-5)
+    second = jax.hessian(lambda x: jnp.sum(f(x) ** 2))(x)
+    np.testing.assert_allclose(second, 98 * inverse.T @ inverse, rtol=1e-5)
 
 
 # --- TensorFlow Probability ----------------------------------------------------------------------
