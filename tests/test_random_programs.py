@@ -11,6 +11,8 @@ import pytest
 from limits import LIMITS
 from random_programs import DisagreementError, check, program, undecorated
 
+import tfgrad_jax
+
 FIRST = 1000 * int(os.environ.get("TFGRAD_SEED", 0))
 COUNT = round(40 * float(os.environ.get("TFGRAD_COUNT", 1)))
 
@@ -46,6 +48,19 @@ def test_a_random_program_has_the_derivatives_of_the_oracle(seed):
     except Exception as error:
         skip_if_a_limit(error, p.features)
         raise
+
+
+@pytest.mark.parametrize("seed", smallest(COUNT // 8))
+def test_a_call_of_a_large_model_has_the_same_derivatives(seed, monkeypatch):
+    """Every capture counts as much, of which a trace shows what is used."""
+    monkeypatch.setattr(tfgrad_jax._call, "_MANY", 0)
+    test_a_random_program_has_the_derivatives_of_the_oracle(seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(FIRST + 20_000, FIRST + 20_300))
+def test_many_calls_of_a_large_model_have_the_same_derivatives(seed, monkeypatch):
+    test_a_call_of_a_large_model_has_the_same_derivatives(seed, monkeypatch)
 
 
 @pytest.mark.nightly

@@ -8,6 +8,7 @@ list holds what it captured.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -176,18 +177,28 @@ def _hoisted(call: Call) -> tuple[Contract, Surroundings, Variables | None, Sequ
     return new, Surroundings(f, (), (), {}, primal), variables, of_rule, uses
 
 
+_rules: contextvars.ContextVar[frozenset[Any]] = contextvars.ContextVar(
+    "the code of the rules that are being traced to see what they use", default=frozenset()
+)
+
+
 def _dissected_rule(
     call: Call, leaves: Sequence[Any], outputs: Outputs, grad_fn: Any
 ) -> tuple[Skeleton, list[Any]]:
     """Return the skeleton of a rule, and its residuals: of much that it reaches, what it uses."""
-    patient = call.chooses(grad_fn)
+    patient, code = call.chooses(grad_fn), Source.of(grad_fn).code
     try:
         return dissect([grad_fn], patient=patient, most=_MANY)
     except ManyError:
-        try:
-            used = _traced_rule(call, leaves, outputs, grad_fn).captured
-        except NeedsValuesError:
+        if code in _rules.get():  # it may call itself: to trace it again would have no end
             return dissect([grad_fn], patient=patient)
+    token = _rules.set(_rules.get() | {code})
+    try:
+        used = _traced_rule(call, leaves, outputs, grad_fn).captured
+    except NeedsValuesError:
+        return dissect([grad_fn], patient=patient)
+    finally:
+        _rules.reset(token)
     return dissect([grad_fn], takes=lambda v: id(v) in used and is_captured(v))
 
 

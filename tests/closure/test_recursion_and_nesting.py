@@ -181,3 +181,24 @@ def test_nothing_depends_on_what_was_called_before(mode):
     for first, (variables, by_w) in itertools.product(calls, [(None, 20), ("autodiff", 4)]):
         got = mode(gradient(loss(first, variables)))(*ARGS)
         assert_same(got, (jnp.float32(by_w), jnp.float32(42)))
+
+
+@pytest.mark.parametrize("around", [jax.jit, lambda f: lambda *xs: jax.jit(jax.vmap(f))(*xs)])
+def test_an_operator_that_holds_much_may_be_its_own_rule(around):
+    """A tracer of each weight is held: 0 to 11, whose sum is 66."""
+
+    def derivatives(x, *weights):
+        @custom_gradient
+        def scaled(x):
+            return 3 * sum(weights) * x, twice
+
+        @custom_gradient
+        def twice(x):
+            return 2 * sum(weights) * x, twice
+
+        return jax.grad(scaled)(x), jax.hessian(lambda x: scaled(x) ** 2)(x)
+
+    x, weights = jnp.full(2, 0.5), jnp.broadcast_to(jnp.arange(12.0)[:, None], (12, 2))
+    args = (x, *weights) if around is not jax.jit else (x[0], *weights[:, 0])
+    got = jax.tree.map(lambda g: g.reshape(-1)[0], around(derivatives)(*args))
+    assert_same(got, (jnp.float32(2 * 66), jnp.float32(2 * (2 * 66) ** 2)))
