@@ -500,7 +500,7 @@ jax.tree_util.register_dataclass(Param, ["value"], [])
 class Layer:
     @custom_gradient(variables=lambda self: self.w)
     def f(self, x):
-        return x @ self.w, lambda dy, variables: (dy @ self.w.T, x.T @ dy)
+        return 2 * x, lambda dy, variables: (2 * dy, None)
 
 layer = Layer()
 
