@@ -12,8 +12,8 @@ import jax
 from jax.core import Tracer
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
-from ._closure.objects import HOOKS, Wrapper
-from ._closure.reach import CACHED, content_of
+from ._closure.objects import HOOKS
+from ._closure.reach import CACHED, Wrapper, content_of
 from ._closure.skeleton import Skeleton
 from ._compat import is_ref
 from ._custom_gradient import CustomGradient

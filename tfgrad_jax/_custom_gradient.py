@@ -29,8 +29,7 @@ from jax.tree_util import all_leaves
 
 from . import _errors
 from ._call import run
-from ._closure.objects import Wrapper
-from ._closure.reach import JITTED, is_importable
+from ._closure.reach import JITTED, Wrapper, is_importable
 from ._frontend.grad_fn import (
     Call,
     Contract,

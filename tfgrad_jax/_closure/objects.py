@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from .reach import Walk
+from .reach import Walk, Wrapper
 
 _FUNCTION, _METHOD = types.FunctionType, types.MethodType
 _PARTIAL = (functools.partial, jax.tree_util.Partial)
@@ -35,17 +35,6 @@ class OpaqueError(Exception):
     def __init__(self, holder: Any) -> None:
         super().__init__(type(holder).__qualname__)
         self.kind = type(holder)
-
-
-class Wrapper:
-    """An object around functions, which is copied where these are."""
-
-    __slots__ = ()
-    __wrapped__: Callable[..., Any]
-
-    def unwrapped(self) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
-        """Return what makes a copy, the arguments for it, and the attributes."""
-        raise NotImplementedError
 
 
 # Puts contents into a new object.

@@ -44,6 +44,17 @@ class TooMuchError(Exception):
     """There is too much to look at."""
 
 
+class Wrapper:
+    """An object around functions, which is copied where these are."""
+
+    __slots__ = ()
+    __wrapped__: Callable[..., Any]
+
+    def unwrapped(self) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
+        """Return what makes a copy, the arguments for it, and the attributes."""
+        raise NotImplementedError
+
+
 class ManyError(Exception):
     """More tracers are held than the caller wants: these, by their ids."""
 
@@ -124,8 +135,11 @@ def _held(value: Any, most: int) -> Sequence[Any]:
     """Return what an object holds, if it is not more than `most`."""
     cls = type(value)
     if cls is _FUNCTION:
-        held = [value.__defaults__, value.__kwdefaults__, value.__dict__]
+        held = [value.__defaults__, value.__kwdefaults__, value.__dict__ or None]
         return held + [content_of(cell) for cell in value.__closure__ or ()]
+    if isinstance(value, Wrapper):  # all else that it holds is made of these
+        _, parts, attributes = value.unwrapped()
+        return [*parts, *attributes.values()]
     if cls is _BUILTIN:
         return (value.__self__,)
     if isinstance(value, type):
@@ -151,6 +165,8 @@ def _held(value: Any, most: int) -> Sequence[Any]:
 
 def _is_inert(value: Any, cls: type) -> bool:
     """Return whether a list, a tuple or a dict holds nothing but numbers, words and the like."""
+    if cls is dict and not gc.is_tracked(value):
+        return True  # before Python 3.14, which has to be asked about each entry
     if cls is dict:
         return INERT.issuperset(map(type, value)) and INERT.issuperset(map(type, value.values()))
     return cls in (list, tuple) and INERT.issuperset(map(type, value))

@@ -8,89 +8,69 @@ the copy as its key, and a parent pointer leads to the copy of the parent.
 """
 
 import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from .objects import OpaqueError, Wrapper, recipe
-from .reach import CACHED, INERT, ManyError, Walk, content_of, is_captured, is_leaf
+from .objects import OpaqueError, recipe
+from .reach import CACHED, INERT, ManyError, Walk, Wrapper, content_of, is_captured, is_leaf
 
 _FUNCTION, _CELL = types.FunctionType, types.CellType
 
-# Copies a value: from the values for the tracers, and from what is already copied.
-Plan: TypeAlias = Callable[[Sequence[Any], dict[Any, Any]], Any]
 # The user's variables, by the ids of the cells that are copies of theirs.
 Cells: TypeAlias = Mapping[int, types.CellType]
 
 
-def _same(value: Any) -> Plan:
-    return lambda values, made: value
+class _Step(NamedTuple):
+    """Makes an object, or puts contents into one."""
 
-
-class _Object:
-    """Copies one object, by the plans for the values of its recipe."""
-
-    make: Callable[..., Any]
-    parts: Sequence[Plan] = ()
-    fill: Sequence[tuple[Callable[..., None], Sequence[Plan]]] = ()
-
-    def __call__(self, values: Sequence[Any], made: dict[Any, Any]) -> Any:
-        if self not in made:
-            parts = [part(values, made) for part in self.parts]
-            if self not in made:  # or else one of its parts holds it
-                made[self] = new = self.make(*parts)
-                for put, contents in self.fill:
-                    put(new, *(content(values, made) for content in contents))
-        return made[self]
+    call: Callable[..., Any]
+    arguments: Sequence[int]  # their places
+    place: int | None  # of the new object
 
 
 class _Cell:
-    """Copies the cell of a variable that functions close over."""
+    """The cell of a variable that functions close over."""
 
-    def __init__(self, variable: types.CellType | None) -> None:
+    def __init__(self, variable: types.CellType | None, place: int) -> None:
         # The user's: what a copy assigns is assigned to it, too. None if it leads to a tracer.
-        self.variable = variable
-        self.content: Plan = _same(None)
+        self.variable, self.place = variable, place
+        self.is_assigned = False  # then its present value counts: the next copy goes on from there
 
-    def __call__(self, values: Sequence[Any], made: dict[Any, Any]) -> Any:
-        if self not in made:
-            new = _CELL()
-            made[self] = new, None
-            new.cell_contents = content = self.content(values, made)
-            made[self] = new, content
-        return made[self][0]
+    def fill(self, new: types.CellType, content: Any) -> None:
+        new.cell_contents = content_of(self.variable) if self.is_assigned else content
 
     def update(self, new: types.CellType, content: Any) -> None:
         """Assign to the variable what a copy of it got after it had this content."""
         variable = self.variable
         if variable is not None and content_of(new) is not content:
             variable.cell_contents = new.cell_contents
-            # From now on, its present value counts: the next copy goes on from there.
-            self.content = lambda values, made: content_of(variable)
+            self.is_assigned = True
 
 
 class Copies:
     """Copies of the values of a skeleton."""
 
-    def __init__(self, plans: Sequence[Plan], values: Sequence[Any]) -> None:
-        made: dict[Any, Any] = {}
-        self.values = [plan(values, made) for plan in plans]
-        self._cells = [(plan, *made[plan]) for plan in made if isinstance(plan, _Cell)]
+    def __init__(self, values: Sequence[Any], cells: Sequence[tuple[_Cell, types.CellType]]):
+        self.values = values
+        self._cells = [(cell, new, new.cell_contents) for cell, new in cells]
 
     def cells(self) -> Cells:
         """Return the user's variables, by the ids of the copies of their cells."""
-        return {id(new): plan.variable for plan, new, _ in self._cells if plan.variable}
+        return {id(new): cell.variable for cell, new, _ in self._cells if cell.variable}
 
     def assign(self) -> None:
         """Assign to the user's variables (`nonlocal`) what the copies have assigned to theirs."""
-        for plan, new, content in self._cells:
-            plan.update(new, content)
+        for cell, new, content in self._cells:
+            cell.update(new, content)
 
 
 class Skeleton:
     """Values, and what they hold, without the values that a predicate `takes`.
 
-    With no predicate, only functions with cells are copied. `lenient`, an object that cannot be
-    copied stays itself, and a jitted function is copied without the `jit`.
+    It is a list of steps, one after the other, however deep the values lie: each works on what
+    stands at some places, and may give another its object. With no predicate, only functions with
+    cells are copied. `lenient`, an object that cannot be copied stays itself, and a jitted function
+    is copied without the `jit`.
     """
 
     def __init__(
@@ -103,47 +83,76 @@ class Skeleton:
         most: int | None = None,
     ) -> None:
         self.taken: list[Any] = []
-        self._takes, self._lenient, self._cells = takes, lenient, cells or {}
-        self._known: dict[int, tuple[Any, Plan]] = {}  # by id, with the value of that id
+        self._takes, self._lenient, self._variables = takes, lenient, cells or {}
+        self._places: list[Any] = []  # what stays itself, and None for the rest
+        self._of_taken: list[int] = []
+        self._steps: list[_Step] = []
+        self._cells: list[_Cell] = []
+        self._known: dict[int, tuple[Any, int]] = {}  # by id: a value, and the place of its copy
+        self._begun: dict[int, int] = {}  # by id: how many steps there were
         self._walk: Walk | None = None
         if takes is not None:
             self._walk = Walk(takes, patient)
             self._walk.leads(values)
             if most is not None and len(self._walk.taken) > most:
                 raise ManyError(self._walk.taken)
-        self._plans = [self._plan(value) for value in values]
+        self._plan(values)
+        self._results = self._at(values)
 
     def finish(self) -> "Skeleton":
         """Forget what was taken out: tracers must not outlive their trace."""
-        self.taken, self._known, self._walk, self._cells = [], {}, None, {}
+        self.taken, self._known, self._walk, self._variables = [], {}, None, {}
         return self
 
     def copies(self, values: Sequence[Any]) -> Copies:
         """Return the values, copied around others for those that were taken out."""
-        return Copies(self._plans, values)
+        at = self._places.copy()
+        for i, value in zip(self._of_taken, values, strict=True):
+            at[i] = value
+        for call, arguments, place in self._steps:
+            made = call(*[at[i] for i in arguments])
+            if place is not None:
+                at[place] = made
+        return Copies([at[i] for i in self._results], [(c, at[c.place]) for c in self._cells])
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
-        return self.copies(values).values
+        return list(self.copies(values).values)
 
-    def _plan(self, value: Any) -> Plan:
-        if id(value) in self._known:
-            return self._known[id(value)][1]
-        if self._takes is not None and self._takes(value):
-            i = len(self.taken)
-            self.taken.append(value)
-            return self._note(value, lambda values, made: values[i])
+    def _plan(self, values: Sequence[Any]) -> None:
+        """Write down the steps that copy values: what an object is made from comes before it."""
+        waiting: list[Iterator[Any]] = [iter(values)]
+        while waiting:
+            for value in waiting[-1]:
+                if id(value) not in self._known:
+                    waiting.append(self._steps_of(value))
+                    break
+            else:
+                waiting.pop()
+
+    def _steps_of(self, value: Any) -> Iterator[Any]:
+        """Write down the steps that copy a value, and yield what must be copied before the next."""
         cls = type(value)
-        if cls is _CELL:
-            return self._cell(value)
-        if not self._is_copied(value) or is_leaf(cls):
-            return _same(value)
-        try:
-            return self._object(value, cls)
-        except OpaqueError:
-            if not self._lenient:
-                raise
-            wrapped: Any = getattr(value, "__wrapped__", None)
-            return self._note(value, self._plan(wrapped) if cls in CACHED else _same(value))
+        if self._takes is not None and self._takes(value):
+            self.taken.append(value)
+            self._of_taken.append(self._place(value))
+        elif cls is _CELL:
+            yield from self._cell(value)
+        elif not self._is_copied(value) or is_leaf(cls):
+            self._place(value, value)
+        else:
+            try:
+                steps = self._object(value, cls)
+            except OpaqueError:
+                if not self._lenient:
+                    raise
+                wrapped: Any = getattr(value, "__wrapped__", None)
+                if cls not in CACHED:
+                    self._place(value, value)
+                else:
+                    yield wrapped
+                    self._known[id(value)] = value, self._known[id(wrapped)][1]
+            else:
+                yield from steps
 
     def _leads(self, value: Any) -> bool:
         return self._walk is not None and id(value) in self._walk.way
@@ -154,29 +163,49 @@ class Skeleton:
         has_cells = type(inner) is _FUNCTION and inner.__closure__ is not None
         return has_cells or self._leads(value)
 
-    def _note(self, value: Any, plan: Any) -> Any:
-        self._known[id(value)] = value, plan
-        return plan
+    def _place(self, value: Any, itself: Any = None) -> int:
+        """Return a new place for the copy of a value, or for the value itself."""
+        self._places.append(itself)
+        self._known[id(value)] = value, len(self._places) - 1
+        return len(self._places) - 1
 
-    def _object(self, value: Any, cls: type) -> Plan:
+    def _at(self, values: Iterable[Any]) -> list[int]:
+        """Return the places of values."""
+        return [self._known[id(value)][1] for value in values]
+
+    def _object(self, value: Any, cls: type) -> Iterator[Any]:
         if self._leads(cls) and not self._lenient:  # a class that is made in a function
             raise OpaqueError(value)
-        make, parts, fill = recipe(value, cls, self._walk)
-        plan = self._note(value, _Object())
-        plan.make = make
-        plan.fill = [(put, list(map(self._plan, contents))) for put, contents in fill]
-        plan.parts = list(map(self._plan, parts))
-        return plan
+        if self._begun.get(id(value)) == len(self._steps):  # it is made from itself
+            raise OpaqueError(value)
+        self._begun[id(value)] = len(self._steps)
+        return self._made(value, *recipe(value, cls, self._walk))
 
-    def _cell(self, cell: types.CellType) -> Plan:
+    def _made(
+        self, value: Any, make: Any, parts: Sequence[Any], fill: Sequence[tuple[Any, Any]]
+    ) -> Iterator[Any]:
+        yield from parts
+        if id(value) in self._known:  # one of its parts holds it
+            return
+        arguments = self._at(parts)
+        place = self._place(value)
+        self._steps.append(_Step(make, arguments, place))
+        for put, contents in fill:
+            yield from contents
+            self._steps.append(_Step(put, [place, *self._at(contents)], None))
+
+    def _cell(self, cell: types.CellType) -> Iterator[Any]:
         try:
             content = cell.cell_contents
         except ValueError:  # it is assigned later: it stays shared
-            return self._note(cell, _same(cell))
-        variable = None if self._leads(content) else self._cells.get(id(cell), cell)
-        plan = self._note(cell, _Cell(variable))
-        plan.content = self._plan(content)
-        return plan
+            self._place(cell, cell)
+            return
+        variable = None if self._leads(content) else self._variables.get(id(cell), cell)
+        place = self._place(cell)
+        self._cells.append(copied := _Cell(variable, place))
+        self._steps.append(_Step(_CELL, (), place))
+        yield content
+        self._steps.append(_Step(copied.fill, [place, *self._at([content])], None))
 
 
 INERT.add(Skeleton)
@@ -194,10 +223,7 @@ def dissect(
     Raises `OpaqueError` where one cannot be taken out, `TooMuchError` where there is too much to
     look at (sooner, under staging, unless `patient`), `ManyError` where there are more than `most`.
     """
-    try:
-        skeleton = Skeleton(values, takes, cells, patient=patient, most=most)
-    except RecursionError:
-        raise OpaqueError(values[0]) from None
+    skeleton = Skeleton(values, takes, cells, patient=patient, most=most)
     captured = skeleton.taken
     return skeleton.finish(), captured
 
