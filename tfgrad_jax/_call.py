@@ -10,7 +10,7 @@ list holds what it captured.
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from jax.errors import UnexpectedTracerError
@@ -18,8 +18,7 @@ from jax.tree_util import tree_leaves
 
 from . import _errors
 from ._autodiff.custom import HiddenTracerError
-from ._closure.objects import OpaqueError
-from ._closure.reach import ManyError, TooMuchError, Walk, is_captured
+from ._closure.reach import ManyError, OpaqueError, TooMuchError, Walk, is_captured
 from ._closure.skeleton import Skeleton, dissect, snapshot
 from ._closure.traced import first_uses, traced
 from ._compat import cotangent_type
@@ -27,7 +26,6 @@ from ._frontend.grad_fn import Call, Contract, Surroundings, Variables
 from ._frontend.structure import Outputs
 from ._program import Program
 from ._source import Source
-from ._trace import is_staging
 from ._types import NeedsValuesError, is_traced, spec
 
 # Where more is captured, it is mostly not used: all the weights of a model, in one of its layers.
@@ -35,6 +33,10 @@ from ._types import NeedsValuesError, is_traced, spec
 _MANY = 8
 
 Uses: TypeAlias = list[tuple[Any, Any]]  # values, each with the equation that uses it first
+
+_rules: contextvars.ContextVar[frozenset[Any]] = contextvars.ContextVar(
+    "the code of the rules that are being traced to see what they use", default=frozenset()
+)
 
 
 def run(call: Call, name: str) -> Any:
@@ -73,8 +75,6 @@ def program_of(call: Call, name: str, trace: bool = False) -> tuple[Program, lis
             holder = error.kind
         except TooMuchError:
             too_much = True
-        except ManyError:
-            pass
     try:
         contract, parts, variables, listed, uses = _hoisted(call)
     except NeedsValuesError as error:
@@ -95,34 +95,49 @@ def program_of(call: Call, name: str, trace: bool = False) -> tuple[Program, lis
 def _dissected(call: Call, listed: Sequence[Any]) -> tuple[Skeleton, list[Any], Uses | None]:
     """Return a skeleton of a call, what it captured, and how `y` uses that where it is known.
 
-    Of much that a function reaches it captures what it uses, in `f` or in the rule. Raises
-    `ManyError` under staging, where the call is traced instead.
+    Of much that a function reaches it captures what it uses, in `f` or in the rule.
     """
     values = [*call.around, *listed]
     try:
-        return *dissect(values, patient=False, most=_MANY), None
+        return *dissect(values, patient=False, most=_MANY + len(listed)), None
     except ManyError as error:
-        if is_staging():
-            raise
         reached = error.taken
-    used = {id(v) for v in listed}
+    try:
+        used, uses = _used(call, listed, reached)
+    except (*NeedsValuesError, TooMuchError):
+        return *dissect(values, patient=False), None
+    return *dissect(values, patient=False, takes=lambda v: id(v) in used), uses
+
+
+def _used(
+    call: Call, listed: Sequence[Any], reached: Mapping[int, Any], undeclared: Uses | None = None
+) -> tuple[Container[int], Uses]:
+    """Return which of the tracers that a call reaches it uses, and how `y` uses them."""
+    used, is_postponed = {id(v) for v in listed}, False
 
     def value(*operands: Any) -> Any:
+        nonlocal is_postponed
         leaves, outputs, grad_fn = call.contract.apply(call.around, operands)
-        walk = Walk(lambda v: id(v) in reached, patient=True)
+        walk = Walk(lambda v: id(v) in reached, patient=True, lenient=True)
         walk.leads([grad_fn])
         of_rule = walk.taken
-        if len(of_rule) > _MANY:
-            of_rule = _traced_rule(call, leaves, outputs, grad_fn).captured
+        if len(of_rule) > _MANY + len(listed):
+            if undeclared is None and call.chooses(grad_fn):
+                is_postponed = True
+            else:
+                known = _used_by_rule(call, leaves, outputs, grad_fn, undeclared)
+                of_rule = of_rule if known is None else known
         used.update(of_rule)
         return leaves
 
-    try:
-        _, closed = traced(value, *call.operands)
-    except (*NeedsValuesError, TooMuchError):
-        return *dissect(values, patient=False), None
+    _, closed = traced(value, *call.operands)
+    uses = _uses(closed)
+    if is_postponed:  # the rule is given what `y` depends on, which is known only now
+        if 2 * len(uses) > len(reached):
+            return reached, uses
+        return _used(call, listed, reached, uses)
     used.update(map(id, closed.consts))
-    return *dissect(values, takes=lambda v: id(v) in used and id(v) in reached), _uses(closed)
+    return used & reached.keys(), uses
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -177,29 +192,38 @@ def _hoisted(call: Call) -> tuple[Contract, Surroundings, Variables | None, Sequ
     return new, Surroundings(f, (), (), {}, primal), variables, of_rule, uses
 
 
-_rules: contextvars.ContextVar[frozenset[Any]] = contextvars.ContextVar(
-    "the code of the rules that are being traced to see what they use", default=frozenset()
-)
-
-
 def _dissected_rule(
     call: Call, leaves: Sequence[Any], outputs: Outputs, grad_fn: Any
 ) -> tuple[Skeleton, list[Any]]:
     """Return the skeleton of a rule, and its residuals: of much that it reaches, what it uses."""
-    patient, code = call.chooses(grad_fn), Source.of(grad_fn).code
+    patient = call.chooses(grad_fn)
     try:
-        return dissect([grad_fn], patient=patient, most=_MANY)
+        return dissect([grad_fn], patient=patient, most=_MANY + len(call.declared()[1]))
     except ManyError:
-        if code in _rules.get():  # it may call itself: to trace it again would have no end
-            return dissect([grad_fn], patient=patient)
+        used = _used_by_rule(call, leaves, outputs, grad_fn)
+    if used is None:
+        return dissect([grad_fn], patient=patient)
+    return dissect([grad_fn], takes=lambda v: id(v) in used and is_captured(v))
+
+
+def _used_by_rule(
+    call: Call,
+    leaves: Sequence[Any],
+    outputs: Outputs,
+    grad_fn: Any,
+    uses: Uses | None = None,  # of captured values by `y`, where that is known
+) -> dict[int, Any] | None:
+    """Return what a rule uses of much that it reaches, by id; None where a trace does not tell."""
+    code = Source.of(grad_fn).code
+    if code in _rules.get():  # it may call itself: to trace it again would have no end
+        return None
     token = _rules.set(_rules.get() | {code})
     try:
-        used = _traced_rule(call, leaves, outputs, grad_fn).captured
+        return _traced_rule(call, leaves, outputs, grad_fn, uses).captured
     except NeedsValuesError:
-        return dissect([grad_fn], patient=patient)
+        return None
     finally:
         _rules.reset(token)
-    return dissect([grad_fn], takes=lambda v: id(v) in used and is_captured(v))
 
 
 class _TracedRule(NamedTuple):
@@ -208,10 +232,16 @@ class _TracedRule(NamedTuple):
     captured: dict[int, Any]  # by id; with the variables, which a rule may only compare
 
 
-def _traced_rule(call: Call, leaves: Sequence[Any], outputs: Outputs, grad_fn: Any) -> _TracedRule:
+def _traced_rule(
+    call: Call,
+    leaves: Sequence[Any],
+    outputs: Outputs,
+    grad_fn: Any,
+    uses: Uses | None = None,  # of captured values by `y`, where that is known
+) -> _TracedRule:
     """Trace a rule with its variables: the declared ones, or all that `y` depends on."""
     variables, listed = call.declared()
-    if call.chooses(grad_fn) and (listed := _undeclared(call)):
+    if call.chooses(grad_fn) and (listed := _undeclared(call, uses)):
         variables = Variables.listed(listed, list(map(spec, listed)))
     rule, closed = traced(
         lambda *cts: call.contract.gradients(grad_fn, outputs, cts, variables, listed),
@@ -221,12 +251,13 @@ def _traced_rule(call: Call, leaves: Sequence[Any], outputs: Outputs, grad_fn: A
     return _TracedRule(rule, listed, {id(c): c for c in (*closed.consts, *listed)})
 
 
-def _undeclared(call: Call) -> list[Any]:
+def _undeclared(call: Call, uses: Uses | None) -> list[Any]:
     """Return the tracers that `y` depends on, in the order of their first use."""
-    apply = call.contract.apply
-    _, closed = traced(lambda *operands: apply(call.around, operands)[0], *call.operands)
-    found = [value for value, _ in _uses(closed)]
-    return [v for v in found if is_traced([v]) and spec(v).differentiable]
+    if uses is None:
+        apply = call.contract.apply
+        _, closed = traced(lambda *operands: apply(call.around, operands)[0], *call.operands)
+        uses = _uses(closed)
+    return [v for v, _ in uses if is_traced([v]) and spec(v).differentiable]
 
 
 def _uses(closed: Any, results: int | None = None) -> Uses:

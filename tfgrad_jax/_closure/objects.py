@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from .reach import Walk, Wrapper
+from .reach import OpaqueError, Walk, Wrapper
 
 _FUNCTION, _METHOD = types.FunctionType, types.MethodType
 _PARTIAL = (functools.partial, jax.tree_util.Partial)
@@ -27,14 +27,6 @@ _CONTAINERS = (*_MAPPINGS, list, set, collections.deque)
 # Whoever writes one of these means that `object.__new__` and the attributes are not all.
 HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 HOOKS += ("__new__", "__del__", "__getattribute__")
-
-
-class OpaqueError(Exception):
-    """A tracer is where it cannot be replaced: in an object of this kind, which is not copied."""
-
-    def __init__(self, holder: Any) -> None:
-        super().__init__(type(holder).__qualname__)
-        self.kind = type(holder)
 
 
 # Puts contents into a new object.

@@ -44,6 +44,14 @@ class TooMuchError(Exception):
     """There is too much to look at."""
 
 
+class OpaqueError(Exception):
+    """A tracer is where it cannot be replaced: in an object of this kind, which is not copied."""
+
+    def __init__(self, holder: Any) -> None:
+        super().__init__(type(holder).__qualname__)
+        self.kind = type(holder)
+
+
 class Wrapper:
     """An object around functions, which is copied where these are."""
 
@@ -53,6 +61,11 @@ class Wrapper:
     def unwrapped(self) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
         """Return what makes a copy, the arguments for it, and the attributes."""
         raise NotImplementedError
+
+
+_HOLDERS = {_FUNCTION, types.MethodType, *_SIZED}  # which no predicate takes
+# These do not count as much to look at: if the call were traced instead, they would have to run.
+_CODE = (_FUNCTION, types.MethodType, Wrapper)
 
 
 class ManyError(Exception):
@@ -81,25 +94,32 @@ class Walk:
     to a value that is taken, and of these values.
     """
 
-    def __init__(self, takes: Callable[[Any], bool] = is_captured, patient: bool = False) -> None:
+    def __init__(
+        self,
+        takes: Callable[[Any], bool] = is_captured,
+        patient: bool = False,
+        lenient: bool = False,
+    ) -> None:
         self.way: set[int] = set()
         self.taken: dict[int, Any] = {}  # by id
-        self._takes = takes
+        self._takes, self._lenient = takes, lenient
         self._budget = _BUDGET if patient or not is_staging() else _BUDGET_STAGED
         self._seen: dict[int, Any] = {}  # by id, and kept, so that no id is used twice
         self._holders: dict[int, list[int]] = {}  # of each object
-        self._pending: list[Any] = []
+        self._pending: collections.deque[Any] = collections.deque()
 
     def leads(self, values: Sequence[Any]) -> bool:
         """Return whether the values lead to one that is taken.
 
-        Raises `TooMuchError` where there is too much to look at.
+        Raises `TooMuchError` where there is too much to look at; `OpaqueError`, unless `lenient`,
+        as soon as a weak reference leads there, which is not copied: the rest need not be seen.
         """
         self._meet(values, 0)
         while self._pending:
-            value = self._pending.pop()
+            value = self._pending.popleft()  # the nearest ones first
             held = _held(value, self._budget)
-            self._budget -= 1 + len(held)
+            if not isinstance(value, _CODE):
+                self._budget -= 1 + len(held)
             if self._budget < 0:
                 raise TooMuchError
             self._meet(held, id(value))
@@ -115,7 +135,7 @@ class Walk:
                 self._mark(holder)
             elif key not in self._seen:
                 self._seen[key] = value
-                if self._takes(value):
+                if cls not in _HOLDERS and self._takes(value):
                     self.taken[key] = value
                     self._mark(key)
                 elif not is_leaf(cls):
@@ -128,6 +148,9 @@ class Walk:
             key = marked.pop()
             if key not in self.way:
                 self.way.add(key)
+                value = self._seen.get(key)
+                if type(value) is weakref.ref and not self._lenient:
+                    raise OpaqueError(value)
                 marked += self._holders.get(key, ())
 
 
@@ -146,7 +169,7 @@ def _held(value: Any, most: int) -> Sequence[Any]:
         # Only a class that is made in a function can hold a tracer.
         local = [c for c in value.__mro__ if not is_importable(c)]
         return [v for c in local for v in vars(c).values()]
-    size = _size(value, cls)
+    size = len(value) if cls in _SIZED else _size(value, cls)
     if size > most and size <= _BUDGET_INERT and _is_inert(value, cls):
         return ()
     if size > most:

@@ -11,8 +11,18 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from .objects import OpaqueError, recipe
-from .reach import CACHED, INERT, ManyError, Walk, Wrapper, content_of, is_captured, is_leaf
+from .objects import recipe
+from .reach import (
+    CACHED,
+    INERT,
+    ManyError,
+    OpaqueError,
+    Walk,
+    Wrapper,
+    content_of,
+    is_captured,
+    is_leaf,
+)
 
 _FUNCTION, _CELL = types.FunctionType, types.CellType
 
@@ -92,7 +102,7 @@ class Skeleton:
         self._begun: dict[int, int] = {}  # by id: how many steps there were
         self._walk: Walk | None = None
         if takes is not None:
-            self._walk = Walk(takes, patient)
+            self._walk = Walk(takes, patient, lenient)
             self._walk.leads(values)
             if most is not None and len(self._walk.taken) > most:
                 raise ManyError(self._walk.taken)

@@ -17,8 +17,7 @@ from tfgrad_jax._jaxpr import dependence, evaluate, without_consts
 from tfgrad_jax._source import Source
 from tfgrad_jax._types import NeedsValuesError, spec
 
-from .objects import OpaqueError
-from .reach import TooMuchError
+from .reach import OpaqueError, TooMuchError
 from .skeleton import Cells, Skeleton, dissect, snapshot
 
 
