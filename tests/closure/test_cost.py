@@ -67,6 +67,63 @@ def test_runs_grow_with_the_depth_alone(protocol, way):
     assert counts[1] <= (3 if (way, protocol) == ("hessian", "autodiff") else 2.5) * counts[0]
 
 
+def calls(run):
+    """Count the calls of functions, of Python and of C, while `run` runs."""
+    counted = 0
+
+    def profile(frame, event, arg):
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    gc.collect()
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def count_per_level(run, depths):
+    """Return the calls that each level takes, with the first of these depths and with the last."""
+    counts = []
+    for depth in depths:
+        run(depth)()  # whatever is cached
+        counts.append(calls(run(depth)) / depth)
+    return counts
+
+
+@eager_and_jit
+@pytest.mark.parametrize("protocol", ["undeclared", "declared"])
+def test_a_level_of_a_deep_nest_costs_what_one_of_a_flat_one_does(protocol, mode):
+    x = jnp.float32(0.5)
+    loss = tower(protocol, 60)
+    got = mode(jax.value_and_grad(loss, (0, 1)))(jnp.float32(1), x)
+    assert_same(got, (x, (jnp.float32(5), jnp.float32(7))))
+    run = lambda depth: lambda: mode(jax.grad(tower(protocol, depth), (0, 1)))(*ARGS)  # noqa: E731
+    few, many = count_per_level(run, (10, 60))
+    assert many <= 1.2 * few
+
+
+@eager_and_jit
+@pytest.mark.parametrize("declared", [False, True])
+def test_each_of_many_weights_costs_what_one_of_few_does(declared, mode):
+    def loss(weights, x):
+        @custom_gradient(variables=weights if declared else None)
+        def f(x):
+            grad = lambda dy, variables: (7 * dy * sum(weights), [5 * dy for _ in variables])  # noqa: E731
+            return sum(weights) * x, grad
+
+        return f(x)
+
+    def run(size):
+        return lambda: mode(jax.grad(loss, (0, 1)))([jnp.float32(2)] * size, jnp.float32(0.5))
+
+    assert_same(run(40)(), ([jnp.float32(5)] * 40, jnp.float32(7 * 80)))
+    few, many = count_per_level(run, (20, 160))
+    assert many <= 1.2 * few
+
+
 @pytest.mark.parametrize("protocol", OPTIONS)
 def test_eagerly_f_and_its_rule_run_once(protocol):
     """And `f` once more where its variables must be found."""
@@ -98,23 +155,6 @@ def beside(table, by):
         return f(x)
 
     return jax.value_and_grad(loss, (0, 1))
-
-
-def calls(run):
-    """Count the calls of functions, of Python and of C, while `run` runs."""
-    counted = 0
-
-    def profile(frame, event, arg):
-        nonlocal counted
-        counted += event in ("call", "c_call")
-
-    gc.collect()
-    sys.setprofile(profile)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return counted
 
 
 @pytest.mark.sampled(3)
