@@ -7,6 +7,9 @@ import pytest
 from flags import reason_to_skip
 from helpers import sample
 
+# Most of the time goes into compiling small programs, which run once.
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"  # read at the first array
 jax.config.update("jax_num_cpu_devices", 8)  # for `devices/`
 
 # A test that needs the lenient behavior says so: `with jax.numpy_dtype_promotion("standard")`.

@@ -456,6 +456,29 @@ jax.grad(loss, (0, 1))(w, x)
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
         f"returned 2 gradients; expected 1, {FEW}. A frozen weight is not among them",
         "To have it at every call, declare it: `custom_gradient(variables=...)`", **LOSS_COUNT),
+    misuse("Differentiate some of the weights that an object with copy hooks holds under `jit`", """
+class Emptied:
+    def __init__(self, w, b):
+        self.w, self.b = w, b
+
+    def __getstate__(self):
+        return {}
+
+def loss(w, b, x):
+    held = Emptied(w, b)
+
+    @custom_gradient
+    def f(x):
+        def grad(dy, variables):
+            return dy * held.w, [dy.sum() for _ in variables]
+        return held.w * x + held.b, grad
+    return f(x)
+
+jax.jit(jax.grad(loss))(1.0, 2.0, 3.0)
+""",
+        "was traced with all the variables that the function uses, and now only some of them are "
+        "differentiated", "Declare the variables: `custom_gradient(variables=...)`",
+        of="loss.f"),
     misuse("Return the gradients of variables in another order than that of their first use",
         weight("return dy @ w.T, [dy.sum(0), x.T @ dy]", y="x @ w + v").replace(
             "(w, x):", "(w, v, x):").replace("(0, 1))(w, x)", "(0, 1, 2))(w, jnp.ones(4), x)"),
