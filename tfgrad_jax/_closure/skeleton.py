@@ -44,17 +44,18 @@ class _Cell:
     def __init__(self, variable: types.CellType | None, place: int) -> None:
         # The user's: what a copy assigns is assigned to it, too. None if it leads to a tracer.
         self.variable, self.place = variable, place
-        self.is_assigned = False  # then its present value counts: the next copy goes on from there
+        # The same, once a copy has assigned to it: the next copy goes on from its present value.
+        self._assigned: types.CellType | None = None
 
     def fill(self, new: types.CellType, content: Any) -> None:
-        new.cell_contents = content_of(self.variable) if self.is_assigned else content
+        new.cell_contents = content if self._assigned is None else content_of(self._assigned)
 
     def update(self, new: types.CellType, content: Any) -> None:
         """Assign to the variable what a copy of it got after it had this content."""
         variable = self.variable
         if variable is not None and content_of(new) is not content:
             variable.cell_contents = new.cell_contents
-            self.is_assigned = True
+            self._assigned = variable
 
 
 class Copies:
