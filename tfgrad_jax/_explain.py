@@ -274,18 +274,27 @@ class _Call:
             return Residual(name, type_name(t), math.prod(t.shape) * t.dtype.itemsize, origin)
 
         residuals = list({id(v): row(v) for v in kept}.values())
-        autodiff = plain and list({id(v): row(v) for v in plain}.values())
+        autodiff = None if plain is None else list({id(v): row(v) for v in plain}.values())
         types = map(type_name, self._values)
         seen = list(map(Seen, self._names, types, self._gradients))
         captured = seen[:n]
         for name, v, why in constants:
             captured.append(Seen(name, type_name(v), f"unknown: {why or 'not replaced'}"))
         new = [r for r in residuals if r.origin == "new"]
-        sizes = [sum(r.bytes for r in rows) for rows in (residuals, new, autodiff or ())]
+        forward_mode, obstacle = self._forward
         return Explanation(
-            self.name, seen[n:], captured, residuals, sizes[0], sizes[1], autodiff,
-            None if plain is None else sizes[2], *self._forward, self._costs,
-        )  # fmt: skip
+            name=self.name,
+            inputs=seen[n:],
+            captured=captured,
+            residuals=residuals,
+            kept_bytes=_bytes(residuals),
+            new_bytes=_bytes(new),
+            autodiff=autodiff,
+            autodiff_bytes=None if autodiff is None else _bytes(autodiff),
+            forward_mode=forward_mode,
+            obstacle=obstacle,
+            costs=self._costs,
+        )
 
     def _costs(self) -> dict[str, dict[str, float]]:
         programs: dict[str, Callable[..., Any]] = {
@@ -300,3 +309,7 @@ class _Call:
                 temporary = getattr(compiled.memory_analysis(), "temp_size_in_bytes", math.nan)
                 found[of] = {**(compiled.cost_analysis() or {}), "temporary bytes": temporary}
         return found
+
+
+def _bytes(residuals: Sequence[Residual]) -> int:
+    return sum(r.bytes for r in residuals)

@@ -130,9 +130,17 @@ class Study:
     """
 
     def __init__(
-        self, f: Flat, x: Matrix, i: int, vs: Matrix, us: Matrix,
-        rows: Matrix, plain_rows: Matrix | None, small: float, near: bool,
-    ) -> None:  # fmt: skip
+        self,
+        f: Flat,
+        x: Matrix,
+        i: int,  # the position of the argument
+        vs: Matrix,  # directions among the arguments
+        us: Matrix,  # directions among the outputs
+        rows: Matrix,  # the declared derivative
+        plain_rows: Matrix | None,  # that of plain autodiff
+        small: float,
+        near: bool,
+    ) -> None:
         self.f, self.x, self.us, self.vs, self.rows = f, x, us, vs, rows
         self.part, self._dtype = f.space.parts[i], jnp.result_type(f.space.arrays[i])
         self.declared = d = rows @ vs
