@@ -185,34 +185,36 @@ class _Call:
         h: Any = CustomGradient(watched, variables, primal, self._convention)
         return h.__get__(args[0])(*args[1:], **kwargs) if self._is_method else h(*args, **kwargs)
 
-    def _vjp(self, moved: Sequence[int], values: Sequence[Any], plain: bool = False) -> Any:
+    def _vjp(self, positions: Sequence[int], values: Sequence[Any], plain: bool = False) -> Any:
         """Return the outputs that have a derivative, their pull-back, and what that keeps."""
 
-        def moving(moved: dict[int, Any]) -> list[Any]:
-            y = self._value([moved.get(i, v) for i, v in enumerate(values)], plain)
+        def of_some(some: dict[int, Any]) -> list[Any]:
+            y = self._value([some.get(i, v) for i, v in enumerate(values)], plain)
             return [jnp.asarray(v) for v in tree_leaves(y) if spec(v).differentiable]
 
-        ys, pull = jax.vjp(moving, {i: values[i] for i in moved})
+        ys, pull = jax.vjp(of_some, {i: values[i] for i in positions})
         return ys, pull, [v for v in tree_leaves(pull) if not is_ref(v)]
 
-    def _can_move(self, moved: Sequence[int], values: Sequence[Any]) -> bool | None:
+    def _has_derivative(self, positions: Sequence[int], values: Sequence[Any]) -> bool | None:
         with contextlib.suppress(TypeError):  # it says that a captured value has no gradient
-            return bool(self._vjp(moved, values))
+            return bool(self._vjp(positions, values))
 
     def _look(self, *values: Any) -> tuple[Any, ...]:
         """Find out which values have gradients, and whether forward mode works.
 
         Return what is kept, the outputs, what the rule holds, and what plain autodiff keeps.
         """
-        self._moved = moved = [i for i, v in enumerate(values) if spec(v).differentiable]
+        self._differentiated = positions = [
+            i for i, v in enumerate(values) if spec(v).differentiable
+        ]
         self._gradients = [f"none: {spec(v).dtype} has no derivative" for v in values]
-        for i in moved:
+        for i in positions:
             self._gradients[i] = self._kinds[i]
-        if not self._can_move(moved, values):
-            for i in [i for i in moved if not self._can_move([i], values)]:
+        if not self._has_derivative(positions, values):
+            for i in [i for i in positions if not self._has_derivative([i], values)]:
                 self._gradients[i] = "none: an error where it is differentiated"
-                moved.remove(i)
-        ys, pull, kept = self._vjp(moved, values)
+                positions.remove(i)
+        ys, pull, kept = self._vjp(positions, values)
         runs = [run for run in _runs.get() if all(map(is_known, run[0].values()))]
         outputs, grad_fn, arrays = runs[-1] if runs else ({}, None, [])
         _runs.get().clear()
@@ -222,20 +224,20 @@ class _Call:
         self._look_at_rule(ys, pull, values, grad_fn)
         plain = None
         with contextlib.suppress(Exception):  # of any type: that of what has no derivative
-            zs, plain_pull, kept_plainly = self._vjp(moved, values, plain=True)
+            zs, plain_pull, kept_plainly = self._vjp(positions, values, plain=True)
             jax.eval_shape(plain_pull, zs)  # a loop says only now that it has none
             plain = kept_plainly
         return kept, outputs, held, plain
 
     def _look_at_rule(self, ys: Any, pull: Any, values: Sequence[Any], grad_fn: Any) -> None:
         """Find out whether forward mode works, and which gradients are zero."""
-        moved = [values[i] for i in self._moved]
-        tangents = [jnp.zeros_like(v, tangent_dtype(v.dtype)) for v in moved]
+        arrays = [values[i] for i in self._differentiated]
+        tangents = [jnp.zeros_like(v, tangent_dtype(v.dtype)) for v in arrays]
         closed: Any = None
         self._forward, zero = (True, ""), "zero"
         try:
             closed = None if self._eager else jax.make_jaxpr(pull)(ys)  # it may need values
-            if ys and moved and not self._recomputes:
+            if ys and arrays and not self._recomputes:
                 types = [cotangent_type(y) for y in ys]
                 transposed(lambda cotangents: tree_leaves(pull(cotangents)), types, tangents)
         except NotLinearError as error:
@@ -247,7 +249,7 @@ class _Call:
             text = f"the rule raised {type(error).__name__}: {error}".partition("\n")[0]
             self._forward, closed = (None, text), None
         masks = dependence(without_consts(closed)) if closed else ()
-        for i, mask in zip(self._moved, masks, strict=False):
+        for i, mask in zip(self._differentiated, masks, strict=False):
             if not mask >> len(closed.consts):
                 self._gradients[i] = zero
 
@@ -297,10 +299,11 @@ class _Call:
         )
 
     def _costs(self) -> dict[str, dict[str, float]]:
+        positions = self._differentiated
         programs: dict[str, Callable[..., Any]] = {
             "value": lambda _, *values: self._value(values),
-            "gradient": lambda dys, *vs: self._vjp(self._moved, vs)[1](dys),
-            "gradient by autodiff": lambda dys, *vs: self._vjp(self._moved, vs, plain=True)[1](dys),
+            "gradient": lambda dys, *vs: self._vjp(positions, vs)[1](dys),
+            "gradient by autodiff": lambda dys, *vs: self._vjp(positions, vs, plain=True)[1](dys),
         }
         found = {}
         for of, program in programs.items():

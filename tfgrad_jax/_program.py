@@ -116,26 +116,26 @@ class Program:
         return self._with_rule(captured, inputs, wanted, is_traced(operands))
 
     def _with_rule(
-        self, captured: Sequence[Any], inputs: Sequence[Any], wanted: Sequence[int], moving: bool
+        self, captured: Sequence[Any], inputs: Sequence[Any], wanted: Sequence[int], traced: bool
     ) -> Forward:
         """Return the value with the gradient that the rule declares."""
         copies = self._skeleton.copies(captured)
         leaves, outputs, grad_fn = self._contract.apply(Surroundings(*copies.values[:5]), inputs)
         copies.assign()
         self._set_type(outputs.treedef, leaves)
-        if not moving and is_traced(leaves):
+        if not traced and is_traced(leaves):
             # `jit` and `vmap` may make tracers of constants; or `f` holds one that nobody has seen.
             closed = jax.make_jaxpr(lambda: self._leaves(captured, inputs))()
             if is_traced(closed.consts):
                 raise HiddenTracerError
-            moving = True
+            traced = True
 
         operands = [*captured, *inputs]
         types = [jax.typeof(o) for o in operands]  # not the operands, which the rule may outlive
         user = self._user_rule(grad_fn, outputs, operands)
         self._refuse(wanted, user.chooses, operands, types)
         now, parts = user.listed(wanted), [grad_fn, *(captured[i] for i in user.positions)]
-        if moving:
+        if traced:
             upstreams = [cotangent_type(leaves[i]) for i in outputs.differentiable]
             source, patient = Source.of(grad_fn), user.chooses
             rule = converted(user.run, parts, now, upstreams, source, patient, copies.cells())
@@ -181,23 +181,25 @@ class Program:
         self, captured: Sequence[Any], inputs: Sequence[Any], wanted: Sequence[int]
     ) -> Forward:
         """Return the same, and for the captured values the gradient of `f`'s own operations."""
-        moved = {i: v for i, v in enumerate(captured) if spec(v).differentiable and not is_ref(v)}
+        ordinary = {
+            i: v for i, v in enumerate(captured) if spec(v).differentiable and not is_ref(v)
+        }
         if self._uses is not None:  # JAX would make zeros for all others
-            moved = {i: v for i, v in moved.items() if i in self._uses}
+            ordinary = {i: v for i, v in ordinary.items() if i in self._uses}
         found: list[Forward] = []
 
-        def value(moved: dict[int, Any]) -> tuple[list[Any], Any]:
-            mixed = [moved.get(i, v) for i, v in enumerate(captured)]
-            others = [i for i in wanted if i not in moved]
-            found.append(self._with_rule(mixed, inputs, others, moving=True))
+        def value(ordinary: dict[int, Any]) -> tuple[list[Any], Any]:
+            mixed = [ordinary.get(i, v) for i, v in enumerate(captured)]
+            others = [i for i in wanted if i not in ordinary]
+            found.append(self._with_rule(mixed, inputs, others, traced=True))
             leaves, outputs, _, residuals = found[-1]
             found[-1] = found[-1]._replace(leaves=[], residuals=[])
             return [leaves[i] for i in outputs], (leaves, residuals)
 
-        _, pull_back, (leaves, residuals) = jax.vjp(value, moved, has_aux=True)
+        _, pull_back, (leaves, residuals) = jax.vjp(value, ordinary, has_aux=True)
         _, outputs, run, _ = found[-1]
         pulled, treedef = tree_flatten(pull_back)
-        count, of_f = len(pulled), list(moved)
+        count, of_f = len(pulled), list(ordinary)
 
         def both(
             residuals: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]

@@ -61,11 +61,11 @@ def is_idle() -> bool:
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """Run the value of a function that has a rule, which JAX does not differentiate.
+    """Compute only the value: decorated functions called directly at this trace take no rule.
 
-    What runs at the level of the present trace is part of that value and takes no rule: else nested
-    calls would be staged with their rules at every level. A `jit`, a `scan` or a `vmap` inside has
-    its own trace, so JAX caches nothing that depends on this.
+    JAX does not differentiate the value of a function that has a rule. With rules, nested calls
+    would be staged at every level. A `jit`, a `scan` or a `vmap` inside has its own trace, so JAX
+    caches nothing that depends on this.
     """
     before, _local.plain = _local.plain, _now(())
     try:

@@ -1,4 +1,7 @@
-"""The types of arrays, and what JAX raises where a value is not known. The ground of all groups."""
+"""The types of arrays, and what JAX raises where a value is not known.
+
+Imported by the modules of all groups; imports `_compat` alone.
+"""
 
 import functools
 from typing import Any, NamedTuple

@@ -78,9 +78,9 @@ def differentiated(function: Function, name: str, operands: Sequence[Any]) -> li
     if any(map(is_transposed, operands)) and not any(map(is_ref, operands)):
         return _linear(function, operands)
     kind = _with_refs if any(map(is_ref, operands)) else _derivatives
-    pair, both = kind(name, function.asks)
+    reverse_only, any_mode = kind(name, function.asks)
     # JAX linearizes a custom_jvp, and only notes a custom_vjp.
-    return (pair if is_reverse(operands) else both)(function, *operands)
+    return (reverse_only if is_reverse(operands) else any_mode)(function, *operands)
 
 
 @functools.cache
@@ -110,9 +110,9 @@ def _derivatives(name: str, asks: bool) -> tuple[Any, Any]:
             leaves, rule = _attached(function, operands, wanted)
         return leaves, _tangents(leaves, rule, dots)
 
-    both = jax.custom_jvp(_named(value, name))
-    both.defjvp(_named(jvp, name), symbolic_zeros=asks)
-    return _reverse(name, lambda rule, operands: rule, asks), both
+    any_mode = jax.custom_jvp(_named(value, name))
+    any_mode.defjvp(_named(jvp, name), symbolic_zeros=asks)
+    return _reverse(name, lambda rule, operands: rule, asks), any_mode
 
 
 def _reverse(name: str, kept: Callable[[Rule, Sequence[Any]], Rule], asks: bool) -> Any:
@@ -217,9 +217,9 @@ def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
 
 
 def _laid_out(function: Function, leaves: list[Any]) -> list[Any]:
-    """Return the leaves with what `vmap` maps in one place, whether `primal` or `f` ran.
+    """Return the leaves with a mapped axis in front, whether `primal` or `f` ran.
 
-    To broadcast puts a mapped axis in front. Kernels know it, where they do not know `depend`.
+    `expand_dims` forces it there; unlike `depend`, Pallas can lower it.
     """
     if not (function.has_primal and is_traced(leaves)):
         return leaves
@@ -235,26 +235,28 @@ def _attached(
     """
     operands = _arrays(operands)
     has_tangents = [is_differentiable(o.dtype) for o in operands]
-    now = tuple(i for i, moves in enumerate(has_tangents) if moves and wanted[i])
+    now = tuple(i for i, has in enumerate(has_tangents) if has and wanted[i])
     leaves, outputs, run, residuals = _forward(function, operands, now)
-    movable = [i for i, o in enumerate(operands) if has_tangents[i] and not is_ref(o)]
+    differentiable = [i for i, o in enumerate(operands) if has_tangents[i] and not is_ref(o)]
     rule = Rule(
         residuals,
         run,
         tuple(outputs),
         now,
-        tuple(movable),
+        tuple(differentiable),
         len(operands),
         function.source,
         pure=not any(map(is_ref, operands)),
     )
     if is_traced((*operands, *residuals)):
-        ys = attach(*rule.pull(), [operands[i] for i in movable], [leaves[i] for i in outputs])
+        ys = attach(
+            *rule.pull(), [operands[i] for i in differentiable], [leaves[i] for i in outputs]
+        )
         leaves = list(leaves)
         for i, y in zip(outputs, ys, strict=True):
             leaves[i] = y
         traced = {i: o for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)}
-        others = [o for i, o in traced.items() if i not in movable]
+        others = [o for i, o in traced.items() if i not in differentiable]
         for i, leaf in enumerate(leaves):
             ignored = others if i in outputs else list(traced.values())
             if ignored:
@@ -289,10 +291,12 @@ def _forward(function: Function, operands: Sequence[Any], wanted: Sequence[int])
 def _tangents(leaves: Sequence[Any], rule: Rule, tangents: Sequence[Any]) -> list[Any]:
     """Return the tangents of the leaves for the tangents of the operands."""
     pull, residuals = rule.pull()
-    moving = [x for x, i in enumerate(rule.movable) if type(tangents[i]) is not SymbolicZero]
-    dxs = [tangents[rule.movable[x]] for x in moving]
+    nonzero = [
+        x for x, i in enumerate(rule.differentiable) if type(tangents[i]) is not SymbolicZero
+    ]
+    dxs = [tangents[rule.differentiable[x]] for x in nonzero]
     ys = [leaves[i] for i in rule.outputs]
-    dys = push(pull.only(moving), residuals, ys, dxs) if dxs else map(zero_tangent, ys)
+    dys = push(pull.only(nonzero), residuals, ys, dxs) if dxs else map(zero_tangent, ys)
     found = dict(zip(rule.outputs, dys, strict=True))
     return [
         found[i] if i in found else np.zeros(y.shape, jax.dtypes.float0)

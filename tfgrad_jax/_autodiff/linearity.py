@@ -136,17 +136,17 @@ class _Linearity:
             return operands[0]
         if name in (*IDENTITIES, *ONE_BY_ONE):
             return list(operands[: len(eqn.outvars)])
-        moves = [is_differentiable(a.aval.dtype) for a in eqn.invars]
-        moved = [k for k, moves in zip(operands, moves, strict=True) if moves] or operands
+        has_tangent = [is_differentiable(a.aval.dtype) for a in eqn.invars]
+        kinds = [k for k, has in zip(operands, has_tangent, strict=True) if has] or operands
         if name in _ADDS:
-            self._only(name, operands, moves)
-            return functools.reduce(functools.partial(self.join, name), moved)
+            self._only(name, operands, has_tangent)
+            return functools.reduce(functools.partial(self.join, name), kinds)
         if name in _LINEAR_IN:
             position = _LINEAR_IN[name]
             self._only(name, operands, [i == position for i in range(len(operands))])
             return operands[position]
         if _LINEAR not in operands:
-            return _ZERO if known and operands and not any(moved) else _CONSTANT
+            return _ZERO if known and operands and not any(kinds) else _CONSTANT
         if known or not eqn.outvars:
             return _LINEAR
         if name not in _OPAQUE and can_differentiate(eqn.primitive):

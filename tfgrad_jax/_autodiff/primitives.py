@@ -59,7 +59,7 @@ def _mapped(values: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[list
     return found, [0 if d is None else d for d in dims]
 
 
-def _moved(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
+def _in_front(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
     """Return the values with the mapped axis in front, where there is one."""
     return [v if d is None else jnp.moveaxis(v, d, 0) for v, d in zip(values, dims, strict=True)]
 
@@ -89,7 +89,7 @@ def depend(ys: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 def _depend_batch(axis: Any, args: Any, dims: Any, *, count: int) -> Any:
     ys, at = _mapped(args[:count], dims[:count], axis.size)
-    return depend(ys, _moved(args[count:], dims[count:])), at
+    return depend(ys, _in_front(args[count:], dims[count:])), at
 
 
 def _depend_jvp(primals: Any, tangents: Any, *, count: int) -> Any:
@@ -112,12 +112,12 @@ def _attach_jvp(primals: Any, tangents: Any, *, count: int, xs: int, pull: Pull,
     ys, residuals = primals[:count], primals[count + xs :]
     out = attach_p.bind(*primals, count=count, xs=xs, pull=pull, life=life)
     dxs = tangents[count : count + xs]
-    moved = [i for i, t in enumerate(dxs) if type(t) is not ad.Zero]
-    if not moved:
+    nonzero = [i for i, t in enumerate(dxs) if type(t) is not ad.Zero]
+    if not nonzero:
         if pull.pure and any(type(t) is not ad.Zero for t in tangents[:count]):
             raise _errors.hidden_tracer(pull.source)  # y varies, and no operand does
         return out, [ad.Zero(tangent_type(y)) for y in ys]
-    return out, push(pull.only(moved), residuals, ys, [dxs[i] for i in moved])
+    return out, push(pull.only(nonzero), residuals, ys, [dxs[i] for i in nonzero])
 
 
 def _attach_batch(
@@ -126,7 +126,7 @@ def _attach_batch(
     end = count + xs
     ys, at = _mapped(args[:count], dims[:count], axis.size)
     new = pull.batched(axis, dims[end:], at, [d is not None for d in dims[count:end]])
-    return attach(new, args[end:], _moved(args[count:end], dims[count:end]), ys), at
+    return attach(new, args[end:], _in_front(args[count:end], dims[count:end]), ys), at
 
 
 # --- push ---------------------------------------------------------------------------------------
@@ -163,17 +163,17 @@ def _push_jvp(primals: Any, tangents: Any, *, pull: Pull, types: Any, count: int
     if any(type(t) is not ad.Zero for t in tangents[count:]):
         dts = map(_instantiated, tangents[count:])
         total = _push(residuals, dts, pull, types)
-    moved = [i for i, t in enumerate(tangents[:count]) if type(t) is not ad.Zero]
-    if moved:
+    nonzero = [i for i, t in enumerate(tangents[:count]) if type(t) is not ad.Zero]
+    if nonzero:
         # Of forward mode that is differentiated again: what evaluates it is ordinary code.
         def at(*some: Any) -> list[Any]:
             mixed = list(residuals)
-            for i, r in zip(moved, some, strict=True):
+            for i, r in zip(nonzero, some, strict=True):
                 mixed[i] = r
             return _push_value(*mixed, *ts, pull=pull, types=types, count=count)
 
-        at_primals = tuple(residuals[i] for i in moved)
-        more = jax.jvp(at, at_primals, tuple(tangents[i] for i in moved))[1]
+        at_primals = tuple(residuals[i] for i in nonzero)
+        more = jax.jvp(at, at_primals, tuple(tangents[i] for i in nonzero))[1]
         total = more if total is None else [jnp.add(a, b) for a, b in zip(total, more, strict=True)]
     return out, [ad.Zero(t) for t in types] if total is None else total
 
@@ -198,7 +198,7 @@ def _push_batch(
     mapped = [d is not None for d in dims[count:]]
     new = pull.batched(axis, dims[:count], [0] * len(types), mapped)
     types = tuple(batched_type(t, axis) for t in types)
-    tangents = _moved(args[count:], dims[count:])
+    tangents = _in_front(args[count:], dims[count:])
     out = _push(args[:count], tangents, new, types)
     return out, [0] * len(types)
 

@@ -20,7 +20,7 @@ from tfgrad_jax._source import Source
 # -> for each of these operands its gradient, or None.
 Run: TypeAlias = Callable[[Sequence[Any], Sequence[Any], Sequence[int]], list[Any]]
 
-_STATIC = ["run", "outputs", "wanted", "movable", "count", "source", "pure"]
+_STATIC = ["run", "outputs", "wanted", "differentiable", "count", "source", "pure"]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["residuals"], meta_fields=_STATIC)
@@ -32,7 +32,7 @@ class Rule:
     run: Run
     outputs: tuple[int, ...]  # positions of the outputs that have cotangents
     wanted: tuple[int, ...]  # positions of the operands that are being differentiated
-    movable: tuple[int, ...]  # positions of those that can be, and are no Refs
+    differentiable: tuple[int, ...]  # positions of those that can be, and are no Refs
     count: int  # of all operands
     source: Source
     pure: bool  # whether no operand is a Ref
@@ -46,12 +46,12 @@ class Rule:
         return gradients
 
     def pull(self) -> tuple["Pull", list[Any]]:
-        """Return the rule as the primitives know it, for the movable operands, and its residuals.
+        """Return the rule as the primitives know it, and its residuals.
 
         A primitive takes no Refs: the rule reads and writes them beside it.
         """
         # Not `self`, which holds the residuals: tracers, and the pull ends up in a jaxpr.
-        every, inner, movable = list(self.residuals), self.run, self.movable
+        every, inner, positions = list(self.residuals), self.run, self.differentiable
         places = [i for i, r in enumerate(every) if not is_ref(r)]
         refs = [r if is_ref(r) else None for r in every]
 
@@ -61,9 +61,9 @@ class Rule:
             filled = list(refs)
             for i, r in zip(places, residuals, strict=True):
                 filled[i] = r
-            return inner(filled, cotangents, [movable[x] for x in wanted])
+            return inner(filled, cotangents, [positions[x] for x in wanted])
 
-        xs = tuple(range(len(movable)))
+        xs = tuple(range(len(positions)))
         return Pull(run, xs, self.source, self.pure), [every[i] for i in places]
 
 

@@ -60,15 +60,15 @@ def transposed(
         closed = _traced_on_values(gradients, types)
     declared = check(closed)
     linear = _linear_part(closed, declared)
-    moved = [tangents[i] for i in kept]
+    tangents = [tangents[i] for i in kept]
     if declared:
-        return _differentiated(linear, types, moved, declared)
+        return _differentiated(linear, types, tangents, declared)
     try:
-        return list(jax.linear_transpose(linear, *types)(moved))
+        return list(jax.linear_transpose(linear, *types)(tangents))
     except NotLinearError:
         raise
     except Exception as error:  # of any type, by version and operation
-        return _differentiated(linear, types, moved, cause=error)
+        return _differentiated(linear, types, tangents, cause=error)
 
 
 def _differentiated(

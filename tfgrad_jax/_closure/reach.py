@@ -196,7 +196,7 @@ def _is_inert(value: Any, cls: type) -> bool:
 
 
 def _size(value: Any, cls: type) -> int:
-    """Return how much an object holds, where that may be long, without listing it."""
+    """Return how many items a container has, without listing them; 0 for any other object."""
     if isinstance(value, np.ndarray):
         return value.size if value.dtype == object else 0
     sized: Any = next((base for base in _SIZED if issubclass(cls, base)), None)

@@ -110,14 +110,14 @@ def dependence_on(
         # It branches on values, so these are concrete, and its derivative can be looked at.
         positions = [i for i in positions if spec(values[i]).differentiable]
 
-        def moving(*moved: Any) -> Any:
+        def of_some(*some: Any) -> Any:
             mixed = list(values)
-            for i, value in zip(positions, moved, strict=True):
+            for i, value in zip(positions, some, strict=True):
                 mixed[i] = value
             return f(mixed, others)
 
         tangents = [values[i] for i in positions]
-        closed = jax.make_jaxpr(jax.linearize(moving, *tangents)[1])(*tangents)
+        closed = jax.make_jaxpr(jax.linearize(of_some, *tangents)[1])(*tangents)
     uses, first = first_uses(closed), len(closed.consts)
     found = {i - first: eqn for i, eqn in uses.items() if i >= first}
     return {positions[i]: eqn for i, eqn in found.items() if i < len(positions)}

@@ -115,11 +115,11 @@ def nearby(x: Any, radius: float, *seed: int) -> Matrix:
     """Return an array near `x`, of distinct entries; zeros and signs stay."""
     a = numbers(x)
     change = radius * np.random.default_rng([*seed, *a.shape]).uniform(-1, 1, a.shape)
-    moved = a * np.exp(change) if a.any() else change
+    near = a * np.exp(change) if a.any() else change
     for i, form in enumerate(_forms(a) if a.size > 1 and a.shape[-1] > 1 else ()):
         if np.allclose(form, a, rtol=1e-3):
-            moved = next(itertools.islice(_forms(moved), i, None))
-    return moved
+            near = next(itertools.islice(_forms(near), i, None))
+    return near
 
 
 class Study:
@@ -176,8 +176,8 @@ class Study:
         typical = np.linalg.norm(x[self.part]) / max(x[self.part].size, 1) ** 0.5 or 1.0
 
         def change(t: float) -> Matrix:
-            moved = np.array([self.f(x + t * v) for v in vs.T]).reshape(vs.shape[1], len(y))
-            return us @ np.where(finite, moved - y, 0).T
+            changed = np.array([self.f(x + t * v) for v in vs.T]).reshape(vs.shape[1], len(y))
+            return us @ np.where(finite, changed - y, 0).T
 
         best: Any = None
         for power in (0.25, 0.4):

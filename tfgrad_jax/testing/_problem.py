@@ -51,7 +51,7 @@ class Problem:
         self._objects = [i for i, v in enumerate(self._leaves) if not is_setting(v)]
         self._roots = [("", h), ("", reference)]
         self._roots += [(paths[i], self._leaves[i]) for i in self._objects]
-        self._moving, self._weights, rule = [], [], None
+        self._differentiated, self._weights, rule = [], [], None
         with contextlib.suppress(Exception):  # not one of ours, if it returns no pair
             _, rule = self.call("pair")
         variables = owner and owner._variables
@@ -59,10 +59,12 @@ class Problem:
         asked = not callable(rule) or listed or isinstance(variables, str)
         count = len(tree_leaves(bound.inputs))  # by keyword, numbers are settings
         for i, v in enumerate(self._leaves):
-            moves = is_array(v) and (asked or i < count)
-            moves |= isinstance(v, float | complex) and i < count
-            self._moving += [i] * (moves and spec(v).differentiable)
-        self.xs, self.names = ([every[i] for i in self._moving] for every in (self._leaves, paths))
+            counts = is_array(v) and (asked or i < count)
+            counts |= isinstance(v, float | complex) and i < count
+            self._differentiated += [i] * (counts and spec(v).differentiable)
+        self.xs, self.names = (
+            [every[i] for i in self._differentiated] for every in (self._leaves, paths)
+        )
         self.h: Any = functools.partial(self._outputs, "h")
         # For finite differences: what `primal` stands for. For plain autodiff: None if unknown.
         undecorated = functools.partial(self._outputs, "pair") if callable(rule) else None
@@ -87,7 +89,7 @@ class Problem:
 
     def call(self, which: str, *xs: Any) -> Any:
         """Call `h`, what it decorates ("pair"), its `primal`, or the reference on other arrays."""
-        leaves, n = list(self._leaves), len(self._moving)
+        leaves, n = list(self._leaves), len(self._differentiated)
         h, reference = (value for _, value in self._roots[:2])
         if self._weights:
             arrays = dict(enumerate(self._held.arrays))
@@ -95,7 +97,7 @@ class Problem:
             h, reference, *objects = self._held(arrays.values())
             for i, copied in zip(self._objects, objects, strict=True):
                 leaves[i] = copied
-        for i, x in zip(self._moving, xs, strict=False):
+        for i, x in zip(self._differentiated, xs, strict=False):
             leaves[i] = x
         values = tree_unflatten(self._treedef, leaves)
         names = (*self._bound.named, *self._bound.rest)
@@ -127,7 +129,7 @@ class Problem:
             missed |= others
             for i in read - also:
                 missed[id(held.arrays[i])] = held.arrays[i], "the reference does not read it"
-        settings = {id(v) for i, v in enumerate(self._leaves) if i not in self._moving}
+        settings = {id(v) for i, v in enumerate(self._leaves) if i not in self._differentiated}
         for i in [i for i in missed if i in settings or not (declared is None or i in declared)]:
             del missed[i]
         # A declared variable that the value ignores has a gradient, too: zero.
@@ -181,9 +183,9 @@ class Problem:
 
     def _changes(self, f: Any, xs: Sequence[Any], k: int) -> bool:
         """Return whether another value of an operand is seen to change that of `f`."""
-        moved = [x * 1.25 + 0.25 if i == k else x for i, x in enumerate(xs)]
+        changed = [x * 1.25 + 0.25 if i == k else x for i, x in enumerate(xs)]
         with contextlib.suppress(Exception):  # outside of its domain
-            return not all(map(np.array_equal, f(*xs), f(*moved)))
+            return not all(map(np.array_equal, f(*xs), f(*changed)))
         return False
 
 
