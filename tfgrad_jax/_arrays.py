@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
 from ._closure.objects import HOOKS
-from ._closure.reach import CACHED, Wrapper, content_of
+from ._closure.reach import CACHED, Walk, Wrapper, content_of
 from ._closure.skeleton import Skeleton
 from ._compat import is_ref
 from ._custom_gradient import CustomGradient
@@ -40,7 +40,8 @@ class Held:
 
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
         values = [value for _, value in roots]
-        self._skeleton = Skeleton(values, lambda v: is_known(v) or is_ref(v), lenient=True)
+        walk = Walk(values, lambda v: is_known(v) or is_ref(v), lenient=True)
+        self._skeleton = Skeleton(values, walk)
         self._taken, named = self._skeleton.taken, arrays_in(roots)
         self._skeleton.finish()
         self.arrays = [v for v in self._taken if not is_ref(v)]

@@ -18,7 +18,7 @@ from jax.tree_util import tree_leaves
 
 from . import _errors
 from ._autodiff.custom import HiddenTracerError
-from ._closure.reach import ManyError, OpaqueError, TooMuchError, Walk, is_captured
+from ._closure.reach import OpaqueError, TooMuchError, Walk
 from ._closure.skeleton import Skeleton, dissect, snapshot
 from ._closure.traced import first_uses, traced
 from ._compat import cotangent_type
@@ -97,16 +97,13 @@ def _dissected(call: Call, listed: Sequence[Any]) -> tuple[Skeleton, list[Any], 
 
     Of much that a function reaches it captures what it uses, in `f` or in the rule.
     """
-    values = [*call.around, *listed]
-    try:
-        return *dissect(values, patient=False, most=_MANY + len(listed)), None
-    except ManyError as error:
-        reached = error.taken
-    try:
-        used, uses = _used(call, listed, reached)
-    except (*NeedsValuesError, TooMuchError):
-        return *dissect(values, patient=False), None
-    return *dissect(values, patient=False, takes=lambda v: id(v) in used), uses
+    values, uses = [*call.around, *listed], None
+    walk = Walk(values, patient=False)
+    if len(walk.taken) > _MANY + len(listed):
+        with contextlib.suppress(*NeedsValuesError, TooMuchError):
+            used, uses = _used(call, listed, walk.taken)
+            walk.narrow(used)
+    return *dissect(values, walk), uses
 
 
 def _used(
@@ -118,9 +115,7 @@ def _used(
     def value(*operands: Any) -> Any:
         nonlocal is_postponed
         leaves, outputs, grad_fn = call.contract.apply(call.around, operands)
-        walk = Walk(lambda v: id(v) in reached, patient=True, lenient=True)
-        walk.leads([grad_fn])
-        of_rule = walk.taken
+        of_rule = Walk([grad_fn], lambda v: id(v) in reached, lenient=True).taken
         if len(of_rule) > _MANY + len(listed):
             if undeclared is None and call.chooses(grad_fn):
                 is_postponed = True
@@ -196,14 +191,12 @@ def _dissected_rule(
     call: Call, leaves: Sequence[Any], outputs: Outputs, grad_fn: Any
 ) -> tuple[Skeleton, list[Any]]:
     """Return the skeleton of a rule, and its residuals: of much that it reaches, what it uses."""
-    patient = call.chooses(grad_fn)
-    try:
-        return dissect([grad_fn], patient=patient, most=_MANY + len(call.declared()[1]))
-    except ManyError:
+    walk = Walk([grad_fn], patient=call.chooses(grad_fn))
+    if len(walk.taken) > _MANY + len(call.declared()[1]):
         used = _used_by_rule(call, leaves, outputs, grad_fn)
-    if used is None:
-        return dissect([grad_fn], patient=patient)
-    return dissect([grad_fn], takes=lambda v: id(v) in used and is_captured(v))
+        if used is not None:
+            walk.narrow(used)
+    return dissect([grad_fn], walk)
 
 
 def _used_by_rule(

@@ -138,9 +138,10 @@ class Program:
         if traced:
             upstreams = [cotangent_type(leaves[i]) for i in outputs.differentiable]
             source, patient = Source.of(grad_fn), user.chooses
-            rule = converted(user.run, parts, now, upstreams, source, patient, copies.cells())
+            cells, left = copies.cells(), copies.left
+            rule = converted(user.run, parts, now, upstreams, source, patient, cells, left)
         else:
-            rule = kept(user.run, parts, copies.cells())
+            rule = kept(user.run, parts, copies.cells(), copies.left)
         run_rule, residuals = rule.run, rule.residuals  # the rule may outlive its residuals
         fixed: list[int] | None = None  # the variables of a traced rule
         if rule.is_traced or self._contract.is_rule_traced:

@@ -251,3 +251,35 @@ def test_a_captured_object_is_freed_with_the_call():
     jax.clear_caches()
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("way", ["grad", "jit(grad)", "grad(jit)"])
+@pytest.mark.parametrize("protocol", ["undeclared", "declared"])
+@pytest.mark.parametrize("hold", [list, lambda ws: [{"w": w} for w in ws]], ids=["list", "dicts"])
+def test_no_weight_of_a_large_closure_outlives_its_trace(hold, protocol, way):
+    """Neither those that a layer uses, nor the many others that it only reaches."""
+
+    def loss(weights, x):
+        held = hold(weights)
+        of = lambda i: held[i]["w"] if isinstance(held[i], dict) else held[i]  # noqa: E731
+        for i in range(len(held)):
+
+            @custom_gradient(variables=[of(i)] if protocol == "declared" else None)
+            def f(x, i=i):
+                def rule(dy, variables):
+                    assert len(held) == 10 and held[0] is not None
+                    return 7 * dy * of(i), [5 * dy * x]
+
+                return of(i) * x, rule
+
+            x = f(x)
+        return x
+
+    weights, x = [jnp.float32(1 + i / 10) for i in range(10)], jnp.float32(0.5)
+    with jax.checking_leaks():
+        found = WAYS[way](loss)(weights, x)
+    product = jnp.prod(jnp.stack(weights))
+    before = [x * jnp.prod(jnp.stack([jnp.float32(1), *weights[:i]])) for i in range(10)]
+    after = [7 ** (9 - i) * jnp.prod(jnp.stack([x * 0 + 1, *weights[i + 1 :]])) for i in range(10)]
+    expected = [5 * b * a for b, a in zip(before, after, strict=True)]
+    assert_same(found, (expected, 7**10 * product))

@@ -11,7 +11,7 @@ import gc
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -68,14 +68,6 @@ _HOLDERS = {_FUNCTION, types.MethodType, *_SIZED}  # which no predicate takes
 _CODE = (_FUNCTION, types.MethodType, Wrapper)
 
 
-class ManyError(Exception):
-    """More tracers are held than the caller wants: these, by their ids."""
-
-    def __init__(self, taken: dict[int, Any]) -> None:
-        super().__init__(len(taken))
-        self.taken = taken
-
-
 def is_captured(value: Any) -> bool:
     """Return whether JAX must be given a value that a function holds as an operand."""
     return is_operand(value) and (not isinstance(value, Tracer) or is_live(value))
@@ -91,22 +83,33 @@ class Walk:
     """A walk from values to those among what they hold that a predicate `takes`.
 
     It looks at each object once, whatever leads to it. `way` has the ids of the objects that lead
-    to a value that is taken, and of these values.
+    to a value that is taken or left, and of these values: `left` has the ids of tracers that are
+    in the way and not taken. A patient walk looks at more before it gives up.
     """
 
     def __init__(
         self,
+        values: Sequence[Any],
         takes: Callable[[Any], bool] = is_captured,
-        patient: bool = False,
+        patient: bool = True,
         lenient: bool = False,
+        left: Container[int] = (),
     ) -> None:
         self.way: set[int] = set()
         self.taken: dict[int, Any] = {}  # by id
-        self._takes, self._lenient = takes, lenient
+        self.takes, self.lenient, self._left = takes, lenient, left
         self._budget = _BUDGET if patient or not is_staging() else _BUDGET_STAGED
         self._seen: dict[int, Any] = {}  # by id, and kept, so that no id is used twice
         self._holders: dict[int, list[int]] = {}  # of each object
         self._pending: collections.deque[Any] = collections.deque()
+        self.leads(values)
+
+    def narrow(self, wanted: Container[int]) -> None:
+        """Take only those that have these ids, and leave the others."""
+        takes = self.takes
+        self.takes = lambda value: id(value) in wanted and takes(value)
+        self._left = self.taken.keys()
+        self.taken = {key: value for key, value in self.taken.items() if key in wanted}
 
     def leads(self, values: Sequence[Any]) -> bool:
         """Return whether the values lead to one that is taken.
@@ -135,8 +138,10 @@ class Walk:
                 self._mark(holder)
             elif key not in self._seen:
                 self._seen[key] = value
-                if cls not in _HOLDERS and self._takes(value):
+                is_taken = cls not in _HOLDERS and self.takes(value)
+                if is_taken:
                     self.taken[key] = value
+                if is_taken or key in self._left:
                     self._mark(key)
                 elif not is_leaf(cls):
                     self._pending.append(value)
@@ -149,7 +154,7 @@ class Walk:
             if key not in self.way:
                 self.way.add(key)
                 value = self._seen.get(key)
-                if type(value) is weakref.ref and not self._lenient:
+                if type(value) is weakref.ref and not self.lenient:
                     raise OpaqueError(value)
                 marked += self._holders.get(key, ())
 

@@ -7,20 +7,23 @@ else stays itself. What is copied keeps its identities: a dict that has a copied
 the copy as its key, and a parent pointer leads to the copy of the parent.
 """
 
+import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
+
+import jax
+from jax.core import Tracer
 
 from .objects import recipe
 from .reach import (
     CACHED,
     INERT,
-    ManyError,
     OpaqueError,
     Walk,
     Wrapper,
     content_of,
-    is_captured,
     is_leaf,
 )
 
@@ -61,8 +64,11 @@ class _Cell:
 class Copies:
     """Copies of the values of a skeleton."""
 
-    def __init__(self, values: Sequence[Any], cells: Sequence[tuple[_Cell, types.CellType]]):
+    def __init__(
+        self, values: Sequence[Any], cells: Sequence[tuple[_Cell, types.CellType]], left: set[int]
+    ) -> None:
         self.values = values
+        self.left = left  # the ids of tracers in them for which there was no value
         self._cells = [(cell, new, new.cell_contents) for cell, new in cells]
 
     def cells(self) -> Cells:
@@ -76,37 +82,27 @@ class Copies:
 
 
 class Skeleton:
-    """Values, and what they hold, without the values that a predicate `takes`.
+    """Values, and what they hold, without the values that a walk has taken.
 
     It is a list of steps, one after the other, however deep the values lie: each works on what
-    stands at some places, and may give another its object. With no predicate, only functions with
-    cells are copied. `lenient`, an object that cannot be copied stays itself, and a jitted function
-    is copied without the `jit`.
+    stands at some places, and may give another its object. With no walk, only functions with cells
+    are copied. Where the walk is lenient, an object that cannot be copied stays itself, and a
+    jitted function is copied without the `jit`.
     """
 
     def __init__(
-        self,
-        values: Sequence[Any],
-        takes: Callable[[Any], bool] | None = is_captured,
-        cells: Cells | None = None,
-        lenient: bool = False,
-        patient: bool = True,
-        most: int | None = None,
+        self, values: Sequence[Any], walk: Walk | None, cells: Cells | None = None
     ) -> None:
         self.taken: list[Any] = []
-        self._takes, self._lenient, self._variables = takes, lenient, cells or {}
+        self._walk, self._variables = walk, cells or {}
+        self._lenient = walk is not None and walk.lenient
         self._places: list[Any] = []  # what stays itself, and None for the rest
         self._of_taken: list[int] = []
+        self._left: list[int] = []  # places of the tracers that the walk has left
         self._steps: list[_Step] = []
         self._cells: list[_Cell] = []
         self._known: dict[int, tuple[Any, int]] = {}  # by id: a value, and the place of its copy
         self._begun: dict[int, int] = {}  # by id: how many steps there were
-        self._walk: Walk | None = None
-        if takes is not None:
-            self._walk = Walk(takes, patient, lenient)
-            self._walk.leads(values)
-            if most is not None and len(self._walk.taken) > most:
-                raise ManyError(self._walk.taken)
         self._plan(values)
         self._results = self._at(values)
 
@@ -124,7 +120,8 @@ class Skeleton:
             made = call(*[at[i] for i in arguments])
             if place is not None:
                 at[place] = made
-        return Copies([at[i] for i in self._results], [(c, at[c.place]) for c in self._cells])
+        results, left = ([at[i] for i in places] for places in (self._results, self._left))
+        return Copies(results, [(c, at[c.place]) for c in self._cells], set(map(id, left)))
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         return list(self.copies(values).values)
@@ -134,22 +131,33 @@ class Skeleton:
         waiting: list[Iterator[Any]] = [iter(values)]
         while waiting:
             for value in waiting[-1]:
-                if id(value) not in self._known:
+                if id(value) not in self._known and not self._place_atom(value):
                     waiting.append(self._steps_of(value))
                     break
             else:
                 waiting.pop()
 
+    def _place_atom(self, value: Any) -> bool:
+        """Give a value its place if it was taken or left, or stays itself; return whether."""
+        cls = type(value)
+        if self._walk is not None and self._walk.takes(value):
+            self.taken.append(value)
+            self._of_taken.append(self._place(value))
+        elif isinstance(value, Tracer) and self._leads(value):  # it must not outlive its trace
+            self._left.append(self._place(value))
+            recall = functools.partial(_recalled, weakref.ref(value), value.aval)
+            self._steps.append(_Step(recall, (), self._left[-1]))
+        elif cls is not _CELL and (is_leaf(cls) or not self._is_copied(value)):
+            self._place(value, value)
+        else:
+            return False
+        return True
+
     def _steps_of(self, value: Any) -> Iterator[Any]:
         """Write down the steps that copy a value, and yield what must be copied before the next."""
         cls = type(value)
-        if self._takes is not None and self._takes(value):
-            self.taken.append(value)
-            self._of_taken.append(self._place(value))
-        elif cls is _CELL:
+        if cls is _CELL:
             yield from self._cell(value)
-        elif not self._is_copied(value) or is_leaf(cls):
-            self._place(value, value)
         else:
             try:
                 steps = self._object(value, cls)
@@ -222,23 +230,30 @@ class Skeleton:
 INERT.add(Skeleton)
 
 
-def dissect(
-    values: Sequence[Any],
-    cells: Cells | None = None,
-    patient: bool = True,
-    takes: Callable[[Any], bool] = is_captured,
-    most: int | None = None,
-) -> tuple[Skeleton, list[Any]]:
-    """Return the values without the tracers in them, and these.
+def _recalled(known: weakref.ref[Any], aval: Any) -> Any:
+    """Return a tracer, or its type once the tracer is gone."""
+    tracer = known()
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype) if tracer is None else tracer
 
-    Raises `OpaqueError` where one cannot be taken out, `TooMuchError` where there is too much to
-    look at (sooner, under staging, unless `patient`), `ManyError` where there are more than `most`.
+
+def dissect(
+    values: Sequence[Any], walk: Walk | None = None, cells: Cells | None = None
+) -> tuple[Skeleton, list[Any]]:
+    """Return the values without the tracers in them, or what a walk from them took, and these.
+
+    Raises `OpaqueError` where one cannot be taken out.
     """
-    skeleton = Skeleton(values, takes, cells, patient=patient, most=most)
+    skeleton = Skeleton(values, walk or Walk(values), cells)
     captured = skeleton.taken
     return skeleton.finish(), captured
 
 
-def snapshot(values: Sequence[Any], cells: Cells | None = None) -> Skeleton:
-    """Return a skeleton that copies nothing but functions, as their closures are now."""
-    return Skeleton(values, None, cells).finish()
+def snapshot(
+    values: Sequence[Any], cells: Cells | None = None, left: Container[int] = ()
+) -> Skeleton:
+    """Return a skeleton that copies nothing but functions, as their closures are now.
+
+    It holds no tracer that a walk has `left`.
+    """
+    walk = Walk(values, lambda _: False, left=left) if left else None
+    return Skeleton(values, walk, cells).finish()

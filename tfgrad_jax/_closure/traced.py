@@ -6,7 +6,7 @@ be copied, `dependence_on` for variables that nobody declared.
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from tfgrad_jax._jaxpr import dependence, evaluate, without_consts
 from tfgrad_jax._source import Source
 from tfgrad_jax._types import NeedsValuesError, spec
 
-from .reach import OpaqueError, TooMuchError
+from .reach import OpaqueError, TooMuchError, Walk
 from .skeleton import Cells, Skeleton, dissect, snapshot
 
 
@@ -59,6 +59,7 @@ def converted(
     source: Source,
     patient: bool,
     cells: Cells,
+    left: Container[int],
 ) -> Converted:
     """Return `rule(parts, cotangents, listed)`; the residuals are the tracers that the parts hold.
 
@@ -66,21 +67,22 @@ def converted(
     on values, it runs as it is: these are concrete one level down, where it will run.
     """
     try:
-        skeleton, residuals = dissect(parts, cells, patient)
+        walk = Walk(parts, patient=patient, left=left)
+        skeleton, residuals = dissect(parts, walk, cells)
     except (OpaqueError, TooMuchError):
         try:
             at, _ = traced(lambda *cts: rule(parts, cts, listed), *examples, source=source)
         except NeedsValuesError:
-            return kept(rule, parts, cells)
+            return kept(rule, parts, cells, left)
         skeleton, residuals = dissect([at])
         run = lambda residuals, cotangents, _: skeleton(residuals)[0](*cotangents)  # noqa: E731
         return Converted(run, residuals, is_traced=True)
     return Converted(_copying(rule, skeleton), residuals)
 
 
-def kept(rule: Any, parts: Sequence[Any], cells: Cells) -> Converted:
+def kept(rule: Any, parts: Sequence[Any], cells: Cells, left: Container[int]) -> Converted:
     """Return the rule with its parts as they are, and its closure as it is now."""
-    return Converted(_copying(rule, snapshot(parts, cells)), [])
+    return Converted(_copying(rule, snapshot(parts, cells, left)), [])
 
 
 def _copying(rule: Any, skeleton: Skeleton) -> Any:
