@@ -232,7 +232,7 @@ class Entry:
 
     Args:
         f: the decorated function.
-        title: what it is.
+        title: its heading on the site.
         source: who published it.
         about: why it is useful, in a sentence or two (Markdown).
         point: the arguments at which `check_gradient` checks it.
@@ -270,7 +270,7 @@ class Entry:
         return check_gradient(self.f, *self.point, expect=expect)
 
     def lines(self) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Return what the picture shows: the horizontal axis, and each line by its label."""
+        """Return the data of the picture: the horizontal axis, and each line by its label."""
         x = jnp.linspace(*self.over, 601)
 
         def gradient(x: jax.Array, dy: Any) -> jax.Array:
@@ -320,7 +320,7 @@ GALLERY = [
         cross_entropy,
         "Softmax and cross-entropy in one",
         "`SoftmaxCrossEntropyWithLogits` in TensorFlow, and fused-loss kernels since",
-        r"The gradient is $\mathrm{softmax}(z) - e_k$: no logarithm is differentiated. The label, "
+        r"The gradient is $\mathrm{softmax}(z) - e_k$: JAX differentiates no logarithm. The label, "
         "an integer, needs no gradient.",
         (X, jnp.int32(2)),
         curve=lambda x: cross_entropy(x * jnp.array([1.0, 0.0, 0.0]), 0),
@@ -331,7 +331,7 @@ GALLERY = [
         "An energy whose simulator returns the force",
         "Force matching; the interface of ASE, OpenMM and of most force fields",
         "Molecular simulators return energy and force together. The force is minus the gradient: "
-        "nothing is differentiated, and the simulator may be a library that JAX cannot trace.",
+        "JAX differentiates nothing. The simulator may be a library that JAX cannot trace.",
         (jnp.float32(1.3),),
         over=(0.98, 2.5),
     ),
@@ -348,8 +348,8 @@ GALLERY = [
         kepler,
         "Kepler's equation, by the implicit function theorem",
         "The textbook example; jaxoplanet and exoplanet solve it the same way",
-        r"$a - e \sin a = m$ is solved for $a$ by iteration, and differentiated as an equation: "
-        "no iteration is stored.",
+        r"An iteration solves $a - e \sin a = m$ for $a$. The rule differentiates the equation, so "
+        "JAX stores no iteration.",
         (jnp.float32(0.9), jnp.float32(0.7)),
         curve=lambda m: kepler(m, 0.8),
         over=(-3.1, 3.1),
@@ -369,7 +369,7 @@ GALLERY = [
         "Sparsemax",
         "Martins and Astudillo, 2016",
         "The projection onto the simplex: many probabilities are exactly zero. The rule subtracts "
-        "the mean over the support; the sort is not differentiated.",
+        "the mean over the support; JAX does not differentiate the sort.",
         (jnp.array([0.3, 0.5, -0.9]),),
         curve=lambda x: sparsemax(x * jnp.array([1.0, 0.0, 0.0]))[0],
         over=(-2, 2),

@@ -1,4 +1,4 @@
-"""Ten custom gradients from TensorFlow code, each beside its port.
+"""Twenty custom gradients from TensorFlow code, each beside its port.
 
-`original` in each module is TensorFlow's code, the rest is the port. The tests compare the two.
+`original` in each module is TensorFlow's code; the rest is the port. The tests compare the two.
 """

@@ -1,4 +1,4 @@
-"""The data consistency of an image: each of a batch is solved for, and the rule solves again.
+"""The data consistency of images: a solve for each image of a batch, and again in the rule.
 
 After hkaggarwal/modl, `model.py` (MoDL, Aggarwal et al., 2019). The operator A^H A + strength is
 self-adjoint, so the gradient is the same solve of the upstream. The images are complex; the rule

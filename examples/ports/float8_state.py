@@ -2,7 +2,7 @@
 
 After keras-team/keras, `keras/src/layers/core/dense.py`. A rule cannot assign a variable, under
 `jit` least of all. It returns the new state as the gradient of the state; the training step stores
-it instead of adding it. The function is used once for each step, or its new states would be added.
+it instead of adding it. Use the function once per step: JAX would add the states of several uses.
 """
 
 from collections.abc import Callable
