@@ -344,7 +344,7 @@ def through_a_global(w: Any, x: Any) -> Any:
 
 limit(
     "weights in globals",
-    "A differentiated weight in a global variable may raise `UnexpectedTracerError` under `jit`. "
+    "A differentiated weight in a global variable may raise `UnexpectedTracerError`. "
     "Close over the weight, or pass it as an argument.",
     "Inside `jit` JAX takes it for a side effect: a tracer that left its trace.",
     lambda: jax.jit(jax.grad(through_a_global, (0, 1)))(X, X),

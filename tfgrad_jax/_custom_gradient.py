@@ -311,8 +311,9 @@ def custom_gradient(
         return type(f)(CustomGradient(f.__func__, variables, primal, convention))
     if not callable(f):
         raise _errors.not_callable(f)
-    if isinstance(f, CustomGradient):
-        raise _errors.decorated_twice(f)
+    inner = f.__wrapped__ if isinstance(f, JITTED) else f
+    if isinstance(inner, CustomGradient):
+        raise _errors.decorated_twice(inner)
     if isinstance(f, JITTED):
         raise _errors.jitted(f)
     return CustomGradient(f, variables, primal, convention)

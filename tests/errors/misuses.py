@@ -231,6 +231,9 @@ class Model:
         **VALUE),
     misuse("Decorate twice", "@custom_gradient" + function("").rstrip(),
         "is already decorated: decorate once"),
+    misuse("Decorate what is decorated below `jax.jit`",
+        "@custom_gradient\n@jax.jit" + function("").rstrip(),
+        "is already decorated: decorate once"),
     misuse("Decorate above `jax.jit`", function("").replace("\ndef", "\n@jax.jit\ndef").rstrip(),
         "is under `jax.jit`, which cannot return a gradient function. Write `@jax.jit` above "
         "`@custom_gradient`, as in `jax.jit(custom_gradient(f))`"),
@@ -569,7 +572,8 @@ FORWARD_MODE = [
             ("Forget to multiply by the upstream", "2 * x", "does not depend on the upstreams"),
             ("Square the upstream", "dy * dy", "`mul` of two"),
             ("Drop negative gradients", "jnp.where(dy > 0, dy, 0)", "`gt`, which JAX cannot"),
-            ("Branch on the upstream", "dy if dy.sum() > 0 else -dy", "a branch on the upstream"),
+            ("Branch on the upstream", "dy if dy.sum() > 0 else -dy",
+             "a branch on the upstream, at model.py:3."),
             ("Compute the gradient outside of JAX",
              "jax.pure_callback(lambda dy: 2 * dy, dy, dy)",
              "`pure_callback`, which JAX cannot transpose"),
@@ -577,9 +581,9 @@ FORWARD_MODE = [
              "jax.lax.while_loop(lambda d: d.sum() > 1, lambda d: d / 2, dy)",
              "`while`, which JAX cannot transpose, at model.py:3."),
             ("Use NumPy on the upstream", "2 * np.asarray(dy) * x",
-             "NumPy code that reads the upstream"),
+             "NumPy code that reads the upstream, at model.py:3."),
             ("Convert the upstream to a Python number", "x * float(dy.sum())",
-             "Python code that reads the value of the upstream"),
+             "Python code that reads the value of the upstream, at model.py:3."),
         )
     ),
 ]  # fmt: skip

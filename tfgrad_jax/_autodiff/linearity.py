@@ -51,9 +51,10 @@ _LINEAR_TOO = {
 class NotLinearError(Exception):
     """The rule is not linear in its upstream gradients; says which operation is not."""
 
-    def __init__(self, text: str, eqn: Any = None) -> None:
+    def __init__(self, text: str, eqn: Any = None, error: Exception | None = None) -> None:
         super().__init__(text)
         self.eqn = eqn  # of the operation, or of the `jit` that calls it
+        self.error = error  # or what Python code raised that wants a value
 
 
 def check(closed: ClosedJaxpr, upstreams: int | None = None) -> list[Any]:

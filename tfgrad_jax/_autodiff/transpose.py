@@ -39,7 +39,7 @@ def push_forward(
     try:
         return transposed(rule, types, tangents)
     except NotLinearError as error:
-        line = source.line_of(error.eqn, __file__)
+        line = source.line_in(error.error) if error.error else source.line_of(error.eqn, __file__)
         raise _errors.not_linear(source, f"{error}{line and f', at {line}'}") from None
 
 
@@ -118,12 +118,13 @@ def _traced_on_values(rule: Callable[..., Sequence[Any]], types: Sequence[Any]) 
 
     try:
         push = jax.linearize(probe, *map(zeros, types))[1]
-    except TracerBoolConversionError:
-        raise NotLinearError("a branch on the upstream") from None
-    except TracerArrayConversionError:
-        raise NotLinearError("NumPy code that reads the upstream") from None
-    except NeedsValuesError:
-        raise NotLinearError("Python code that reads the value of the upstream") from None
+    except TracerBoolConversionError as error:
+        raise NotLinearError("a branch on the upstream", error=error) from None
+    except TracerArrayConversionError as error:
+        raise NotLinearError("NumPy code that reads the upstream", error=error) from None
+    except NeedsValuesError as error:
+        text = "Python code that reads the value of the upstream"
+        raise NotLinearError(text, error=error) from None
     return jax.make_jaxpr(lambda cotangents: push(*cotangents))(types)
 
 
