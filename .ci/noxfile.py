@@ -101,7 +101,7 @@ def tensorflow(session: nox.Session) -> None:
     """Run the parity cases on TensorFlow itself."""
     session.chdir(ROOT)
     session.install("-e", ".", "tensorflow", *TOOLS)
-    pytest(session, "tests/tf_parity")
+    pytest(session, "tests/tf_parity", "--count", "10")
 
 
 @nox.session(python="3.11", tags=["nightly"])
@@ -111,7 +111,7 @@ def long(session: nox.Session) -> None:
     session.install("-e", ".[test]")
     elsewhere = [f"--ignore=tests/{name}" for name in ("adopters", "interop", "tf_parity")]
     pytest(session, "-m", "nightly", "--seed", TONIGHT, "--timeout", "3000", *elsewhere)
-    pytest(session, "--seed", TONIGHT, "--count", "5", *CORE[:3])
+    pytest(session, "--seed", TONIGHT, "--count", "5", *elsewhere)
 
 
 @nox.session(python="3.11", tags=["nightly"])

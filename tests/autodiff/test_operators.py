@@ -206,6 +206,7 @@ SOLVERS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("kind", ["plain", *OPAQUE])
 def test_a_decorated_product_in_a_solver(kind, solver):

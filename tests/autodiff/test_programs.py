@@ -346,19 +346,18 @@ def check(name, way):
 
 
 SOME = ["grad", "jvp", "jit(grad)", "grad(vmap)", "jacfwd of constants", "hessian(jit)"]
-TWO = ["undeclared", "two inputs"]
 EVERY = [(n, w) for n in PROGRAMS for w in WAYS]
-CORE = [(n, w) for n in TWO for w in MORE]
+CORE = [("undeclared", w) for w in MORE]
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program(name):
     for way in SOME:
         check(name, way)
 
 
-@pytest.mark.parametrize(("name", "way"), [*CORE, *sample(EVERY, 20)])
+@pytest.mark.parametrize(("name", "way"), [*CORE, *sample(EVERY, 30)])
 def test_every_transformation(name, way):
     check(name, way)
 

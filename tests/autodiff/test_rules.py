@@ -400,7 +400,7 @@ def agree(got, expected, name=""):
     assert_same(got, expected, rtol=rtol, atol=2 * rtol)
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", LINEAR)
 def test_forward_mode_applies_the_transpose(name):
     """Eagerly, compiled, and compiled where all operands are constants."""
@@ -428,10 +428,10 @@ EVERY = [
     for mode in MODES
     if name not in UNMAPPED or "vmap" not in str(way)
 ]
-CORE = [(n, w, "jit") for n in ("dot", "roll in scan", "cond", "split") for w in ORDERS]
+CORE = [(n, w, "jit") for n in ("dot", "roll in scan") for w in ORDERS]
 
 
-@pytest.mark.parametrize(("name", "way", "mode"), [*CORE, *sample(EVERY, 15)])
+@pytest.mark.parametrize(("name", "way", "mode"), [*CORE, *sample(EVERY, 20)])
 def test_a_linear_rule_is_the_derivative_at_every_order_in_both_modes(name, way, mode):
     rule = LINEAR[name]
     xs, ts = inputs(rule)
@@ -440,7 +440,7 @@ def test_a_linear_rule_is_the_derivative_at_every_order_in_both_modes(name, way,
     agree(run(ORDERS[way], decorated(rule, xs), xs, ts), expected, name)
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", NOT_LINEAR)
 def test_reverse_mode_runs_any_rule_at_every_order(name):
     rule, _ = NOT_LINEAR[name]

@@ -192,6 +192,7 @@ def model_of(kind, depth):
 
 
 @pytest.mark.skipif(not hasattr(jax.extend.core, "find_top_trace"), reason="JAX shows no trace")
+@pytest.mark.sampled(3)
 @eager_and_jit
 @pytest.mark.parametrize("kind", ["closure", "object", "declared"])
 def test_a_layer_of_a_large_model_costs_what_one_of_a_small_one_does(kind, mode):

@@ -112,6 +112,7 @@ def check(differentiate, declare, kind, *expected):
     assert_same(differentiate(declare(kind)), expected)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("kind", "declare", "way"), MANY)
 def test_gradients_under_transformations(kind, declare, way):
     """Under `jit`, which all but the dtype of flax need."""

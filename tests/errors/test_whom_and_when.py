@@ -219,6 +219,7 @@ def test_hints_that_do_not_fit_are_not_given():
 # --- and when there is none -----------------------------------------------------------------------
 
 
+@pytest.mark.sampled(8)
 @eager_and_jit
 @pytest.mark.parametrize("around", [a for a in AROUND if a != "order 2"])
 def test_a_value_that_is_merely_traced_needs_no_gradient(around, mode):

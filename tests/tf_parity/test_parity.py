@@ -20,7 +20,7 @@ REFERENCE = (ROOT / "docs" / "from_tensorflow_reference.md").read_text()
 PORTS = sorted((ROOT / "examples" / "ports").glob("[a-z]*.py"))
 ANSWERS = recorded()
 # Eagerly all of them; compiled those that only compile, and a sample of the others.
-COMPILED = sample((name for name, case in CASES.items() if len(case.modes) == 2), 40)
+COMPILED = sample((name for name, case in CASES.items() if len(case.modes) == 2), 20)
 BY_MODE = [(name, case.modes[0]) for name, case in CASES.items()]
 BY_MODE += [(name, "graph") for name in COMPILED]
 
@@ -75,6 +75,7 @@ def test_the_page_lists_every_difference():
     )
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("path", PORTS, ids=lambda path: path.stem)
 def test_every_port_runs_and_is_compared(path, capsys):
     with Jax("eager").settings(double=False):
