@@ -76,7 +76,7 @@ GROWTH = {
     "captured values": _TRACED,
     "declared variables": _CLOSURE,
     "layers that capture": _TRACED,
-    "layers that declare": _STAGED,
+    "layers that declare": _CLOSURE,
 }
 # What a model of many layers may cost, relative to the undecorated one.
 LAYERS = ((", declared", 2.0), ("", 4.0))
@@ -249,19 +249,29 @@ def _costs(results: Results) -> str:
 
 
 def _layers(results: Results) -> str:
-    """Return the ratios to the undecorated model, with the fewest and with the most layers."""
+    """Return the ratios to the undecorated model, with the fewest and with the most layers.
+
+    For comparison, those of rules written by hand, which get the weights as arguments.
+    """
     few, many = layers.SIZES[0], layers.SIZES[-1]
     rows = []
     for kind, what in itertools.product(layers.KINDS, reversed(layers.MEASURES)):
-        ratios = [
-            results.ratio("growth", f"{layers.PREFIX}{kind}{end}", f"{what} at {n}", w.PLAIN)
-            for end, *_ in LAYERS
-            for n in (few, many)
-        ]
+        ratios = [_of_layers(results, kind, what, n, end) for end, _ in LAYERS for n in (few, many)]
         if any(ratios):
+            ratios += [_of_layers(results, kind, what, n, None) for n in (few, many)]
             rows.append([kind, what, *map(_times, ratios)])
-    head = [f"{how}, {n} layers" for how in ("declared", "undeclared") for n in (few, many)]
+    hows = "declared", "undeclared", "hand-written"
+    head = [f"{how}, {n} layers" for how in hows for n in (few, many)]
     return _table(["what is closed over", "time of", *head], rows, words=2) if rows else _NOT
+
+
+def _of_layers(results: Results, kind: str, what: str, n: int, end: str | None) -> float | None:
+    """Return a time relative to the undecorated model: of ours, or of rules written by hand."""
+    of = "growth", f"{layers.PREFIX}{kind}{LAYERS[0][0] if end is None else end}", f"{what} at {n}"
+    plain, by_hand = results.ratio(*of, w.PLAIN), results.ratio(*of, w.EVERY)
+    if end is not None or plain is None:
+        return plain
+    return plain / by_hand if by_hand else None
 
 
 def _memory(results: Results) -> str:
