@@ -20,11 +20,10 @@ again, and `push`, the transposed rule, ordinary code.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 
@@ -229,5 +228,11 @@ def check(p: Program, decorator: Any = None, rtol: float = 1e-8) -> None:
                 raise DisagreementError(f"JAX has\n{a}\nand the oracle\n{e}")
 
 
-def x64() -> contextlib.AbstractContextManager[Any]:
-    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
+@contextlib.contextmanager
+def x64() -> Iterator[None]:
+    """Let float64 exist in all threads: `jax.enable_x64` does not hold in those of callbacks."""
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", False)
