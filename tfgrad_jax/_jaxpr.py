@@ -166,11 +166,16 @@ def _loop(name: str, body: Any, parts: Sequence[Sequence[Any]], analysis: Analys
 def _scan(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
     # Versions of JAX tell these numbers by different names; a sequence has one axis more in the
     # equation than in the body.
-    body = open_jaxpr(eqn.params["jaxpr"])
-    end = len(operands) - _unequal(eqn.invars, body.invars)
-    start = end - (len(eqn.outvars) - _unequal(eqn.outvars, body.outvars))
+    start, end = carry_of(eqn)
     parts = operands[:start], operands[start:end], operands[end:]
     return _loop("scan", eqn.params["jaxpr"], parts, analysis)
+
+
+def carry_of(eqn: Any) -> tuple[int, int]:
+    """Return where the carry of a scan begins and ends among its operands."""
+    body = open_jaxpr(eqn.params["jaxpr"])
+    end = len(eqn.invars) - _unequal(eqn.invars, body.invars)
+    return end - (len(eqn.outvars) - _unequal(eqn.outvars, body.outvars)), end
 
 
 def _unequal(these: Sequence[Any], those: Sequence[Any]) -> int:

@@ -17,7 +17,15 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from tfgrad_jax import _errors
 from tfgrad_jax._compat import zeros
-from tfgrad_jax._jaxpr import call_body, dependence, evaluate, name_of, open_jaxpr, without_consts
+from tfgrad_jax._jaxpr import (
+    call_body,
+    carry_of,
+    dependence,
+    evaluate,
+    name_of,
+    open_jaxpr,
+    without_consts,
+)
 from tfgrad_jax._source import Source
 from tfgrad_jax._types import NeedsValuesError
 
@@ -145,7 +153,8 @@ def _linear_part(closed: ClosedJaxpr, declared: Sequence[Any]) -> Callable[..., 
         else:
             rest.append(eqn)
     after = jaxpr.replace(constvars=[], invars=[*known, *jaxpr.invars], eqns=rest)
-    return lambda *cotangents: plain.evaluate(after, *known.values(), *cotangents)
+    linear = [False] * len(known) + [True] * len(jaxpr.invars)
+    return lambda *cts: plain.evaluate(after, [*known.values(), *cts], linear)[0]
 
 
 @functools.cache
@@ -165,7 +174,8 @@ class _Plain:
 
     To transpose a map is not to differentiate it: what is declared for its derivative governs the
     derivative of the rule, and not the rule. So calls with a derivative of their own become their
-    bodies, except those `declared` whose bodies JAX cannot look into, and stops do nothing.
+    bodies, except those `declared` whose bodies JAX cannot look into, and stops do nothing. That
+    holds for the linear values, which depend on the upstreams; all others are left as they are.
     """
 
     def __init__(self, declared: Sequence[Any]) -> None:
@@ -179,42 +189,86 @@ class _Plain:
             return True
         return any(any(map(self.replaces, open_jaxpr(b).eqns)) for b in _bodies(eqn))
 
-    def evaluate(self, jaxpr: Any, *args: Any) -> list[Any]:
-        known = dict(zip(jaxpr.invars, args, strict=True))
+    def evaluate(
+        self, jaxpr: Any, args: Sequence[Any], linear: Sequence[bool]
+    ) -> tuple[list[Any], list[bool]]:
+        """Return the results, and which are linear, given which of the arguments are."""
+        known = dict(zip(jaxpr.invars, zip(args, linear, strict=True), strict=True))
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, Literal) else known[atom]
+        def read(atom: Any) -> tuple[Any, bool]:
+            return (atom.val, False) if isinstance(atom, Literal) else known[atom]
 
         for eqn in jaxpr.eqns:
-            results = self._equation(eqn, list(map(read, eqn.invars)))
-            known.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+            values, flags = [], []
+            for value, flag in map(read, eqn.invars):
+                values.append(value)
+                flags.append(flag)
+            if any(flags) and self.replaces(eqn):
+                results, flags = self._equation(eqn, values, flags)
+            else:
+                results, flags = _bind(eqn, values), _linear_results(eqn, flags)
+            known.update(zip(eqn.outvars, zip(results, flags, strict=True), strict=True))
+        found = [read(v) for v in jaxpr.outvars]
+        return [value for value, _ in found], [flag for _, flag in found]
 
-    def _equation(self, eqn: Any, values: list[Any]) -> list[Any]:
-        if not self.replaces(eqn):
-            return _bind(eqn, values)
+    def _equation(
+        self, eqn: Any, values: list[Any], linear: list[bool]
+    ) -> tuple[list[Any], list[bool]]:
         name, body = eqn.primitive.name, call_body(eqn)
         if name == "stop_gradient":
-            return values
+            return values, linear
         if name == "shard_map":  # what is in it runs on each device
             raise NotLinearError("a `stop_gradient`, or the like, in a `shard_map`", eqn)
         if body is not None:
-            return self._called(body, values)
-        params = {k: self._traced(v) for k, v in eqn.params.items()}
-        return _bind(eqn.replace(params=params), values)
+            return self._called(body, values, linear)
+        within = _linear_within(eqn, linear)
+        params = {k: self._traced(v, within) for k, v in eqn.params.items()}
+        return _bind(eqn.replace(params=params), values), _linear_results(eqn, linear)
 
-    def _called(self, body: Any, values: Sequence[Any]) -> list[Any]:
-        jaxpr = open_jaxpr(body)
+    def _called(
+        self, body: Any, values: Sequence[Any], linear: Sequence[bool]
+    ) -> tuple[list[Any], list[bool]]:
+        jaxpr, consts = open_jaxpr(body), getattr(body, "consts", ())
         opened = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-        return self.evaluate(opened, *getattr(body, "consts", ()), *values)
+        return self.evaluate(opened, [*consts, *values], [*[False] * len(consts), *linear])
 
-    def _traced(self, parameter: Any) -> Any:
+    def _traced(self, parameter: Any, linear: Sequence[bool]) -> Any:
         if isinstance(parameter, tuple):
-            return tuple(map(self._traced, parameter))
+            return tuple(self._traced(p, linear) for p in parameter)
         if not isinstance(parameter, ClosedJaxpr):
             return parameter
         types = [v.aval for v in parameter.jaxpr.invars]
-        return jax.make_jaxpr(lambda *args: self._called(parameter, args))(*types)
+        return jax.make_jaxpr(lambda *args: self._called(parameter, args, linear)[0])(*types)
+
+
+def _linear_results(eqn: Any, linear: Sequence[bool]) -> list[bool]:
+    """Return which results of an equation depend on those operands that are linear."""
+    if not any(linear):
+        return [False] * len(eqn.outvars)
+    atoms = {a: flag for a, flag in zip(eqn.invars, linear, strict=True) if type(a) is not Literal}
+    jaxpr = _empty().replace(invars=list(atoms), outvars=list(eqn.outvars), eqns=[eqn])
+    mask = sum(1 << i for i, flag in enumerate(atoms.values()) if flag)
+    return [bool(depends & mask) for depends in dependence(jaxpr)]
+
+
+def _linear_within(eqn: Any, linear: Sequence[bool]) -> Sequence[bool]:
+    """Return which operands of the body of a scan or a branch are linear.
+
+    A `while` of linear values has been refused.
+    """
+    if eqn.primitive.name == "cond":
+        return linear[1:]
+    if eqn.primitive.name != "scan":
+        return linear
+    body, (start, end) = without_consts(eqn.params["jaxpr"]), carry_of(eqn)
+    consts, found = len(body.invars) - len(linear), list(linear)
+    while True:  # what the carry becomes is linear, too
+        mask = sum(1 << consts + i for i, flag in enumerate(found) if flag)
+        results = [bool(depends & mask) for depends in dependence(body)]
+        carry = [a or b for a, b in zip(found[start:end], results, strict=False)]
+        if carry == found[start:end]:
+            return found
+        found[start:end] = carry
 
 
 def _bodies(eqn: Any) -> Iterator[Any]:
