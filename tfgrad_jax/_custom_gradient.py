@@ -311,7 +311,7 @@ def custom_gradient(
         return type(f)(CustomGradient(f.__func__, variables, primal, convention))
     if not callable(f):
         raise _errors.not_callable(f)
-    inner = f.__wrapped__ if isinstance(f, JITTED) else f
+    inner = getattr(f, "__wrapped__", f) if isinstance(f, JITTED) else f
     if isinstance(inner, CustomGradient):
         raise _errors.decorated_twice(inner)
     if isinstance(f, JITTED):
