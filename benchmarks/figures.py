@@ -106,9 +106,9 @@ def glance(results: Results, same: tuple[int, int], narrow: bool = False) -> Fig
     first, *rest = [show for show, found in panels.items() if found] or [None]
     if first is None:
         return None
-    figure = _figure("tfgrad_jax at a glance", results, (3.7, 11.5) if narrow else (7.8, 6.6))
+    figure = _figure("tfgrad_jax at a glance", results, (3.7, 12) if narrow else (7.8, 6.6))
     if narrow:  # one below the other
-        heights = {_paid: 1.8, _saved: 1, _batch: 0.7}
+        heights = {_paid: 1.8, _saved: 1, _batch: 0.9}
         shown = figure.subplot_mosaic(
             [[show] for show in (first, *rest)], height_ratios=[heights[s] for s in (first, *rest)]
         )
