@@ -396,7 +396,7 @@ def _two(xs):
 
 
 def agree(got, expected, name=""):
-    rtol = 2e-2 if "precision" in name else 1e-3
+    rtol = 5e-2 if "precision" in name else 1e-3
     assert_same(got, expected, rtol=rtol, atol=2 * rtol)
 
 
@@ -421,12 +421,18 @@ def test_zeros_beside_custom_derivatives_in_forward_mode():
 
 
 ORDERS = FORWARD | REVERSE
+# The derivative of these rules is not the rule: something in them has another derivative.
+DECLARED = {"of a function with another gradient", "of such functions in loops"}
+DECLARED |= {"of one in a branch", "stopped", "stopped in scan", "stopped in cond"}
+OF_GRADIENTS = 2, 3, "jvp of grad", "jvp of grad of grad"
 EVERY = [
     (name, way, mode)
     for name in LINEAR
     for way in ORDERS
     for mode in MODES
     if name not in UNMAPPED or "vmap" not in str(way)
+    if name not in DECLARED or way not in OF_GRADIENTS
+    if name != "custom_vmap"  # JAX itself has no derivative of its derivative
 ]
 CORE = [(n, w, "jit") for n in ("dot", "roll in scan") for w in ORDERS]
 
