@@ -2,6 +2,7 @@
 
 import contextvars
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +56,13 @@ class Model:
 class Hooks(Model):
     def __getstate__(self):
         raise AssertionError("a check never runs a hook of a class")
+
+
+class Named(NamedTuple):
+    held: Any
+
+    def __call__(self, x):
+        return self.held(x)
 
 
 def wrapped(h):
@@ -160,9 +168,14 @@ NAMED = {  # how it is handed over, the name of the weight, and why it is not ch
         "GLOBAL_LAYER.params['w']", "a global variable"),
     "a global object in a branch": (lambda w: branching(lambda x: GLOBAL_LAYER(x)),
                                     "layer.GLOBAL_LAYER.params['w']", "a global variable"),
+    "a global object in a `cond`": (
+        lambda w: lambda x: jax.lax.cond(x[0] > 0, GLOBAL_LAYER, jnp.sin, x),
+        "GLOBAL_LAYER.params['w']", "a global variable"),
     "a global function": (lambda w: lambda x: hidden(x), "hidden.GLOBAL_LAYER.params['w']",
                           "a global variable"),
     "an object with hooks": (Hooks, "self.layers[0].params['w']",
+                             "`Hooks` defines `__getstate__`: not looked into"),
+    "a named tuple of one": (lambda w: around(Named(Hooks(w))), "layer.held.layers[0].params['w']",
                              "`Hooks` defines `__getstate__`: not looked into"),
     "a context variable": (lambda w: lambda x: closure(CONTEXT.get())(x), "a float32[3]",
                            "found in no object"),

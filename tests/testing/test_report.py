@@ -1,9 +1,12 @@
 """The report: how it prints, what it raises, what each row is about, and the facts beside them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from checking import X, clipped, declare, fact, full_square, half_square, note, quick
+from checking import X, clipped, declare, fact, full_square, half_square, note, notes, quick
 
 from tfgrad_jax import custom_gradient
 from tfgrad_jax.testing import assert_gradient, check_gradient
@@ -68,6 +71,9 @@ def test_rule_or_function_that_cannot_run():
     (found,) = report.facts
     assert found.name == "rule" and "of shape (7,) for the input `x`" in found.text
     assert "(checking.py:" in found.text and "/" not in found.text.partition(" returned")[0]
+    w = jnp.ones(3)
+    read = custom_gradient(lambda x: (np.asarray(w) * x, lambda dy, variables: (dy * w, [dy * x])))
+    assert "called on traced array" in fact(quick(read, X), "rule").text
     with pytest.raises(ZeroDivisionError):
         check_gradient(declare(lambda x: 1 / 0, None), X)
 
@@ -75,6 +81,10 @@ def test_rule_or_function_that_cannot_run():
 def test_what_calls_a_decorated_function():
     for h in (jax.jit(half_square), lambda x: half_square(x), jax.vmap(half_square)):
         assert note(h, X) == "declared = 0.5 x expected"
+    # It shows the signature of what it wraps, and takes one argument more.
+    scaled = functools.wraps(half_square)(lambda scale, x: scale * half_square(x))
+    found = notes(quick(scaled, jnp.float32(2), X))
+    assert found == {"args[0]": "", "args[1]": "declared = 0.5 x expected"}
 
 
 def test_nothing_to_differentiate():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import ONES, X, fact, notes, quick
+from checking import ONES, X, fact, half_square, notes, quick
 
 from tfgrad_jax import custom_gradient
 from tfgrad_jax.testing import check_gradient
@@ -119,6 +119,8 @@ def test_a_global_variable_is_reported_as_not_checked():
 def test_a_keyword_that_the_rule_gives_no_gradient_is_a_setting():
     h = custom_gradient(lambda x, *, scale: (x * scale, lambda dy: dy * scale))
     assert notes(quick(h, X, kwargs={"scale": 2 * X})) == {"x": ""}
+    found = notes(quick(lambda x, *, scale: x * half_square(scale), X, kwargs={"scale": X}))
+    assert found == {"x": "", "scale": "declared = 0.5 x expected"}  # no rule is known there
 
 
 @pytest.mark.parametrize("declared", [None, jnp.ones(2)])
