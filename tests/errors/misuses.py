@@ -389,12 +389,12 @@ mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
 
 @custom_gradient
 def f(x):
-    return 2 * x, lambda dy: jax.sharding.reshard(2 * dy, P(None, None))
+    return 2 * x, lambda dy: jax.sharding.reshard(2 * dy, P(None, "data"))
 
 with jax.set_mesh(mesh):
     jax.grad(lambda x: f(x).sum())(jax.device_put(x, P("data", None)))
 """,
-        "a gradient of type float32[3,2] for the input `x`; expected its own sharding, "
+        "a gradient of type float32[3,2@data] for the input `x`; expected its own sharding, "
         "float32[3@data,2]. Return `jax.sharding.reshard(g, jax.P", "('data', None))`",
         error=ValueError, jitted=False),
     misuse("Forget a reshape", of_one("2 * dy.ravel()"),
