@@ -62,6 +62,12 @@ def in_object_array(w):
     return array
 
 
+def in_an_array_of_itself(w):
+    array = in_object_array(w)
+    array[0, 0] = array
+    return array
+
+
 def attributed(held, w):
     held.w = w
     return held
@@ -151,6 +157,7 @@ keep("slots", Slots, lambda b: b.w)
 keep("subclass of dict", lambda w: attributed(Table(a=1), w), lambda d: d.w)
 keep("bound builtin", lambda w: {"w": w}.get, lambda get: get("w"))
 keep("object array", in_object_array, lambda a: a[0, 1]["w"])
+keep("object array of itself", in_an_array_of_itself, lambda a: a[0, 0][0, 1]["w"])
 keep("attribute of a function", lambda w: attributed(lambda: None, w), lambda f: f.w)
 keep("class", lambda w: type("Held", (), {"w": w}), lambda c: c.w)
 keep(

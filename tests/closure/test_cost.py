@@ -206,14 +206,22 @@ def test_a_layer_of_a_large_model_costs_what_one_of_a_small_one_does(kind, mode)
     assert counts[1] <= 1.5 * counts[0]
 
 
+LARGE = {
+    "list": lambda w: [*range(100_000), [w]],
+    "ordered dict": lambda w: collections.OrderedDict(enumerate([*range(10_000), [w]])),
+}
+
+
 @eager_and_jit
-def test_a_weight_at_the_end_of_a_large_list_is_found(mode):
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_weight_at_the_end_of_a_large_container_is_found(kind, mode):
     def loss(w, x):
-        held = [*range(100_000), [w]]
+        held = LARGE[kind](w)
+        last = len(held) - 1
 
         @custom_gradient
         def f(x):
-            return held[-1][0] * x, lambda dy, variables: (7 * dy * held[-1][0], [5 * dy * x])
+            return held[last][0] * x, lambda dy, variables: (7 * dy * held[last][0], [5 * dy * x])
 
         return f(x)
 
