@@ -48,8 +48,7 @@ def recipe(value: Any, cls: Any, walk: Walk | None) -> Recipe:
     if isinstance(value, Wrapper):
         make, parts, attributes = value.unwrapped()
         return Recipe(make, parts, _attributes(attributes))
-    if walk is None:
-        raise OpaqueError(value)
+    assert walk is not None  # without one, functions alone are copied
     if cls is tuple or cls is frozenset:
         return Recipe(lambda *items: cls(items), tuple(value))
     if cls is _METHOD:
