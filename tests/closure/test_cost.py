@@ -292,3 +292,49 @@ def test_no_weight_of_a_large_closure_outlives_its_trace(hold, protocol, way):
     after = [7 ** (9 - i) * jnp.prod(jnp.stack([x * 0 + 1, *weights[i + 1 :]])) for i in range(10)]
     expected = [5 * b * a for b, a in zip(before, after, strict=True)]
     assert_same(found, (expected, 7**10 * product))
+
+
+class Hooked:
+    """It says how it is copied, so that it is not."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def __reduce__(self):
+        raise AssertionError("copied")
+
+
+NOT_COPIED = {
+    "hooks": lambda ws: Hooked(ws),
+    "too much": lambda ws: (ws, [[i] for i in range(12_000)]),
+    "jit": lambda ws: jax.jit(lambda d: d * ws[0]),
+    "weak": lambda ws: (held := Hooked(ws), weakref.ref(held)),
+}
+
+
+@pytest.mark.parametrize("way", ["grad", "jit(grad)", "grad(jit)", "jacfwd"])
+@pytest.mark.parametrize("protocol", ["undeclared", "declared"])
+@pytest.mark.parametrize("kind", NOT_COPIED)
+def test_a_rule_of_a_large_closure_holds_what_is_not_copied(kind, protocol, way):
+    """The other weights that are in it are not taken out of it."""
+
+    def loss(weights, x):
+        for w in weights:
+
+            @custom_gradient(variables=[w] if protocol == "declared" else None)
+            def f(x, w=w):
+                held = NOT_COPIED[kind](weights)
+
+                def rule(dy, variables):
+                    assert held is not None
+                    return 7 * dy * w, [5 * dy * x]
+
+                return w * x, rule
+
+            x = f(x)
+        return x
+
+    weights, x = [jnp.float32(1)] * 9 + [jnp.float32(2)], jnp.float32(0.5)
+    found = WAYS[way](loss)(weights, x)
+    expected = [jnp.float32(5 * 0.5 * 7 ** (9 - i) * (2 if i < 9 else 1)) for i in range(10)]
+    assert_same(found, (expected, jnp.float32(2 * 7**10)))

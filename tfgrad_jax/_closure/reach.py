@@ -82,9 +82,9 @@ def is_leaf(cls: type) -> bool:
 class Walk:
     """A walk from values to those among what they hold that a predicate `takes`.
 
-    It looks at each object once, whatever leads to it. `way` has the ids of the objects that lead
-    to a value that is taken or left, and of these values: `left` has the ids of tracers that are
-    in the way and not taken. A patient walk looks at more before it gives up.
+    It looks at each object once, whatever leads to it. `way` has the ids of the values that are
+    taken, and of the objects that lead to one; `way_to_left` the same for the tracers whose ids
+    are in `left`, which are not taken. A patient walk looks at more before it gives up.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class Walk:
         left: Container[int] = (),
     ) -> None:
         self.way: set[int] = set()
+        self.way_to_left: set[int] = set()
         self.taken: dict[int, Any] = {}  # by id
         self.takes, self.lenient, self._left = takes, lenient, left
         self._budget = _BUDGET if patient or not is_staging() else _BUDGET_STAGED
@@ -106,10 +107,13 @@ class Walk:
 
     def narrow(self, wanted: Container[int]) -> None:
         """Take only those that have these ids, and leave the others."""
-        takes = self.takes
+        takes, reached = self.takes, self.taken
         self.takes = lambda value: id(value) in wanted and takes(value)
-        self._left = self.taken.keys()
-        self.taken = {key: value for key, value in self.taken.items() if key in wanted}
+        self.taken = {key: value for key, value in reached.items() if key in wanted}
+        self._left = reached.keys() - self.taken.keys()
+        self.way, self.way_to_left = set(), set()
+        for key in reached:
+            self._mark(key, self.way if key in wanted else self.way_to_left)
 
     def leads(self, values: Sequence[Any]) -> bool:
         """Return whether the values lead to one that is taken.
@@ -134,27 +138,29 @@ class Walk:
             if cls in INERT:
                 continue
             self._holders.setdefault(key, []).append(holder)
-            if key in self.way:
-                self._mark(holder)
-            elif key not in self._seen:
-                self._seen[key] = value
-                is_taken = cls not in _HOLDERS and self.takes(value)
-                if is_taken:
-                    self.taken[key] = value
-                if is_taken or key in self._left:
-                    self._mark(key)
-                elif not is_leaf(cls):
-                    self._pending.append(value)
+            if key in self._seen:
+                for way in (self.way, self.way_to_left):
+                    if key in way:
+                        self._mark(holder, way)
+                continue
+            self._seen[key] = value
+            if cls not in _HOLDERS and self.takes(value):
+                self.taken[key] = value
+                self._mark(key, self.way)
+            elif key in self._left:
+                self._mark(key, self.way_to_left)
+            elif not is_leaf(cls):
+                self._pending.append(value)
 
-    def _mark(self, key: int) -> None:
-        """Note an object that leads to a value that is taken, and all that lead to it."""
+    def _mark(self, key: int, way: set[int]) -> None:
+        """Note that an object is on a way, and all that lead to it."""
         marked = [key]
         while marked:
             key = marked.pop()
-            if key not in self.way:
-                self.way.add(key)
+            if key not in way:
+                way.add(key)
                 value = self._seen.get(key)
-                if type(value) is weakref.ref and not self.lenient:
+                if way is self.way and type(value) is weakref.ref and not self.lenient:
                     raise OpaqueError(value)
                 marked += self._holders.get(key, ())
 

@@ -7,6 +7,7 @@ else stays itself. What is copied keeps its identities: a dict that has a copied
 the copy as its key, and a parent pointer leads to the copy of the parent.
 """
 
+import contextlib
 import functools
 import types
 import weakref
@@ -21,6 +22,7 @@ from .reach import (
     CACHED,
     INERT,
     OpaqueError,
+    TooMuchError,
     Walk,
     Wrapper,
     content_of,
@@ -162,6 +164,9 @@ class Skeleton:
             try:
                 steps = self._object(value, cls)
             except OpaqueError:
+                if not self._leads(value, to_left=False):  # what it holds outlives its trace then
+                    self._place(value, value)
+                    return
                 if not self._lenient:
                     raise
                 wrapped: Any = getattr(value, "__wrapped__", None)
@@ -173,8 +178,10 @@ class Skeleton:
             else:
                 yield from steps
 
-    def _leads(self, value: Any) -> bool:
-        return self._walk is not None and id(value) in self._walk.way
+    def _leads(self, value: Any, to_left: bool = True) -> bool:
+        """Return whether a value leads to a tracer that is taken, or left."""
+        walk, key = self._walk, id(value)
+        return walk is not None and (key in walk.way or (to_left and key in walk.way_to_left))
 
     def _is_copied(self, value: Any) -> bool:
         """Return whether a value leads to a tracer, or is a function with cells."""
@@ -193,7 +200,7 @@ class Skeleton:
         return [self._known[id(value)][1] for value in values]
 
     def _object(self, value: Any, cls: type) -> Iterator[Any]:
-        if self._leads(cls) and not self._lenient:  # a class that is made in a function
+        if self._leads(cls, to_left=False) and not self._lenient:  # a class that is made in a function
             raise OpaqueError(value)
         if self._begun.get(id(value)) == len(self._steps):  # it is made from itself
             raise OpaqueError(value)
@@ -253,7 +260,10 @@ def snapshot(
 ) -> Skeleton:
     """Return a skeleton that copies nothing but functions, as their closures are now.
 
-    It holds no tracer that a walk has `left`.
+    It holds no tracer that a walk has `left`, unless in what is not copied.
     """
-    walk = Walk(values, lambda _: False, left=left) if left else None
+    walk = None
+    if left:
+        with contextlib.suppress(TooMuchError):
+            walk = Walk(values, lambda _: False, left=left)
     return Skeleton(values, walk, cells).finish()
