@@ -396,7 +396,7 @@ def _two(xs):
 
 
 def agree(got, expected, name=""):
-    rtol = 5e-2 if "precision" in name else 1e-3
+    rtol = 2e-2 if "precision" in name else 1e-3
     assert_same(got, expected, rtol=rtol, atol=2 * rtol)
 
 
