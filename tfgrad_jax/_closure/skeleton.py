@@ -200,7 +200,8 @@ class Skeleton:
         return [self._known[id(value)][1] for value in values]
 
     def _object(self, value: Any, cls: type) -> Iterator[Any]:
-        if self._leads(cls, to_left=False) and not self._lenient:  # a class that is made in a function
+        is_local = self._leads(cls, to_left=False)  # a class that is made in a function
+        if is_local and not self._lenient:
             raise OpaqueError(value)
         if self._begun.get(id(value)) == len(self._steps):  # it is made from itself
             raise OpaqueError(value)
