@@ -102,6 +102,15 @@ def test_what_plain_autodiff_keeps():
     assert names == {f"`{name}` ({line(block.__wrapped__, 3)})" for name in ("sin", "cos")}
 
 
+def test_forward_mode_of_what_is_recomputed():
+    clipped = custom_gradient(lambda x: (2 * x, lambda dy: jnp.clip(dy, -1, 1)))
+    block = recompute_grad(lambda x: jnp.sin(clipped(x)))
+    found = explain(block, X)
+    assert found.forward_mode is False and "JAX cannot transpose" in found.obstacle
+    with pytest.raises(TypeError, match="not linear"):
+        jax.jvp(block, (X,), (X,))
+
+
 def test_what_has_no_ordinary_derivative():
     @custom_gradient
     def root(a):

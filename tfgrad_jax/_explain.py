@@ -237,7 +237,7 @@ class _Call:
         self._forward, zero = (True, ""), "zero"
         try:
             closed = None if self._eager else jax.make_jaxpr(pull)(ys)  # it may need values
-            if ys and arrays and not self._recomputes:
+            if ys and arrays:
                 types = [cotangent_type(y) for y in ys]
                 transposed(lambda cotangents: tree_leaves(pull(cotangents)), types, tangents)
         except NotLinearError as error:
