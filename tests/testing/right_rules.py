@@ -73,6 +73,8 @@ for row in (
      lambda draw: 1 - jnp.exp(draw(3) - 4)),
     ("complex_modulus", jnp.abs,
      lambda dy, y, z: jax.lax.complex(dy / y, jnp.zeros_like(y)) * z, lambda draw: draw.complex(4)),
+    ("sine_of_large_numbers", jnp.sin, lambda dy, y, x: dy * jnp.cos(x),
+     lambda draw: draw(3, scale=10.0 ** draw.rng.integers(1, 11))),
     ("sort", jnp.sort, lambda dy, y, x: dy[jnp.argsort(jnp.argsort(x))], lambda draw: draw(6)),
 ):  # fmt: skip
     right(*row)

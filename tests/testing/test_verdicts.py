@@ -86,6 +86,15 @@ def test_differences_are_as_small_as_the_argument():
     assert row.ok and row.differences is not None
 
 
+@pytest.mark.parametrize("scale", [1e3, 1e6, 1e9])
+def test_a_period_that_is_short_beside_the_argument(scale):
+    x = jnp.float32(1.2345 * scale)
+    for seed in range(5):
+        for factor in (1, 1.5):
+            h = declare(jnp.sin, lambda x, dy, factor=factor: factor * dy * jnp.cos(x))
+            assert quick(h, x, seed=seed).ok is (factor == 1)
+
+
 def test_reference():
     @jax.custom_vjp
     def h(x):

@@ -167,8 +167,9 @@ class Study:
     def true(self, x: Matrix, us: Matrix, vs: Matrix) -> Matrix:
         """Return `us @ J @ vs`, its error, the least and greatest it may be, its rounding error.
 
-        Central differences at two steps tell their own error. One-sided ones tell a kink: there,
-        every number between the two is a derivative.
+        Central differences at two steps tell their own error. Steps longer than the period of the
+        function tell nothing: shorter ones have larger errors then. One-sided differences tell a
+        kink: there, every number between the two is a derivative.
         """
         y, eps = self.f(x), float(jnp.finfo(self._dtype).eps)
         finite = np.isfinite(y)
@@ -190,7 +191,13 @@ class Study:
             kink = (half > 0.7 * jump) & (half > 10 * noise)
             low, high = np.where(kink, np.sort([c / t * 2, -d / t * 2], axis=0), value)
             new = np.stack([value, blur, low, high, noise])
-            best = new if best is None else np.where(new[1] < best[1], new, best)
+            if best is not None:
+                is_unresolved = best[1] > 0.3 * abs(best[0])
+                is_periodic = is_unresolved & (new[1] > np.maximum(best[1], 10 * noise))
+                is_periodic |= abs(new[0] - best[0]) > 2 * (new[1] + best[1])
+                new = np.where(new[1] < best[1], new, best)
+                new[1] = np.where(is_periodic.any(), np.inf, new[1])  # others agree by accident
+            best = new
             if (best[1] <= 1e-6 * abs(best[0])).all():
                 break
         if vs.size:  # two steps may agree by accident
