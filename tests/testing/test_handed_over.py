@@ -156,6 +156,14 @@ def test_a_wrong_gradient_of_a_weight_is_found(way):
 GLOBAL, GLOBAL_LAYER, CONTEXT = jnp.ones(3), Layer(W), contextvars.ContextVar("weight", default=W)
 
 
+def default(w):
+    @custom_gradient
+    def scale(x, w=w):
+        return x * w, lambda dy: (dy * w, 7 * dy * x)
+
+    return scale
+
+
 def branching(layer):
     return lambda x: layer(x) if x.sum() > 0 else x
 
@@ -177,6 +185,7 @@ NAMED = {  # how it is handed over, the name of the weight, and why it is not ch
                              "`Hooks` defines `__getstate__`: not looked into"),
     "a named tuple of one": (lambda w: around(Named(Hooks(w))), "layer.held.layers[0].params['w']",
                              "`Hooks` defines `__getstate__`: not looked into"),
+    "a default that the call leaves out": (default, "w", "the call leaves it out: pass it"),
     "a context variable": (lambda w: lambda x: closure(CONTEXT.get())(x), "a float32[3]",
                            "found in no object"),
 }  # fmt: skip

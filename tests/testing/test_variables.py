@@ -116,6 +116,22 @@ def test_a_global_variable_is_reported_as_not_checked():
     assert report.unchecked == ("GLOBAL (a global variable)",)
 
 
+def test_a_default_that_is_passed_or_declared_is_checked():
+    w, rate = jnp.ones(3), 0.5
+
+    def f(x, w=w, rate=rate):
+        def grad(dy, variables=None):
+            dx, dw = dy * w * rate, 7 * dy * x * rate
+            return (dx, dw) if variables is None else (dx, [dw])
+
+        return x * w * rate, grad
+
+    passed, declared = quick(custom_gradient(f), X, w), quick(custom_gradient(f, variables=[w]), X)
+    for report in (passed, declared):
+        assert notes(report) == {"x": "", "w": "declared = 7 x expected"}
+        assert report.unchecked == ()
+
+
 def test_a_keyword_that_the_rule_gives_no_gradient_is_a_setting():
     h = custom_gradient(lambda x, *, scale: (x * scale, lambda dy: dy * scale))
     assert notes(quick(h, X, kwargs={"scale": 2 * X})) == {"x": ""}

@@ -80,6 +80,10 @@ class Problem:
             if callable(variables) and all_leaves([variables]):
                 variables = variables(*_bound_to(h))
             self._add_weights({id(v) for v in tree_leaves(variables)})
+        for i, default in bound.omitted.items() if owner is not None else ():
+            arrays = [v for v in tree_leaves(default) if isinstance(v, jax.Array)]
+            if any(spec(v).differentiable and all(v is not x for x in self.xs) for v in arrays):
+                self.unchecked.append(f"{signature.names[i]} ({_DEFAULT})")
         ys = self.value(*self.xs) if self.xs else []
         if not ys:
             raise _tool_errors.nothing_to_check(h, "outputs" if self.xs else "arguments")
@@ -193,6 +197,7 @@ def _any(self: Any, *args: Any, **kwargs: Any) -> None: ...
 
 
 _FIXED = "held where it is not replaced"
+_DEFAULT = "the call leaves it out: pass it"
 _SETTINGS = (bool, int, float, complex, str, bytes, type)
 
 
