@@ -86,7 +86,9 @@ def keeps_custom_jvp() -> bool:
 
 def is_ref(value: Any) -> bool:
     """Return whether a value is a mutable array."""
-    return is_ref_type(value.aval) if isinstance(value, Tracer) else isinstance(value, _REF)
+    if isinstance(value, Tracer):
+        return is_ref_type(value.aval)
+    return issubclass(type(value), _REF)  # `isinstance` asks the metaclass, which takes its time
 
 
 def is_ref_type(aval: Any) -> bool:

@@ -75,7 +75,8 @@ def _function(f: types.FunctionType) -> Recipe:
         return new
 
     # A wrapper reads the signature of its function, so the defaults come first.
-    attributes = {"__defaults__": f.__defaults__, "__kwdefaults__": f.__kwdefaults__, **vars(f)}
+    defaults = {"__defaults__": f.__defaults__, "__kwdefaults__": f.__kwdefaults__}
+    attributes = {name: held for name, held in defaults.items() if held} | vars(f)
     return Recipe(make, f.__closure__ or (), _attributes(attributes))
 
 
