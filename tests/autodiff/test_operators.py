@@ -12,7 +12,7 @@ import pytest
 from helpers import assert_same
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.scipy.sparse.linalg import bicgstab, gmres
+from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 
 from tfgrad_jax import custom_gradient
 
@@ -217,6 +217,22 @@ def test_a_decorated_product_in_a_solver(kind, solver):
     got = jax.grad(lambda b: jnp.sum(jnp.sin(SOLVERS[solver](h, b))))(X)
     assert_same(got, inverse.T @ jnp.cos(inverse @ X) / 7, rtol=1e-3, atol=1e-4)
     assert_same(jax.jvp(lambda b: SOLVERS[solver](h, b), (X,), (T,))[1], inverse @ T, rtol=1e-3)
+
+
+@pytest.mark.parametrize("solver", [cg, bicgstab])
+def test_a_rule_that_solves_has_both_modes_at_second_order(solver):
+    """JAX's solvers pass their right side through one equation together with a constant."""
+    matrix = MATRIX.T @ MATRIX
+    inverse = np.linalg.inv(matrix)
+    solve = lambda dy: solver(lambda v: matrix @ v, dy, tol=1e-7)[0]  # noqa: E731
+    h = custom_gradient(lambda x: (x**2, lambda dy: solve(dy * jnp.sin(x))))
+    push = lambda x: jax.jvp(h, (x,), (T,))[1]  # noqa: E731
+    pull = lambda x: jax.vjp(h, x)[1](T)[0]  # noqa: E731
+    of_push, of_pull = jnp.diag(jnp.cos(X) * (inverse @ T)), inverse @ jnp.diag(jnp.cos(X) * T)
+    for f, expected in ((push, of_push), (pull, of_pull)):
+        for derivative in (jax.jacfwd, jax.jacrev):
+            for mode in (lambda f: f, jax.jit):
+                assert_same(mode(derivative(f))(X), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_the_jaxpr_of_a_staged_call_shows_the_users_name():

@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from tfgrad_jax import _errors
 from tfgrad_jax._compat import zeros
 from tfgrad_jax._jaxpr import (
+    ONE_BY_ONE,
     call_body,
     carry_of,
     dependence,
@@ -175,7 +176,9 @@ class _Plain:
     To transpose a map is not to differentiate it: what is declared for its derivative governs the
     derivative of the rule, and not the rule. So calls with a derivative of their own become their
     bodies, except those `declared` whose bodies JAX cannot look into, and stops do nothing. That
-    holds for the linear values, which depend on the upstreams; all others are left as they are.
+    holds for the linear values, which depend on the upstreams; all others are left as they are. An
+    equation that has both side by side becomes one for each: JAX takes all its results for linear,
+    as in `cg`, and refuses to transpose what reads them.
     """
 
     def __init__(self, declared: Sequence[Any]) -> None:
@@ -185,7 +188,7 @@ class _Plain:
         """Return whether an equation is such a call or a stop, or holds one."""
         if id(eqn) in self._declared:
             return False
-        if eqn.primitive.name == "stop_gradient" or is_declared(eqn):
+        if eqn.primitive.name == "stop_gradient" or is_declared(eqn) or _is_side_by_side(eqn):
             return True
         return any(any(map(self.replaces, open_jaxpr(b).eqns)) for b in _bodies(eqn))
 
@@ -217,6 +220,9 @@ class _Plain:
         name, body = eqn.primitive.name, call_body(eqn)
         if name == "stop_gradient":
             return values, linear
+        if _is_side_by_side(eqn):
+            apart = zip(_one_by_one(eqn), values, strict=True)
+            return [result for one, value in apart for result in _bind(one, [value])], linear
         if name == "shard_map":  # what is in it runs on each device
             raise NotLinearError("a `stop_gradient`, or the like, in a `shard_map`", eqn)
         if body is not None:
@@ -239,6 +245,19 @@ class _Plain:
             return parameter
         types = [v.aval for v in parameter.jaxpr.invars]
         return jax.make_jaxpr(lambda *args: self._called(parameter, args, linear)[0])(*types)
+
+
+def _is_side_by_side(eqn: Any) -> bool:
+    return eqn.primitive.name in ONE_BY_ONE and len(eqn.outvars) > 1
+
+
+def _one_by_one(eqn: Any) -> Iterator[Any]:
+    """Return an equation for each operand of one that has them side by side."""
+    for i, operand in enumerate(eqn.invars):
+        params = eqn.params
+        if eqn.primitive.name == "device_put":  # a tuple for each parameter
+            params = {name: of_each[i : i + 1] for name, of_each in params.items()}
+        yield eqn.replace(invars=[operand], outvars=[eqn.outvars[i]], params=params)
 
 
 def _linear_results(eqn: Any, linear: Sequence[bool]) -> list[bool]:
