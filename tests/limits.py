@@ -404,6 +404,72 @@ limit(
 )
 
 
+class Emptied:
+    """It has a copy hook of its own."""
+
+    def __init__(self, *weights: Any) -> None:
+        self.w, self.v = weights
+
+    def __getstate__(self) -> Any:
+        return {}
+
+
+def of_two(w: Any, v: Any, **options: Any) -> Any:
+    held = Emptied(w, v)
+
+    @custom_gradient(**options)
+    def f(x: Any) -> Any:
+        def rule(dy: Any, variables: Any) -> Any:
+            return dy * held.w, [5 * dy, 3 * dy][: len(variables)]
+
+        return held.w * held.v * x, rule
+
+    return f(X)
+
+
+limit(
+    "variables of a traced rule",
+    "If a class defined in a function, or an object with copy hooks of its own, holds the weights, "
+    "the list of undeclared `variables` may be that of a trace: a derivative that needs another "
+    "list raises. Declare the variables.",
+    "Such a holder is not copied, and JAX traces the rule once, with all that it is tracing.",
+    lambda: jax.jit(jax.grad(of_two))(X, X),
+    TypeError,
+    "was traced with all the variables",
+    lambda: jax.jit(jax.grad(lambda w, v: of_two(w, v, variables=[w, v])))(X, X),
+    jnp.float32(5),
+    page="docs/limits.md",
+)
+
+
+def of_a_stopped_weight(w: Any, **options: Any) -> Any:
+    stopped = lax.stop_gradient(w)
+
+    @custom_gradient(**options)
+    def f(x: Any) -> Any:
+        def rule(dy: Any, variables: Any) -> Any:
+            known = (stopped, 3 * dy), (w, 5 * dy)
+            return 0 * dy, [next(g for v, g in known if v is given) for given in variables]
+
+        return w * stopped * x, (lambda dy, variables: (0 * dy, [5 * dy])) if options else rule
+
+    return f(X)
+
+
+limit(
+    "variables by identity",
+    "Without `jit`, `lax.stop_gradient(w)` may be `w` itself: a rule that looks for its "
+    "`variables` by `is` finds the one for the other. Declare the variables.",
+    "To JAX an array is its value: operations may return their operand.",
+    lambda: assert_same(*(f(jax.grad(of_a_stopped_weight))(X) for f in (lambda f: f, jax.jit))),
+    AssertionError,
+    "5",  # under `jit`, and 3 without
+    lambda: jax.grad(lambda w: of_a_stopped_weight(w, variables=[w]))(X),
+    jnp.float32(5),
+    page="docs/limits.md",
+)
+
+
 def of_a_ref(captured: bool) -> Callable[[Any], Any]:
     def f(r: Any, x: Any) -> Any:
         kept = r[...]

@@ -31,7 +31,7 @@ def promotion():
 
 
 def skip_if_a_limit(error, features):
-    limits = [LIMITS["orders of a scan"]]
+    limits = [LIMITS["orders of a scan"], LIMITS["variables of a traced rule"]]
     if "recursion" in features:
         limits.append(LIMITS["recursion through a class"])
     for limit in limits:

@@ -134,6 +134,8 @@ class Definition:
         if self.protocol == "none" and not self.inside:
             # Not differentiated: its derivative ends here.
             self.used = [w.assign(scope, "stop", n) for n in self.used]
+        if self.protocol == "tf":  # its rule tells them apart by identity, which these do not have
+            self.used = [n for n in self.used if n not in w.stopped]
         if not self.used:
             self.protocol = "none"
         others = [n for n in names if n not in self.used]

@@ -112,6 +112,7 @@ class Writer:
         self.random = random.Random(seed)
         self.without = set(without)
         self.features: set[str] = set()
+        self.stopped: set[str] = set()  # names of values whose derivative ends there
         self.count = 0
         self.orders = 0  # of derivatives that the program itself may take
         self.solves = True  # JAX raises an error for third derivatives of some solutions
@@ -161,6 +162,8 @@ class Writer:
         if operation in (*OPERATORS, "self-adjoint"):
             self.features.add(f"operation: {operation}")
         name = name or self.name("v")
+        if operation == "stop":
+            self.stopped.add(name)
         found = shape(*(scope.shapes[a] for a in args))
         expression = template.format(*map(scope.read, args))
         return self.set(scope, name, found, expression, lambda env: step(*(env[a] for a in args)))
