@@ -5,6 +5,8 @@ rule of the other. The function under test has the second as its rule, and the v
 oracle is a `custom_jvp` with the matrix.
 """
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from helpers import assert_same
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.scipy.sparse.linalg import bicgstab, cg, gmres
+from random_programs import explicit_mesh
 
 from tfgrad_jax import custom_gradient
 
@@ -219,9 +222,10 @@ def test_a_decorated_product_in_a_solver(kind, solver):
     assert_same(jax.jvp(lambda b: SOLVERS[solver](h, b), (X,), (T,))[1], inverse @ T, rtol=1e-3)
 
 
+@pytest.mark.parametrize("mesh", [contextlib.nullcontext, explicit_mesh])
 @pytest.mark.parametrize("solver", [cg, bicgstab])
-def test_a_rule_that_solves_has_both_modes_at_second_order(solver):
-    """JAX's solvers pass their right side through one equation together with a constant."""
+def test_a_rule_that_solves_has_both_modes_at_second_order(solver, mesh):
+    """JAX's solvers pass their right side and a constant through one `device_put`."""
     matrix = MATRIX.T @ MATRIX
     inverse = np.linalg.inv(matrix)
     solve = lambda dy: solver(lambda v: matrix @ v, dy, tol=1e-7)[0]  # noqa: E731
@@ -232,7 +236,9 @@ def test_a_rule_that_solves_has_both_modes_at_second_order(solver):
     for f, expected in ((push, of_push), (pull, of_pull)):
         for derivative in (jax.jacfwd, jax.jacrev):
             for mode in (lambda f: f, jax.jit):
-                assert_same(mode(derivative(f))(X), expected, rtol=1e-3, atol=1e-3)
+                with mesh():
+                    got = mode(derivative(f))(X)
+                assert_same(got, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_the_jaxpr_of_a_staged_call_shows_the_users_name():

@@ -178,17 +178,19 @@ class _Plain:
     bodies, except those `declared` whose bodies JAX cannot look into, and stops do nothing. That
     holds for the linear values, which depend on the upstreams; all others are left as they are. An
     equation that has both side by side becomes one for each: JAX takes all its results for linear,
-    as in `cg`, and refuses to transpose what reads them.
+    and refuses to transpose what reads them. A solver such as `cg` has one, a `device_put`.
     """
 
     def __init__(self, declared: Sequence[Any]) -> None:
         self._declared = {id(eqn) for eqn in declared}
 
     def replaces(self, eqn: Any) -> bool:
-        """Return whether an equation is such a call or a stop, or holds one."""
+        """Return whether an equation becomes something else, or holds one that does."""
         if id(eqn) in self._declared:
             return False
-        if eqn.primitive.name == "stop_gradient" or is_declared(eqn) or _is_side_by_side(eqn):
+        if eqn.primitive.name == "stop_gradient" or is_declared(eqn):
+            return True
+        if _puts_nowhere(eqn) or _is_side_by_side(eqn):
             return True
         return any(any(map(self.replaces, open_jaxpr(b).eqns)) for b in _bodies(eqn))
 
@@ -218,7 +220,7 @@ class _Plain:
         self, eqn: Any, values: list[Any], linear: list[bool]
     ) -> tuple[list[Any], list[bool]]:
         name, body = eqn.primitive.name, call_body(eqn)
-        if name == "stop_gradient":
+        if name == "stop_gradient" or _puts_nowhere(eqn):
             return values, linear
         if _is_side_by_side(eqn):
             apart = zip(_one_by_one(eqn), values, strict=True)
@@ -245,6 +247,12 @@ class _Plain:
             return parameter
         types = [v.aval for v in parameter.jaxpr.invars]
         return jax.make_jaxpr(lambda *args: self._called(parameter, args, linear)[0])(*types)
+
+
+def _puts_nowhere(eqn: Any) -> bool:
+    """Return whether a `device_put` names no device. JAX may be unable to transpose it eagerly."""
+    is_put = eqn.primitive.name == "device_put"
+    return is_put and all(device is None for device in eqn.params["devices"])
 
 
 def _is_side_by_side(eqn: Any) -> bool:
