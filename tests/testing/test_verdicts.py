@@ -31,7 +31,10 @@ def test_where_plain_autodiff_stops():
 
 def test_at_a_jump_plain_autodiff_decides():
     at_jump = jnp.asarray([0.5, 1.5])
-    assert quick(declare(jnp.round, lambda x, dy: (None,)), at_jump).ok
+    flat = declare(jnp.round, lambda x, dy: (None,))
+    for x, differences in (at_jump, None), (at_jump + 0.2, 0.0):
+        (row,) = quick(flat, x).rows
+        assert (row.ok, row.differences, row.autodiff) == (True, differences, 0.0)
     assert not quick(declare(jnp.round, lambda x, dy: dy), at_jump).ok
 
 
@@ -93,6 +96,12 @@ def test_a_period_that_is_short_beside_the_argument(scale):
         for factor in (1, 1.5):
             h = declare(jnp.sin, lambda x, dy, factor=factor: factor * dy * jnp.cos(x))
             assert quick(h, x, seed=seed).ok is (factor == 1)
+
+
+def test_what_no_judge_can_tell_is_noted():
+    h = declare(jnp.sin, lambda x, dy: dy * jnp.cos(x))
+    (row,) = quick(lambda x: h(x), jnp.float32(1.2345e9)).rows
+    assert row.ok and row.note == "not judged: finite differences are too noisy here"
 
 
 def test_reference():
