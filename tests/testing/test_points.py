@@ -23,6 +23,8 @@ def _cube(a, dy):
         (jnp.cos, lambda x, dy: dy * jnp.sin(x), X, "wrong sign: declared = -1 x expected"),
         (lambda a: a @ a @ a, lambda a, dy: _cube(a, dy).T, SQUARE,
          "declared = transpose of expected"),
+        (lambda a: a**3, lambda a, dy: (dy * 3 * a.conj() ** 2).T,
+         jax.lax.complex(SQUARE, SQUARE.T), "declared = transpose of expected"),
         (jnp.round, lambda x, dy: dy, X, "expected no gradient"),
         (jnp.mean, lambda x, dy: jnp.full_like(x, dy), X, "declared = 3 x expected"),
         (lambda z: z**3, lambda z, dy: dy * 3 * z**2, COMPLEX, "declared = conjugate of expected"),
