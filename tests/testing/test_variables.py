@@ -111,9 +111,10 @@ def test_a_global_variable_is_reported_as_not_checked():
     def f(x):
         return x * GLOBAL, lambda dy, variables: (dy * GLOBAL, [dy * x])
 
-    report = quick(f, X)
-    assert report.ok and notes(report) == {"x": ""}
-    assert report.unchecked == ("GLOBAL (a global variable)",)
+    for x in (X, GLOBAL):
+        report = quick(f, x)
+        assert report.ok and notes(report) == {"x": ""}
+        assert report.unchecked == ("GLOBAL (a global variable)",)
 
 
 def test_a_default_that_is_passed_or_declared_is_checked():
