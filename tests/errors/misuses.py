@@ -639,6 +639,8 @@ CHECKING = [
     misuse("Check the result of a call", function("check_gradient(f(x), x)"),
         "check_gradient got h=an array", "expected a function, and its arguments after it", **VALUE,
     ),
+    misuse("Check without an argument", function("check_gradient(f)"),
+        "got arguments that do not fit its signature, (x): missing a required argument: 'x'"),
     misuse("Check at integers", function("check_gradient(f, jnp.arange(3))"),
         NOTHING, "no floating array among its arguments",
         "Pass floats: integer inputs and outputs have no gradient",
