@@ -44,6 +44,12 @@ def with_containers(x):
 
 
 @custom_gradient
+def with_a_number(x):
+    y = jnp.tanh(x)
+    return (y, 2.0), lambda dy, _: dy * (1 - y**2)
+
+
+@custom_gradient
 def with_a_pull_back(x):
     y, pull = jax.vjp(jnp.sin, x)
     return y, pull
@@ -51,6 +57,7 @@ def with_a_pull_back(x):
 
 KEPT = {
     careful: {"y": (OF_X, "output")},
+    with_a_number: {"y": (OF_X, "output")},
     with_containers: {
         "y": (OF_X, "output"),
         "kept['half']": (OF_X // 2, "new"),
