@@ -118,9 +118,9 @@ def test_a_global_variable_is_reported_as_not_checked():
 
 
 def test_a_default_that_is_passed_or_declared_is_checked():
-    w, rate = jnp.ones(3), 0.5
+    w, rate, index = jnp.ones(3), 0.5, jnp.arange(3)
 
-    def f(x, w=w, rate=rate):
+    def f(x, w=w, rate=rate, index=index):
         def grad(dy, variables=None):
             dx, dw = dy * w * rate, 7 * dy * x * rate
             return (dx, dw) if variables is None else (dx, [dw])
