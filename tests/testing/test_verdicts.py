@@ -98,6 +98,16 @@ def test_a_period_that_is_short_beside_the_argument(scale):
             assert quick(h, x, seed=seed).ok is (factor == 1)
 
 
+@pytest.mark.parametrize("frequency", [1e3, 1e4])
+def test_differences_of_a_function_that_changes_fast(frequency):
+    h = declare(
+        lambda x: jnp.sin(frequency * x), lambda x, dy: dy * frequency * jnp.cos(frequency * x)
+    )
+    for seed in range(3):
+        (row,) = quick(h, jnp.float32(1.2345), seed=seed, near=0).rows
+        assert row.ok and row.differences < 1e-8
+
+
 def test_what_no_judge_can_tell_is_noted():
     h = declare(jnp.sin, lambda x, dy: dy * jnp.cos(x))
     (row,) = quick(lambda x: h(x), jnp.float32(1.2345e9)).rows
