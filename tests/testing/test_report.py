@@ -86,6 +86,13 @@ def test_what_calls_a_decorated_function():
     found = notes(quick(scaled, jnp.float32(2), X))
     assert found == {"args[0]": "", "args[1]": "declared = 0.5 x expected"}
 
+    class Half:
+        square = custom_gradient(lambda self, x: (x**2, lambda dy: dy * x))
+
+    # It shows `self`, and takes none.
+    bound = functools.wraps(Half.square)(lambda x: Half().square(x))
+    assert notes(quick(bound, X)) == {"x": "declared = 0.5 x expected"}
+
 
 def test_nothing_to_differentiate():
     for f, x in [(lambda n: n + 1, jnp.arange(3)), (lambda x: jnp.ones_like(x, int), X)]:
