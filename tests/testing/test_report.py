@@ -157,6 +157,10 @@ def test_a_gradient_that_is_not_finite_fails(expect):
     report = quick(log, jnp.asarray([0.0, 1.0]), expect=expect)
     assert not report.ok and fact(report, "value").ok is None
     assert report.rows[0].note == "not finite: `jax.debug_nans` shows where"
+    power = declare(lambda x: x**1.5, lambda x, dy: dy * 1.5 * jnp.sqrt(x))
+    *_, second = quick(power, jnp.asarray([0.0, 1.0]), expect=expect, order=2).rows
+    assert (second.order, second.ok) == (2, False)
+    assert second.note == "not finite: `jax.debug_nans` shows where"
     # In double precision it would be finite.
     overflow = declare(jax.nn.softplus, lambda x, dy: dy * jnp.exp(x) / (1 + jnp.exp(x)))
     report = quick(overflow, jnp.asarray([100.0, 1.0]), expect=expect)
