@@ -118,11 +118,15 @@ def test_eagerly_an_unseen_weight_has_its_gradient(place, way):
 @pytest.mark.parametrize(
     ("protocol", "right"), [("undeclared", 20), ("lost", None), ("autodiff", 4)]
 )
-def test_a_global_weight_in_the_value_beside_a_staged_gradient_is_never_lost(protocol, right):
+@pytest.mark.parametrize("call", [
+    lambda f, x: jax.jit(jax.value_and_grad(f))(x)[0],  # beside a staged gradient
+    lambda f, x: f(x),
+])  # fmt: skip
+def test_a_global_weight_in_the_value_of_a_constant_is_never_lost(call, protocol, right):
     def loss(w):
         put_in_a_variable(w)
         f = PROTOCOLS[protocol][0](PLACES["variable"][1])
-        return jax.jit(jax.value_and_grad(f))(jnp.float32(2))[0]
+        return call(f, jnp.float32(2))
 
     with contextlib.suppress(TypeError, jax.errors.UnexpectedTracerError):
         assert jax.grad(loss)(3.0) == right
