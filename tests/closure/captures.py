@@ -160,6 +160,7 @@ keep("object array", in_object_array, lambda a: a[0, 1]["w"])
 keep("object array of itself", in_an_array_of_itself, lambda a: a[0, 0][0, 1]["w"])
 keep("attribute of a function", lambda w: attributed(lambda: None, w), lambda f: f.w)
 keep("class", lambda w: type("Held", (), {"w": w}), lambda c: c.w)
+keep("object of a class with it", lambda w: type("Held", (), {"w": w})(), lambda h: h.w)
 keep(
     "tree definition",
     lambda w: jax.tree.structure(jax.tree_util.Partial(lambda: w)),
