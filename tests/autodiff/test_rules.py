@@ -198,6 +198,9 @@ LINEAR = {
     "of one in a branch": lambda dy: lax.cond(X[0] > 0, tripled, lambda dy: dy, dy),
     "stopped": lambda dy: dy + 2 * lax.stop_gradient(dy),
     "stopped in scan": scanned(lambda c, x: c + x * lax.stop_gradient(c)),
+    "stopped sum in scan": lambda dy: lax.scan(
+        lambda c, x: (lax.stop_gradient(c) + x * dy, None), ZEROS, X
+    )[0],
     "stopped in cond": lambda dy: lax.cond(X[0] > 0, lambda d: d + lax.stop_gradient(d), _roll, dy),
     **{kind: functools.partial(operator.matmul, matrix) for kind, matrix in SPARSE.items()},
     "device_put": lambda dy: _product(jax.device_put((dy, X))),
