@@ -127,6 +127,18 @@ def test_a_variable_that_holds_a_weight_is_assigned_for_the_call(way):
     assert_same(gradients, (5 * B, 14 * A))
 
 
+@pytest.mark.parametrize("stage", [lambda f: f, jax.jit, jax.checkpoint])
+def test_a_call_keeps_a_variable_that_is_assigned_after_it(stage):
+    def loss(x):
+        scale = 2.0
+        y = custom_gradient(lambda x: (scale * x, lambda dy: 7 * dy * scale))(x)
+        scale = 5.0
+        return y * scale
+
+    for mode in (jax.value_and_grad, lambda f: lambda x: jax.jvp(f, (x,), (jnp.float32(1),))):
+        assert_same(mode(stage(loss))(A), (10 * A, jnp.float32(70)))
+
+
 @pytest.mark.parametrize("w", [3.0, None], ids=["a weight beside", "alone"])
 def test_a_variable_counts(w):
     """What a copy assigns to a variable of an enclosing function is assigned to the user's."""
