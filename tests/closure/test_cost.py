@@ -8,6 +8,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers import assert_same, eager_and_jit
 
@@ -206,22 +207,27 @@ def test_a_layer_of_a_large_model_costs_what_one_of_a_small_one_does(kind, mode)
     assert counts[1] <= 1.5 * counts[0]
 
 
-LARGE = {
-    "list": lambda w: [*range(100_000), [w]],
-    "ordered dict": lambda w: collections.OrderedDict(enumerate([*range(10_000), [w]])),
-}
+LARGE = {  # how the weight is held, and how to get at it
+    "list": (lambda w: [*range(100_000), [w]], lambda held: held[-1][0]),
+    "ordered dict": (lambda w: collections.OrderedDict(enumerate([*range(10_000), [w]])),
+                     lambda held: held[10_000][0]),
+    "key of a dict": (lambda w: {**dict.fromkeys(range(20_000)), (lambda: w): None},
+                      lambda held: [*held][-1]()),
+    "object array": (lambda w: np.array([*range(20_000), lambda: w], object),
+                     lambda held: held[-1]()),
+}  # fmt: skip
 
 
 @eager_and_jit
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_weight_at_the_end_of_a_large_container_is_found(kind, mode):
     def loss(w, x):
-        held = LARGE[kind](w)
-        last = len(held) - 1
+        hold, get = LARGE[kind]
+        held = hold(w)
 
         @custom_gradient
         def f(x):
-            return held[last][0] * x, lambda dy, variables: (7 * dy * held[last][0], [5 * dy * x])
+            return get(held) * x, lambda dy, variables: (7 * dy * get(held), [5 * dy * x])
 
         return f(x)
 
@@ -240,6 +246,23 @@ def test_values_are_seen_beside_a_large_list():
     x = jnp.float32(2)
     assert_same(jax.value_and_grad(lambda x: -h(x))(x), (jnp.float32(-6), jnp.float32(-22)))
     assert_same(jax.grad(jax.grad(h))(x), jnp.float32(7))
+
+
+def test_values_are_seen_beside_many_functions():
+    def loss(w, x):
+        many = lambda: w  # noqa: E731
+        for _ in range(3_000):
+            many = (lambda one: lambda: one)(many)
+
+        @custom_gradient
+        def f(x):
+            y = w * x if x > 0 and many else -x
+            return y, lambda dy, variables: (7 * dy * w, [5 * dy * x])
+
+        return f(x)
+
+    w, x = ARGS
+    assert_same(jax.grad(loss, (0, 1))(w, x), (5 * x, 7 * w))
 
 
 def test_a_captured_object_is_freed_with_the_call():
