@@ -102,6 +102,10 @@ def other(x: float) -> "Pair":  # noqa: F821
     return x, lambda dy: dy
 
 
+def three(x) -> tuple[int, float, str]:
+    raise NotImplementedError
+
+
 class Layer:
     @custom_gradient
     def method(self, x: float) -> tuple[float, Rule]:
@@ -122,6 +126,7 @@ SIGNATURES = [
     (custom_gradient(text), "(x: 'float') -> 'dict[str, float]'"),
     (custom_gradient(untold), "(x)"),
     (custom_gradient(other), "(x: float) -> 'Pair'"),
+    (custom_gradient(three), "(x) -> tuple[int, float, str]"),
     (Layer.method, "(self, x: float) -> float"),
     (grad_pass_through(double), "(x)"),
 ]
