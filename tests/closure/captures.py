@@ -45,6 +45,16 @@ class Box:
         return self.w
 
 
+class Static:
+    """A pytree that is all static."""
+
+    def __init__(self, get):
+        self.get = get
+
+
+jax.tree_util.register_pytree_node(Static, lambda s: ((), s.get), lambda get, _: Static(get))
+
+
 class Slots:
     __slots__ = ("w",)
 
@@ -154,6 +164,7 @@ keep(
 keep("object", Box, lambda b: b.w)
 keep("bound method", lambda w: Box(w).get, lambda get: get())
 keep("slots", Slots, lambda b: b.w)
+keep("static part of a pytree", lambda w: Static(lambda: w), lambda s: s.get())
 keep("subclass of dict", lambda w: attributed(Table(a=1), w), lambda d: d.w)
 keep("bound builtin", lambda w: {"w": w}.get, lambda get: get("w"))
 keep("object array", in_object_array, lambda a: a[0, 1]["w"])
