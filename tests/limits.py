@@ -391,13 +391,13 @@ def calls_itself(held: Any, w: Any) -> Any:
 
 limit(
     "recursion through a class",
-    "A rule that calls its own function recurses forever if a class defined in a function, or an "
-    "object with copy hooks of its own, holds the differentiated weight. Store the weight on an "
-    "ordinary instance.",
+    "A rule that calls its own function raises if a class defined in a function, or an object with "
+    "copy hooks of its own, holds the differentiated weight. Store the weight on an ordinary "
+    "instance.",
     "Such a holder is not copied, so the function is traced with its rule at each call.",
     lambda: jax.grad(lambda w: calls_itself(type("Held", (), {}), w))(X),
     RecursionError,
-    "recursion|Recursively calling",
+    "inside its own trace, without end|Recursively calling",  # the second by JAX, of a `jit`
     lambda: jax.grad(lambda w: calls_itself(type("Held", (), {})(), w))(X),
     7 * X * jnp.exp(X * X),
     page="docs/limits.md",

@@ -8,7 +8,6 @@ list holds what it captured.
 """
 
 import contextlib
-import contextvars
 import dataclasses
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -20,7 +19,7 @@ from . import _errors
 from ._autodiff.custom import HiddenTracerError
 from ._closure.reach import OpaqueError, TooMuchError, Walk
 from ._closure.skeleton import Skeleton, dissect, snapshot
-from ._closure.traced import first_uses, traced
+from ._closure.traced import first_uses, is_being_traced, traced
 from ._compat import cotangent_type
 from ._frontend.grad_fn import Call, Contract, Surroundings, Variables
 from ._frontend.structure import Outputs
@@ -33,10 +32,6 @@ from ._types import NeedsValuesError, is_traced, spec
 _MANY = 8
 
 Uses: TypeAlias = list[tuple[Any, Any]]  # values, each with the equation that uses it first
-
-_rules: contextvars.ContextVar[frozenset[Any]] = contextvars.ContextVar(
-    "the code of the rules that are being traced to see what they use", default=frozenset()
-)
 
 
 def run(call: Call, name: str) -> Any:
@@ -207,16 +202,12 @@ def _used_by_rule(
     uses: Uses | None = None,  # of captured values by `y`, where that is known
 ) -> dict[int, Any] | None:
     """Return what a rule uses of much that it reaches, by id; None where a trace does not tell."""
-    code = Source.of(grad_fn).code
-    if code in _rules.get():  # it may call itself: to trace it again would have no end
+    if is_being_traced(Source.of(grad_fn)):  # to trace it again would have no end
         return None
-    token = _rules.set(_rules.get() | {code})
     try:
         return _traced_rule(call, leaves, outputs, grad_fn, uses).captured
     except NeedsValuesError:
         return None
-    finally:
-        _rules.reset(token)
 
 
 class _TracedRule(NamedTuple):

@@ -486,6 +486,22 @@ jax.jit(jax.grad(loss))(1.0, 2.0, 3.0)
         "was traced with all the variables that the function uses, and now only some of them are "
         "differentiated", "Declare the variables: `custom_gradient(variables=...)`",
         of="loss.f"),
+    misuse("Call the function in its rule, with the weight in a class made in a function", """
+def loss(w, x):
+    class Held:
+        weight = w
+
+    @custom_gradient
+    def f(x):
+        def grad(dy, variables):
+            return dy * Held.weight * f(x), [dy * x * f(x)]
+        return jnp.exp(Held.weight * x), grad
+    return f(x)
+
+jax.grad(loss)(1.0, 2.0)
+""",
+        "is traced inside its own trace, without end", "Store the weight on an ordinary instance",
+        of="loss.f", error=RecursionError),
     misuse("Return the gradients of variables in another order than that of their first use",
         weight("return dy @ w.T, [dy.sum(0), x.T @ dy]", y="x @ w + v").replace(
             "(w, x):", "(w, v, x):").replace("(0, 1))(w, x)", "(0, 1, 2))(w, jnp.ones(4), x)"),

@@ -4,6 +4,7 @@
 be copied, `dependence_on` for variables that nobody declared.
 """
 
+import contextvars
 import functools
 import operator
 from collections.abc import Callable, Container, Sequence
@@ -13,12 +14,24 @@ import jax
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
+from tfgrad_jax import _errors
 from tfgrad_jax._jaxpr import dependence, evaluate, without_consts
 from tfgrad_jax._source import Source
 from tfgrad_jax._types import NeedsValuesError, spec
 
 from .reach import OpaqueError, TooMuchError, Walk
 from .skeleton import Cells, Skeleton, dissect, snapshot
+
+# Python itself has no room for twice as many traces inside each other.
+_DEEP = 10
+
+_tracing: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
+    "the code of the functions that are being traced, from the outside in", default=()
+)
+
+
+def is_being_traced(source: Source) -> bool:
+    return source.code is not None and source.code in _tracing.get()
 
 
 def traced(
@@ -27,14 +40,22 @@ def traced(
     """Return a function that evaluates a jaxpr of `f`, and the jaxpr, whose constants `f` captured.
 
     The function holds these constants in a list, so that it can be copied around others. JAX's own
-    errors name the `source`, and the arguments by these names.
+    errors name the `source`, and the arguments by these names. Raises `RecursionError` for a
+    function that is traced inside its own trace, again and again.
     """
+    around, code = _tracing.get(), source and source.code
+    if code is not None and around.count(code) == _DEEP:
+        raise _errors.endless(source)
 
     def run(*args: Any) -> Any:  # a new function at each call: JAX caches no trace of it
         return f(*args)
 
     named = run if source is None else source.named(run, names)
-    closed, y = jax.make_jaxpr(named, return_shape=True)(*examples)
+    token = _tracing.set((*around, code))
+    try:
+        closed, y = jax.make_jaxpr(named, return_shape=True)(*examples)
+    finally:
+        _tracing.reset(token)
     jaxpr, consts, treedef = without_consts(closed), list(closed.consts), tree_structure(y)
 
     def evaluated(*args: Any) -> Any:
