@@ -175,10 +175,11 @@ class _Plain:
 
     To transpose a map is not to differentiate it: what is declared for its derivative governs the
     derivative of the rule, and not the rule. So calls with a derivative of their own become their
-    bodies, except those `declared` whose bodies JAX cannot look into, and stops do nothing. That
-    holds for the linear values, which depend on the upstreams; all others are left as they are. An
-    equation that has both side by side becomes one for each: JAX takes all its results for linear,
-    and refuses to transpose what reads them. A solver such as `cg` has one, a `device_put`.
+    bodies, except those `declared` whose bodies JAX cannot look into, and stops do nothing. So do
+    calls with a `vmap` of their own, which JAX cannot transpose. That holds for the linear values,
+    which depend on the upstreams; all others are left as they are. An equation that has both side
+    by side becomes one for each: JAX takes all its results for linear, and refuses to transpose
+    what reads them. A solver such as `cg` has one, a `device_put`.
     """
 
     def __init__(self, declared: Sequence[Any]) -> None:
@@ -188,7 +189,7 @@ class _Plain:
         """Return whether an equation becomes something else, or holds one that does."""
         if id(eqn) in self._declared:
             return False
-        if eqn.primitive.name == "stop_gradient" or is_declared(eqn):
+        if eqn.primitive.name in ("stop_gradient", "custom_vmap_call") or is_declared(eqn):
             return True
         if _puts_nowhere(eqn) or _is_side_by_side(eqn):
             return True
