@@ -263,7 +263,11 @@ def test_data_and_masks_are_no_variables(traced):
         assert_same(of_masks(traced, way, masked), of_masks("eager", way, of_mask))
 
 
-@pytest.mark.parametrize(("traced", "way"), sample(itertools.product(MASKS, WAYS), 12))
+# The oracle, a custom_jvp, loses its rule at the second order of a scan before JAX 0.12.
+MASKED_WAYS = [way for way in WAYS if way != "hessian(scan)"]
+
+
+@pytest.mark.parametrize(("traced", "way"), sample(itertools.product(MASKS, MASKED_WAYS), 12))
 def test_data_and_masks_are_no_variables_under_transformations(traced, way):
     assert_same(of_masks(traced, way, masked), of_masks("eager", way, of_mask))
 
