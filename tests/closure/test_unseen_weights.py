@@ -115,22 +115,6 @@ def test_eagerly_an_unseen_weight_has_its_gradient(place, way):
         assert check(place, protocol, "nothing", "nothing", way), protocol
 
 
-def test_a_global_weight_beside_a_ref_is_never_lost():
-    def loss(w):
-        put_in_a_variable(w)
-        ref = jax.new_ref(1.0)
-
-        @custom_gradient
-        def f(x):
-            assert ref is not None
-            return W * x, lambda dy: dy * W
-
-        return jax.jit(jax.value_and_grad(f))(jnp.float32(2))[0]
-
-    with pytest.raises(jax.errors.UnexpectedTracerError, match="reads a tracer that JAX cannot"):
-        jax.grad(loss)(3.0)
-
-
 @pytest.mark.parametrize(
     ("protocol", "right"), [("undeclared", 20), ("lost", None), ("autodiff", 4)]
 )

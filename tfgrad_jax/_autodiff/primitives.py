@@ -114,7 +114,7 @@ def _attach_jvp(primals: Any, tangents: Any, *, count: int, xs: int, pull: Pull,
     dxs = tangents[count : count + xs]
     nonzero = [i for i, t in enumerate(dxs) if type(t) is not ad.Zero]
     if not nonzero:
-        if any(type(t) is not ad.Zero for t in tangents[:count]):
+        if pull.pure and any(type(t) is not ad.Zero for t in tangents[:count]):
             raise _errors.hidden_tracer(pull.source)  # y varies, and no operand does
         return out, [ad.Zero(tangent_type(y)) for y in ys]
     return out, push(pull.only(nonzero), residuals, ys, [dxs[i] for i in nonzero])
