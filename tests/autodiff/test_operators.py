@@ -241,6 +241,27 @@ def test_a_rule_that_solves_has_both_modes_at_second_order(solver, mesh):
                 assert_same(got, expected, rtol=1e-3, atol=1e-3)
 
 
+ON_DEVICES = {
+    "cg": lambda dy: cg(lambda v: 2 * v, 4 * dy, tol=1e-7)[0],
+    "device_put": lambda dy: 2 * jax.device_put((dy, MATRIX))[0],
+    "barrier": lambda dy: 2 * lax.optimization_barrier((dy, MATRIX))[0],
+    "psum": lambda dy: sum(lax.psum((dy, dy), "i")),
+}
+
+
+@pytest.mark.parametrize("name", ON_DEVICES)
+def test_a_rule_on_devices_has_both_modes(name):
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"in_specs": jax.P(), "out_specs": jax.P(), "check_vma": False}
+    rule = jax.shard_map(ON_DEVICES[name], mesh=mesh, **specs)  # twice the upstream
+    h = custom_gradient(lambda x: (x**2, lambda dy: rule(dy * jnp.sin(x))))
+    push = jax.jit(lambda x: jax.jvp(h, (x,), (T,))[1])
+    assert_same(push(X), 2 * jnp.sin(X) * T, rtol=1e-5)
+    assert_same(jax.jit(lambda x: jax.vjp(h, x)[1](T)[0])(X), 2 * jnp.sin(X) * T, rtol=1e-5)
+    if name != "cg":  # of which JAX has no second derivative there
+        assert_same(jax.jvp(push, (X,), (T,))[1], 2 * jnp.cos(X) * T**2, rtol=1e-5)
+
+
 def test_the_jaxpr_of_a_staged_call_shows_the_users_name():
     @custom_gradient
     def scaled(x):

@@ -185,15 +185,20 @@ class _Plain:
     def __init__(self, declared: Sequence[Any]) -> None:
         self._declared = {id(eqn) for eqn in declared}
 
-    def replaces(self, eqn: Any) -> bool:
-        """Return whether an equation becomes something else, or holds one that does."""
+    def replaces(self, eqn: Any, here: bool = True) -> bool:
+        """Return whether an equation becomes something else, or holds one that does.
+
+        On the devices of a `shard_map`, and not `here`, nothing does that need not.
+        """
         if id(eqn) in self._declared:
             return False
         if eqn.primitive.name in ("stop_gradient", "custom_vmap_call") or is_declared(eqn):
             return True
-        if _puts_nowhere(eqn) or _is_side_by_side(eqn):
+        if here and (_puts_nowhere(eqn) or _is_side_by_side(eqn)):
             return True
-        return any(any(map(self.replaces, open_jaxpr(b).eqns)) for b in _bodies(eqn))
+        here = here and eqn.primitive.name != "shard_map"
+        inside = itertools.chain.from_iterable(open_jaxpr(b).eqns for b in _bodies(eqn))
+        return any(self.replaces(e, here) for e in inside)
 
     def evaluate(
         self, jaxpr: Any, args: Sequence[Any], linear: Sequence[bool]
@@ -223,7 +228,7 @@ class _Plain:
         name, body = eqn.primitive.name, call_body(eqn)
         if name == "stop_gradient" or _puts_nowhere(eqn):
             return values, linear
-        if _is_side_by_side(eqn):
+        if _is_side_by_side(eqn) and not all(linear):
             apart = zip(_one_by_one(eqn), values, strict=True)
             return [result for one, value in apart for result in _bind(one, [value])], linear
         if name == "shard_map":  # what is in it runs on each device
