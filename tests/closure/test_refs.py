@@ -121,6 +121,16 @@ def test_a_ref_is_state(name, mode):
     assert_same(mode(lambda x: run(jax.new_ref(jnp.float32(3)), x))(X), expected)
 
 
+@eager_and_jit
+def test_a_gradient_that_reads_a_ref_is_differentiated_by_what_is_in_it(mode):
+    def loss(w, x):
+        f = custom_gradient(lambda r, x: (r[...] * x, lambda dy: (None, 7 * dy * r[...])))
+        return f(jax.new_ref(w), x) ** 2
+
+    # By x it is 14 w r x, where the first factor, of `f`, has no gradient by the Ref.
+    assert_same(mode(jax.grad(jax.grad(loss, 1)))(jnp.float32(3), X), jnp.float32(14 * 3 * X))
+
+
 def test_eagerly_forward_mode_takes_a_rule_that_reads_a_ref():
     r = jax.new_ref(jnp.float32(3))
     f = custom_gradient(lambda x: (x**2, lambda dy: 7 * dy * x * r[...]))
