@@ -209,13 +209,19 @@ def test_a_layer_of_a_large_model_costs_what_one_of_a_small_one_does(kind, mode)
 
 LARGE = {  # how the weight is held, and how to get at it
     "list": (lambda w: [*range(100_000), [w]], lambda held: held[-1][0]),
-    "ordered dict": (lambda w: collections.OrderedDict(enumerate([*range(10_000), [w]])),
-                     lambda held: held[10_000][0]),
-    "key of a dict": (lambda w: {**dict.fromkeys(range(20_000)), (lambda: w): None},
-                      lambda held: [*held][-1]()),
-    "object array": (lambda w: np.array([*range(20_000), lambda: w], object),
-                     lambda held: held[-1]()),
-}  # fmt: skip
+    "ordered dict": (
+        lambda w: collections.OrderedDict(enumerate([*range(10_000), [w]])),
+        lambda held: held[10_000][0],
+    ),
+    "key of a dict": (
+        lambda w: {**dict.fromkeys(range(20_000)), (lambda: w): None},
+        lambda held: [*held][-1](),
+    ),
+    "object array": (
+        lambda w: np.array([*range(20_000), lambda: w], object),
+        lambda held: held[-1](),
+    ),
+}
 
 
 @eager_and_jit

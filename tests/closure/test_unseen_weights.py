@@ -118,10 +118,13 @@ def test_eagerly_an_unseen_weight_has_its_gradient(place, way):
 @pytest.mark.parametrize(
     ("protocol", "right"), [("undeclared", 20), ("lost", None), ("autodiff", 4)]
 )
-@pytest.mark.parametrize("call", [
-    lambda f, x: jax.jit(jax.value_and_grad(f))(x)[0],  # beside a staged gradient
-    lambda f, x: f(x),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda f, x: jax.jit(jax.value_and_grad(f))(x)[0],  # beside a staged gradient
+        lambda f, x: f(x),
+    ],
+)
 def test_a_global_weight_in_the_value_of_a_constant_is_never_lost(call, protocol, right):
     def loss(w):
         put_in_a_variable(w)
