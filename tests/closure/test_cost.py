@@ -291,6 +291,36 @@ def test_a_captured_object_is_freed_with_the_call():
     assert gone() is None
 
 
+@pytest.mark.parametrize("way", ["grad", "jit(grad)", "grad(jit)", "jacfwd"])
+@pytest.mark.parametrize("protocol", ["undeclared", "declared"])
+@pytest.mark.parametrize("hold", ["instance", "class"])
+def test_a_class_that_is_made_in_a_function_is_freed_with_the_call(hold, protocol, way):
+    gone = []
+
+    def loss(w, x):
+        class Layer:
+            weight = w
+
+            def __init__(self):
+                self.w = w
+
+            @custom_gradient(variables=(lambda self: [self.w]) if protocol == "declared" else None)
+            def __call__(self, x):
+                weight = self.w if hold == "instance" else self.weight
+                return weight * x, lambda dy, variables: (7 * dy * weight, [5 * dy * x])
+
+        gone.append(weakref.ref(Layer))
+        return Layer()(x)
+
+    w, x = ARGS
+    with jax.checking_leaks():
+        found = WAYS[way](loss)(w, x)
+    assert_same(found, (5 * x, 7 * w))
+    jax.clear_caches()
+    gc.collect()
+    assert {cls() for cls in gone} == {None}
+
+
 @pytest.mark.parametrize("way", ["grad", "jit(grad)", "grad(jit)"])
 @pytest.mark.parametrize("protocol", ["undeclared", "declared"])
 @pytest.mark.parametrize("hold", [list, lambda ws: [{"w": w} for w in ws]], ids=["list", "dicts"])

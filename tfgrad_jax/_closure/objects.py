@@ -45,7 +45,7 @@ def recipe(value: Any, cls: Any, walk: Walk | None) -> Recipe:
     """Return how an object is copied; raise `OpaqueError` if it is not."""
     if cls is _FUNCTION:
         return _function(value)
-    if isinstance(value, Wrapper):
+    if issubclass(cls, Wrapper):
         make, parts, attributes = value.unwrapped()
         return Recipe(make, parts, _attributes(attributes))
     assert walk is not None  # without one, functions alone are copied
@@ -61,7 +61,7 @@ def recipe(value: Any, cls: Any, walk: Walk | None) -> Recipe:
     if cls is np.ndarray:
         return _object_array(value)
     for base in _CONTAINERS:
-        if isinstance(value, base):
+        if issubclass(cls, base):
             return _container(value, cls, base)
     return _pytree(value, walk) or _ordinary(value, cls)
 

@@ -70,12 +70,14 @@ _CODE = (_FUNCTION, types.MethodType, Wrapper)
 
 def is_captured(value: Any) -> bool:
     """Return whether JAX must be given a value that a function holds as an operand."""
-    return is_operand(value) and (not isinstance(value, Tracer) or is_live(value))
+    if issubclass(type(value), Tracer):
+        return is_live(value)
+    return is_operand(value)
 
 
-@functools.cache
 def is_leaf(cls: type) -> bool:
     """Return whether objects of a type hold nothing."""
+    # Not cached: that would keep classes alive that are made in a function, and what they hold.
     return cls in INERT or issubclass(cls, _LEAVES)
 
 
@@ -125,7 +127,7 @@ class Walk:
         while self._pending:
             value = self._pending.popleft()  # the nearest ones first
             held = _held(value, self._budget)
-            if not isinstance(value, _CODE):
+            if not issubclass(type(value), _CODE):
                 self._budget -= 1 + len(held)
             if self._budget < 0:
                 raise TooMuchError
@@ -171,12 +173,12 @@ def _held(value: Any, most: int) -> Sequence[Any]:
     if cls is _FUNCTION:
         held = [value.__defaults__, value.__kwdefaults__, value.__dict__ or None]
         return held + [content_of(cell) for cell in value.__closure__ or ()]
-    if isinstance(value, Wrapper):  # all else that it holds is made of these
+    if issubclass(cls, Wrapper):  # all else that it holds is made of these
         _, parts, attributes = value.unwrapped()
         return [*parts, *attributes.values()]
     if cls is _BUILTIN:
         return (value.__self__,)
-    if isinstance(value, type):
+    if issubclass(cls, type):
         # Only a class that is made in a function can hold a tracer.
         local = [c for c in value.__mro__ if not is_importable(c)]
         return [v for c in local for v in vars(c).values()]
@@ -185,13 +187,13 @@ def _held(value: Any, most: int) -> Sequence[Any]:
         return ()
     if size > most:
         raise TooMuchError
-    if isinstance(value, np.ndarray):
+    if issubclass(cls, np.ndarray):
         return list(value.flat) if value.dtype == object else ()
     if cls is weakref.ref:
         return (value(),)
     if cls in CACHED:  # not what is cached: it depends on what was called before
         return (value.__wrapped__,)
-    if isinstance(value, dict):  # Python 3.13 shows the attributes of an object to it alone
+    if issubclass(cls, dict):  # Python 3.13 shows the attributes of an object to it alone
         held = [*dict.keys(value), *dict.values(value)]
         return held if cls is dict else [*held, *gc.get_referents(value)]
     return gc.get_referents(value)
@@ -208,7 +210,7 @@ def _is_inert(value: Any, cls: type) -> bool:
 
 def _size(value: Any, cls: type) -> int:
     """Return how many items a container has, without listing them; 0 for any other object."""
-    if isinstance(value, np.ndarray):
+    if issubclass(cls, np.ndarray):
         return value.size if value.dtype == object else 0
     sized: Any = next((base for base in _SIZED if issubclass(cls, base)), None)
     return 0 if sized is None else sized.__len__(value)  # and not a `__len__` of the user's

@@ -141,11 +141,11 @@ class Skeleton:
 
     def _place_atom(self, value: Any) -> bool:
         """Give a value its place if it was taken or left, or stays itself; return whether."""
-        cls = type(value)
-        if self._walk is not None and self._walk.takes(value):
+        cls, walk = type(value), self._walk
+        if walk is not None and id(value) in walk.taken:
             self.taken.append(value)
             self._of_taken.append(self._place(value))
-        elif isinstance(value, Tracer) and self._leads(value):  # it must not outlive its trace
+        elif issubclass(cls, Tracer) and self._leads(value):  # it must not outlive its trace
             self._left.append(self._place(value))
             recall = functools.partial(_recalled, weakref.ref(value), value.aval)
             self._steps.append(_Step(recall, (), self._left[-1]))
@@ -185,7 +185,7 @@ class Skeleton:
 
     def _is_copied(self, value: Any) -> bool:
         """Return whether a value leads to a tracer, or is a function with cells."""
-        inner = value.__wrapped__ if isinstance(value, Wrapper) else value
+        inner = value.__wrapped__ if issubclass(type(value), Wrapper) else value
         has_cells = type(inner) is _FUNCTION and inner.__closure__ is not None
         return has_cells or self._leads(value)
 
