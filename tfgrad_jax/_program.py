@@ -32,7 +32,7 @@ from ._frontend.grad_fn import (
 from ._frontend.structure import Outputs
 from ._source import Source
 from ._trace import plainly
-from ._types import Spec, is_traced, spec
+from ._types import Spec, is_differentiable, is_traced, spec
 
 
 @register_static
@@ -60,7 +60,7 @@ class Program:
         # What has no gradient, unless an undeclared rule gives it one.
         self._ungoverned: set[int] = set()
         if not is_written_in_rule(contract.source):
-            differentiable = {i for i, c in enumerate(captured) if spec(c).differentiable}
+            differentiable = {i for i, c in enumerate(captured) if is_differentiable(c.dtype)}
             refs = {i for i, c in enumerate(captured) if is_ref(c)}
             self._ungoverned = differentiable & (refs if call.autodiff else {*range(self._count)})
             self._ungoverned -= {*self._listed}
@@ -169,14 +169,16 @@ class Program:
 
     def _user_rule(self, grad_fn: Any, outputs: Outputs, operands: Sequence[Any]) -> "_UserRule":
         """Return how the rule is run, and which of the captured values it gives gradients for."""
-        is_traced = self._contract.is_rule_traced
-        takes_variables = bool(self._listed) if is_traced else accepts_variables(grad_fn)
-        chooses, positions = self._is_undeclared and takes_variables, self._listed
-        if chooses and not is_traced:
-            used = [i for i in self._used(operands) if i not in self._refs]
-            positions = [i for i in used if spec(operands[i]).differentiable]
-        specs = {i: spec(operands[i]) for i in positions}
-        return _UserRule(self._contract, outputs, self._variables, positions, specs, chooses)
+        contract, positions, specs = self._contract, self._listed, {}
+        chooses = self._is_undeclared and (
+            bool(self._listed) if contract.is_rule_traced else accepts_variables(grad_fn)
+        )
+        if chooses:
+            if not contract.is_rule_traced:
+                used = [i for i in self._used(operands) if i not in self._refs]
+                positions = [i for i in used if is_differentiable(operands[i].dtype)]
+            specs = {i: spec(operands[i]) for i in positions}
+        return _UserRule(contract, outputs, self._variables, positions, specs, chooses)
 
     def _with_ordinary(
         self, captured: Sequence[Any], inputs: Sequence[Any], wanted: Sequence[int]
