@@ -114,6 +114,8 @@ def test_surrogates_are_measured_at_the_point_alone():
     assert report.ok and report.rows[0].note == "differs by 0.1 x expected, cosine 1.000"
     report = quick(clipped, X, expect="surrogate")
     assert report.ok and "cosine 0." in report.rows[0].note
+    none = quick(declare(jnp.sin, lambda x, dy: (None,)), X, expect="surrogate")
+    assert none.ok and none.rows[0].note == "declared is zero"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,9 @@ def test_a_gradient_that_is_not_finite_fails(expect):
     *_, second = quick(power, jnp.asarray([0.0, 1.0]), expect=expect, order=2).rows
     assert (second.order, second.ok) == (2, False)
     assert second.note == "not finite: `jax.debug_nans` shows where"
+    double = declare(lambda x: 2 * x, lambda x, dy: 2 * dy)
+    report = quick(double, jnp.asarray([[jnp.inf, 1.0], [2.0, 3.0]]), expect=expect)
+    assert report.ok and notes(report) == {"x": ""}
     # In double precision it would be finite.
     overflow = declare(jax.nn.softplus, lambda x, dy: dy * jnp.exp(x) / (1 + jnp.exp(x)))
     report = quick(overflow, jnp.asarray([100.0, 1.0]), expect=expect)

@@ -221,6 +221,7 @@ def test_variables_of_a_function_that_branches_on_their_values():
         (lambda x: x**2, "disagrees with the function's value"),
         (lambda x: (x**3,), ""),  # JAX says it in its own words
         (lambda x: jnp.sum(x**3), "has another shape or dtype than the value"),
+        (lambda x: (x**3).astype(jnp.bfloat16), "has another shape or dtype than the value"),
         (lambda x: x.undefined, "'"),
     ],
 )
