@@ -29,6 +29,13 @@ def test_where_plain_autodiff_stops():
     assert note(declare(lambda x: jax.lax.stop_gradient(x) * x, lambda x, dy: dy * x), X)
 
 
+@pytest.mark.parametrize("f", [lambda x: 0 * x, lambda x: jnp.sum(jax.nn.softmax(x))])
+def test_a_gradient_that_is_zero_but_for_rounding(f):
+    (row,) = quick(declare(f, lambda x, dy: (None,)), X).rows
+    assert (row.ok, row.differences, row.autodiff, row.note) == (True, 0.0, 0.0, "")
+    assert not quick(declare(f, lambda x, dy: 1e-6 * x * jnp.sum(dy)), X).ok
+
+
 def test_at_a_jump_plain_autodiff_decides():
     at_jump = jnp.asarray([0.5, 1.5])
     flat = declare(jnp.round, lambda x, dy: (None,))

@@ -156,11 +156,13 @@ class Study:
         self.expected, wrong = value, sharp & (off > slack) & ((low == high) | (not near))
         plain = None if plain_rows is None else plain_rows @ vs
         if plain is not None and np.isfinite(plain).all():
-            self.autodiff, self.expected = ratio(plain - d, scale), np.where(sharp, value, plain)
+            # Of two that are zero but for rounding none is wrong. Autodiff rounds far less.
+            apart = abs(plain - d) * (sharp | (abs(plain - d) > 0.01 * noise))
+            self.autodiff, self.expected = ratio(apart, scale), np.where(sharp, value, plain)
             if near:
                 wrong &= abs(plain - value) <= slack
             else:
-                wrong |= ~sharp & (abs(plain - d) > small * np.maximum(scale, abs(plain)))
+                wrong |= ~sharp & (apart > small * np.maximum(scale, abs(plain)))
         finite = np.isfinite(d).all()
         self.ok = not wrong.any() if finite else near
 
