@@ -176,7 +176,7 @@ class Study:
         y, own, eps = self.f(x), x[self.part], float(jnp.finfo(self._dtype).eps)
         finite = np.isfinite(y)
         y, us = y[finite], us[:, finite]
-        size = np.vstack(abs(us) @ abs(y))
+        size = np.vstack(list(abs(us) @ abs(y)))
         typical = np.linalg.norm(own) / own.size**0.5 if own.any() else 1.0
 
         def change(t: float) -> Matrix:
