@@ -74,6 +74,15 @@ def test_rule_or_function_that_cannot_run():
     w = jnp.ones(3)
     read = custom_gradient(lambda x: (np.asarray(w) * x, lambda dy, variables: (dy * w, [dy * x])))
     assert "called on traced array" in fact(quick(read, X), "rule").text
+
+    def silent(x, dy):
+        raise RuntimeError
+
+    assert fact(quick(declare(jnp.sin, silent), X), "rule").text == "RuntimeError"
+    outside = declare(jnp.square, lambda x, dy: dy * jax.pure_callback(lambda x: 2 * x, x, x))
+    report = quick(outside, X, order=2)
+    assert notes(report) == {"x": ""} and fact(report, "order 2").ok is False
+    assert fact(report, "order 2").text.startswith("Pure callbacks do not support JVP")
     with pytest.raises(ZeroDivisionError):
         check_gradient(declare(lambda x: 1 / 0, None), X)
 

@@ -91,6 +91,12 @@ def test_low_precision(dtype):
     assert note(half_square, x) == "declared = 0.5 x expected"
 
 
+def test_a_function_that_rounds_its_value_is_judged_by_what_that_allows():
+    h = declare(lambda x: (3 * x).astype("bfloat16"), lambda x, dy: 3 * dy.astype(x.dtype))
+    for x in (X, jnp.zeros(3)):
+        assert quick(h, x).ok
+
+
 def test_differences_are_as_small_as_the_argument():
     (row,) = quick(declare(jnp.log, lambda x, dy: dy / x), 1e-6 * abs(X)).rows
     assert row.ok and row.differences is not None
