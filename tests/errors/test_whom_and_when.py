@@ -257,6 +257,23 @@ def test_what_would_mend_a_shape(got, wanted, hint):
     assert text.endswith(f"for the input `x`; expected its own shape, {wanted}.{hint}")
 
 
+@pytest.mark.parametrize(
+    ("returned", "came"),
+    [
+        ((1.0, 2.0, 3.0), "a tuple of length 3"),
+        ([1.0, 2.0, jnp.sin], "a list of length 3"),
+        ((jnp.sin,), "a tuple of length 1"),
+        (np.float32, "the callable `float32`"),
+        (jax.ShapeDtypeStruct((2,), "float32"), "an object of type ShapeDtypeStruct"),
+        (b"y", "the bytes b'y'"),
+    ],
+)
+def test_what_is_no_pair_is_described(returned, came):
+    text = said(TypeError, custom_gradient(lambda x: returned), 1.0)
+    hint = "Maybe you wrote `return y` instead of `return y, grad_fn`."
+    assert text.endswith(f"gradient. It returned {came}. {hint}")
+
+
 def test_a_rule_of_three_upstreams_is_shown():
     h = custom_gradient(lambda x: ((x, x, x), lambda dys: dys))
     text = said(TypeError, jax.grad(lambda x: h(x)[0]), 1.0)
