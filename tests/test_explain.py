@@ -201,6 +201,7 @@ HOLDERS = [  # the name of a weight, what holds it, and how to get at it
     ("holder.w", lambda w: lambda: w, lambda holder: holder()),
     ("holder.w", lambda w: jax.jit(lambda: w), lambda holder: holder()),
     ("holder.v", lambda w: lambda v=w: v, lambda holder: holder()),
+    ("holder.v", lambda w: lambda *, v=w: v, lambda holder: holder()),
     ("holder.args[0]", lambda w: functools.partial(jnp.add, w), lambda holder: holder.args[0]),
     ("holder.w", lambda w: dense(w, 0, variables="autodiff"), lambda h: h(jnp.eye(M))),
 ]
@@ -292,6 +293,12 @@ def test_arguments_of_all_kinds():
     found = explain(careful, jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16))
     assert kept(found) == {"y": (512 * 1024 * 2, "output")}
     assert explain(careful, 1.0).inputs == []  # a setting, unless JAX differentiates it
+    with_ref = custom_gradient(lambda x, ref: (x * ref[...], lambda dy: (7 * dy, None)))
+    assert gradients(explain(with_ref, X, jax.new_ref(X))) == {"x": RULE}
+    index = custom_gradient(lambda x: (jnp.argmax(x), lambda dy: None))
+    assert gradients(explain(index, X)) == {"x": "zero"}
+    with pytest.raises(TypeError, match=r"Pass the decorated function itself, .*h\.__wrapped__"):
+        explain(jax.jit(recompute_grad(jnp.sin)), X)
 
 
 OBSTACLES = [
@@ -319,18 +326,18 @@ def test_a_rule_that_raises():
 
 
 def test_a_function_that_branches_on_values():
-    b = B
+    b = 2 * B
 
     @custom_gradient
     def f(x):
         scale = 2.0 if x.sum() > 0 else 3.0
         mask, t = x > 0, jnp.sin(x)
-        return t * b * scale, lambda dy: dy * b * mask.astype(dy.dtype) * t * scale
+        return t * b * B * scale, lambda dy: dy * b * B * mask.astype(dy.dtype) * t * scale
 
     found = explain(f, X)
     new = {"mask": (N * M, "new"), "t": (OF_X, "new")}
-    assert kept(found) == {"b": (M * F, "captured"), **new}
-    assert gradients(found) == {"x": RULE, "b": ERROR}
+    assert kept(found) == {"b": (M * F, "captured"), "B": (M * F, "captured"), **new}
+    assert gradients(found) == {"x": RULE, "b": ERROR, "B": "unknown: a global variable"}
     assert found.forward_mode is True and found.costs() == {}
 
 

@@ -69,8 +69,7 @@ def decorated(h: Any) -> CustomGradient[..., Any] | None:
 def called(h: Any) -> Any:
     """Return what runs when `h` is called: of an object, such as a layer, its bound method."""
     call = getattr(h, "__call__", None)  # noqa: B004
-    is_wrapper = isinstance(h, Wrapper) or hasattr(h, "__wrapped__")
-    return call if isinstance(call, types.MethodType) and not is_wrapper else h
+    return call if isinstance(call, types.MethodType) and not hasattr(h, "__wrapped__") else h
 
 
 def is_known(value: Any) -> bool:

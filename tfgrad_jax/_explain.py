@@ -217,7 +217,6 @@ class _Call:
         ys, pull, kept = self._vjp(positions, values)
         runs = [run for run in _runs.get() if all(map(is_known, run[0].values()))]
         outputs, grad_fn, arrays = runs[-1] if runs else ({}, None, [])
-        _runs.get().clear()
         held = {(i, name): v for i, (name, v) in enumerate(arrays) if is_known(v)}
         kept += held.values() if self._eager else ()  # the rule keeps what JAX is not tracing
         self._ys = jax.tree.map(jax.typeof, ys)
@@ -237,14 +236,13 @@ class _Call:
         self._forward, zero = (True, ""), "zero"
         try:
             closed = None if self._eager else jax.make_jaxpr(pull)(ys)  # it may need values
-            if ys and arrays:
-                types = [cotangent_type(y) for y in ys]
-                transposed(lambda cotangents: tree_leaves(pull(cotangents)), types, tangents)
+            types = [cotangent_type(y) for y in ys]
+            transposed(lambda cotangents: tree_leaves(pull(cotangents)), types, tangents)
         except NotLinearError as error:
             line = Source.of(grad_fn).first_use(error.eqn)
             self._forward, zero = (False, f"{error} ({Path(line).name})"), "zero or constant"
         except Exception as error:  # of any type: that of the rule
-            if isinstance(error, NeedsValuesError) and not self._eager:
+            if isinstance(error, NeedsValuesError):
                 raise
             text = f"the rule raised {type(error).__name__}: {error}".partition("\n")[0]
             self._forward, closed = (None, text), None
@@ -310,7 +308,8 @@ class _Call:
             with contextlib.suppress(Exception):  # of any type: that of tracing or compiling
                 compiled = jax.jit(program).lower(self._ys, *self._values).compile()
                 temporary = getattr(compiled.memory_analysis(), "temp_size_in_bytes", math.nan)
-                found[of] = {**(compiled.cost_analysis() or {}), "temporary bytes": temporary}
+                costs: Any = compiled.cost_analysis()
+                found[of] = {**costs, "temporary bytes": temporary}
         return found
 
 

@@ -2,6 +2,7 @@
 
 import contextvars
 import functools
+import weakref
 from typing import Any, NamedTuple
 
 import jax
@@ -153,7 +154,8 @@ def test_a_wrong_gradient_of_a_weight_is_found(way):
         assert_gradient(h, *args, transforms=False)
 
 
-GLOBAL, GLOBAL_LAYER, CONTEXT = jnp.ones(3), Layer(W), contextvars.ContextVar("weight", default=W)
+GLOBAL_LAYER, REFERENCES = Layer(W), []
+CONTEXT = contextvars.ContextVar("weight", default=W)
 
 
 def default(w):
@@ -162,6 +164,11 @@ def default(w):
         return x * w, lambda dy: (dy * w, 7 * dy * x)
 
     return scale
+
+
+def referred(layer):
+    REFERENCES.append(weakref.ref(layer))
+    return layer
 
 
 def branching(layer):
@@ -183,6 +190,8 @@ NAMED = {  # how it is handed over, the name of the weight, and why it is not ch
                           "a global variable"),
     "an object with hooks": (Hooks, "self.layers[0].params['w']",
                              "`Hooks` defines `__getstate__`: not looked into"),
+    "an object that something refers to weakly": (
+        lambda w: referred(Layer(w)), SELF, "something refers to the `Layer` weakly"),
     "a named tuple of one": (lambda w: around(Named(Hooks(w))), "layer.held.layers[0].params['w']",
                              "`Hooks` defines `__getstate__`: not looked into"),
     "a default that the call leaves out": (default, "w", "the call leaves it out: pass it"),

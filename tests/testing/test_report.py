@@ -74,6 +74,15 @@ def test_rule_or_function_that_cannot_run():
     w = jnp.ones(3)
     read = custom_gradient(lambda x: (np.asarray(w) * x, lambda dy, variables: (dy * w, [dy * x])))
     assert "called on traced array" in fact(quick(read, X), "rule").text
+
+    def silent(x, dy):
+        raise RuntimeError
+
+    assert fact(quick(declare(jnp.sin, silent), X), "rule").text == "RuntimeError"
+    outside = declare(jnp.square, lambda x, dy: dy * jax.pure_callback(lambda x: 2 * x, x, x))
+    report = quick(outside, X, order=2)
+    assert notes(report) == {"x": ""} and fact(report, "order 2").ok is False
+    assert fact(report, "order 2").text.startswith("Pure callbacks do not support JVP")
     with pytest.raises(ZeroDivisionError):
         check_gradient(declare(lambda x: 1 / 0, None), X)
 
@@ -114,6 +123,8 @@ def test_surrogates_are_measured_at_the_point_alone():
     assert report.ok and report.rows[0].note == "differs by 0.1 x expected, cosine 1.000"
     report = quick(clipped, X, expect="surrogate")
     assert report.ok and "cosine 0." in report.rows[0].note
+    none = quick(declare(jnp.sin, lambda x, dy: (None,)), X, expect="surrogate")
+    assert none.ok and none.rows[0].note == "declared is zero"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +172,9 @@ def test_a_gradient_that_is_not_finite_fails(expect):
     *_, second = quick(power, jnp.asarray([0.0, 1.0]), expect=expect, order=2).rows
     assert (second.order, second.ok) == (2, False)
     assert second.note == "not finite: `jax.debug_nans` shows where"
+    double = declare(lambda x: 2 * x, lambda x, dy: 2 * dy)
+    report = quick(double, jnp.asarray([[jnp.inf, 1.0], [2.0, 3.0]]), expect=expect)
+    assert report.ok and notes(report) == {"x": ""}
     # In double precision it would be finite.
     overflow = declare(jax.nn.softplus, lambda x, dy: dy * jnp.exp(x) / (1 + jnp.exp(x)))
     report = quick(overflow, jnp.asarray([100.0, 1.0]), expect=expect)

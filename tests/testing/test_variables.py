@@ -85,6 +85,8 @@ def test_variables_of_an_instance():
     for report in quick(MODEL.right, X), quick(Model.right, MODEL, X):
         assert notes(report) == {"x": "", name: ""}
     assert notes(quick(MODEL.undeclared, X)) == {"x": "", name: POWER.format(name)}
+    with pytest.raises(TypeError, match="missing a required argument: 'self'"):
+        quick(Model.right)
     # Nothing is written to what the user holds, at any time.
     assert len(SEEN) > 10 and all(seen is w for seen in SEEN)
 
@@ -104,7 +106,8 @@ def test_what_is_no_weight():
         return y, lambda dy, variables: (dy * w, [dy * x])
 
     with jax.numpy_dtype_promotion("standard"):  # the default, which the tests make strict
-        assert notes(quick(layer, X)) == {"x": "", "w": ""}
+        report = quick(layer, X)
+    assert notes(report) == {"x": "", "w": ""} and report.unchecked == ()
 
 
 def test_a_global_variable_is_reported_as_not_checked():
@@ -137,8 +140,11 @@ def test_a_default_that_is_passed_or_declared_is_checked():
 def test_a_keyword_that_the_rule_gives_no_gradient_is_a_setting():
     h = custom_gradient(lambda x, *, scale: (x * scale, lambda dy: dy * scale))
     assert notes(quick(h, X, kwargs={"scale": 2 * X})) == {"x": ""}
+    h = custom_gradient(h.__wrapped__, variables="autodiff")
+    assert notes(quick(h, X, kwargs={"scale": 2 * X})) == {"x": "", "scale": ""}
     found = notes(quick(lambda x, *, scale: x * half_square(scale), X, kwargs={"scale": X}))
     assert found == {"x": "", "scale": "declared = 0.5 x expected"}  # no rule is known there
+    assert notes(quick(lambda x, *, scale: x * scale, X, kwargs={"scale": 2.0})) == {"x": ""}
 
 
 @pytest.mark.parametrize("declared", [None, jnp.ones(2)])
@@ -176,6 +182,23 @@ def test_a_reference_reads_the_same_weights_or_they_are_named():
     report = quick(layer.undeclared, X, reference=lambda x: np.ones(3, np.float32) * x)
     assert notes(report) == {"x": ""}
     assert report.unchecked == ("self.params['w'] (the reference does not read it)",)
+    w = jnp.ones(3)
+    scaled = custom_gradient(lambda x: (w * x, lambda dy, variables: (dy * w, [dy * x])))
+    report = quick(scaled, X, reference=lambda x: GLOBAL * x)
+    why = "GLOBAL (a global variable)", "w (the reference does not read it)"
+    assert report.unchecked == why
+
+
+def test_declared_variables_that_can_be_called():
+    scale = jax.tree_util.Partial(jnp.multiply, jnp.ones(3))
+
+    @custom_gradient(variables=scale)
+    def f(x):
+        grad = lambda dy, v: (scale(dy), jax.tree.map(lambda _: 7 * dy * x, v))  # noqa: E731
+        return scale(x), lambda dy, variables: grad(dy, variables)
+
+    (name, text) = [*notes(quick(f, X)).items()][1]
+    assert text == "declared = 7 x expected", name
 
 
 def test_a_weight_of_a_jitted_helper():
@@ -221,6 +244,7 @@ def test_variables_of_a_function_that_branches_on_their_values():
         (lambda x: x**2, "disagrees with the function's value"),
         (lambda x: (x**3,), ""),  # JAX says it in its own words
         (lambda x: jnp.sum(x**3), "has another shape or dtype than the value"),
+        (lambda x: (x**3).astype(jnp.bfloat16), "has another shape or dtype than the value"),
         (lambda x: x.undefined, "'"),
     ],
 )

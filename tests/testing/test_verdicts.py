@@ -29,6 +29,13 @@ def test_where_plain_autodiff_stops():
     assert note(declare(lambda x: jax.lax.stop_gradient(x) * x, lambda x, dy: dy * x), X)
 
 
+@pytest.mark.parametrize("f", [lambda x: 0 * x, lambda x: jnp.sum(jax.nn.softmax(x))])
+def test_a_gradient_that_is_zero_but_for_rounding(f):
+    (row,) = quick(declare(f, lambda x, dy: (None,)), X).rows
+    assert (row.ok, row.differences, row.autodiff, row.note) == (True, 0.0, 0.0, "")
+    assert not quick(declare(f, lambda x, dy: 1e-6 * x * jnp.sum(dy)), X).ok
+
+
 def test_at_a_jump_plain_autodiff_decides():
     at_jump = jnp.asarray([0.5, 1.5])
     flat = declare(jnp.round, lambda x, dy: (None,))
@@ -82,6 +89,12 @@ def test_low_precision(dtype):
     (row,) = quick(full_square, x).rows
     assert row.ok and row.type == f"{dtype}[3]" and row.differences < 1e-6
     assert note(half_square, x) == "declared = 0.5 x expected"
+
+
+def test_a_function_that_rounds_its_value_is_judged_by_what_that_allows():
+    h = declare(lambda x: (3 * x).astype("bfloat16"), lambda x, dy: 3 * dy.astype(x.dtype))
+    for x in (X, jnp.zeros(3)):
+        assert quick(h, x).ok
 
 
 def test_differences_are_as_small_as_the_argument():

@@ -47,8 +47,7 @@ class Problem:
         if any(isinstance(v, jax.core.Tracer) for v in self._leaves):
             raise _tool_errors.checks_values(h)
         # What may hold weights: the functions, then the objects among the arguments.
-        is_setting = lambda v: is_array(v) or isinstance(v, _SETTINGS)  # noqa: E731
-        self._objects = [i for i, v in enumerate(self._leaves) if not is_setting(v)]
+        self._objects = [i for i, v in enumerate(self._leaves) if not is_array(v)]
         self._roots = [("", h), ("", reference)]
         self._roots += [(paths[i], self._leaves[i]) for i in self._objects]
         self._differentiated, self._weights, rule = [], [], None
@@ -76,7 +75,7 @@ class Problem:
         self.without: list[str] = []  # weights that have no gradient: an error, not a number
         if owner is None or listed:
             self._add_weights(None)
-        elif variables is not None and not isinstance(variables, str):
+        elif variables is not None:  # "autodiff" holds none
             if callable(variables) and all_leaves([variables]):
                 variables = variables(*_bound_to(h))
             self._add_weights({id(v) for v in tree_leaves(variables)})
@@ -133,9 +132,8 @@ class Problem:
             missed |= others
             for i in read - also:
                 missed[id(held.arrays[i])] = held.arrays[i], "the reference does not read it"
-        settings = {id(v) for i, v in enumerate(self._leaves) if i not in self._differentiated}
-        for i in [i for i in missed if i in settings or not (declared is None or i in declared)]:
-            del missed[i]
+        if declared is not None:
+            missed = {i: found for i, found in missed.items() if i in declared}
         # A declared variable that the value ignores has a gradient, too: zero.
         candidates = wanted if declared is not None else [i for i in wanted if i in read]
         weights = [i for i in candidates if id(held.arrays[i]) not in missed]
@@ -159,7 +157,7 @@ class Problem:
         try:
             jax.vjp(self.h, *self.xs, *(self._held.arrays[i] for i in weights))
         except Exception as error:  # of any other type, the checks report it
-            return not weights or _errors.CAPTURED not in str(error)
+            return _errors.CAPTURED not in str(error)
         return True
 
     def _reads(self, f: Any) -> tuple[set[int], dict[int, tuple[Any, str]]]:
@@ -198,7 +196,6 @@ def _any(self: Any, *args: Any, **kwargs: Any) -> None: ...
 
 _FIXED = "held where it is not replaced"
 _DEFAULT = "the call leaves it out: pass it"
-_SETTINGS = (bool, int, float, complex, str, bytes, type)
 
 
 def _method(h: Any, args: Any) -> tuple[Any, Any]:
