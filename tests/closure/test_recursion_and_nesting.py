@@ -108,6 +108,9 @@ INSIDE = {  # a rule that calls `7 w x`, declared 11 w by `x`, and the derivativ
         5 * dy * x**2,
         dy * (lambda: custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w)))()(x),
     ), 0),
+    "a function in a partial": (lambda w, x: functools.partial(lambda v, dy, *, u: (
+        5 * dy * u**2, dy * custom_gradient(lambda x: (7 * v * x, lambda d: 11 * d * v))(u)
+    ), w, u=x), 0),
     "a function in a method": (lambda w, x: types.MethodType(lambda x, dy: (
         5 * dy * x**2, dy * custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))(x)
     ), x), 0),
