@@ -138,6 +138,20 @@ def test_what_a_function_inside_a_rule_captures_is_constant_unless_it_says_so(na
 
 
 @eager_and_jit
+def test_what_a_decorated_rule_captures_is_constant_if_it_is_written_in_the_function(mode):
+    @custom_gradient
+    def h(w, x):
+        def rule():
+            return custom_gradient(lambda dy: ((dy * x**2, 7 * dy * w * x), lambda a, b: 13 * b))
+
+        return w * x**2, rule()
+
+    w, x = ARGS  # of h**2, by x: rule(2 h); and again, 13 times the derivative of 2 h
+    expected = 26 * x**2, 26 * 7 * w * x
+    assert_same(mode(jax.grad(jax.grad(lambda *a: h(*a) ** 2, 1), (0, 1)))(*ARGS), expected)
+
+
+@eager_and_jit
 @pytest.mark.parametrize("where", ["in f", "beside f"])
 def test_a_function_written_outside_of_the_rule_is_not_inside(mode, where):
     """Wherever it is called: a lost weight is an error, as it is outside of a rule."""
