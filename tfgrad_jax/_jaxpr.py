@@ -71,7 +71,7 @@ def _flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> Followed:
         operands = [read(a) for a in eqn.invars]
         results, after = _equation(eqn, operands, analysis)
         values.update(zip(eqn.outvars, results, strict=True))
-        for atom, value in zip(eqn.invars, after, strict=False):
+        for atom, value in zip(eqn.invars, after, strict=True):
             if is_ref_type(atom.aval):
                 values[atom] = value
     return [read(v) for v in jaxpr.outvars], [values[v] for v in jaxpr.invars]

@@ -202,6 +202,9 @@ LINEAR = {
     "stopped sum in scan": lambda dy: lax.scan(
         lambda c, x: (lax.stop_gradient(c) + x * dy, None), ZEROS, X
     )[0],
+    "stopped carry in scan": lambda dy: lax.scan(
+        lambda c, x: (2 * dy, x * lax.stop_gradient(c)), ZEROS, X
+    )[1],
     "stopped in cond": lambda dy: lax.cond(X[0] > 0, lambda d: d + lax.stop_gradient(d), _roll, dy),
     **{kind: functools.partial(operator.matmul, matrix) for kind, matrix in SPARSE.items()},
     "device_put": lambda dy: _product(jax.device_put((dy, X))),
@@ -413,7 +416,7 @@ def test_every_linear_rule_is_transposed(name):
 # The derivative of these rules is not the rule: something in them has another derivative.
 DECLARED = {"of a function with another gradient", "of such functions in loops"}
 DECLARED |= {"of one in a branch", "stopped", "stopped in scan", "stopped sum in scan"}
-DECLARED |= {"stopped in cond"}
+DECLARED |= {"stopped in cond", "stopped carry in scan"}
 
 
 @pytest.mark.parametrize("name", sorted({*DECLARED, *sample(LINEAR, 15)}))

@@ -83,6 +83,11 @@ def attributed(held, w):
     return held
 
 
+def renamed(f):
+    f.__name__ = f.__qualname__ = "g"
+    return f
+
+
 def cyclic(w):
     nodes = {"w": w}
     nodes["self"] = nodes
@@ -266,6 +271,7 @@ COPIED: dict[str, Any] = {
         ("default of a table", lambda w: collections.defaultdict(lambda: w), lambda d: d["new"]),
         ("ordered table", lambda w: collections.OrderedDict(a=0, w=w), lambda d: [*d.values()][1]),
         ("list", lambda w: [None, [w]], lambda a: a[1][0]),
+        ("renamed", lambda w: renamed(lambda: w), lambda f: f() if f.__qualname__ == "g" else 0),
         ("partial", lambda w: functools.partial(max, w, key=abs), lambda f: f(0)),
         ("partial of JAX", lambda w: jax.tree_util.Partial(max, 0, w, key=abs), lambda f: f(0)),
     )

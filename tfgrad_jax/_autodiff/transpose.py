@@ -115,10 +115,7 @@ def _traced_on_values(rule: Callable[..., Sequence[Any]], types: Sequence[Any]) 
 
     JAX records what a rule for tangents does with these, and evaluates everything else.
     """
-
-    @jax.custom_jvp
-    def probe(*ys: Any) -> Any:
-        return ys
+    probe = jax.custom_jvp(lambda *ys: ys)
 
     @probe.defjvp
     def _(_: Any, tangents: Any) -> Any:
