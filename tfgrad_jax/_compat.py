@@ -45,9 +45,8 @@ def zeros(aval: Any) -> Any:
     """Return the zeros of a type of tangents or cotangents, with its sharding and memory space."""
     made = ad.instantiate_zeros(ad.Zero(aval))
     # JAX forgets the memory space.
-    space = getattr(aval, "memory_space", None)
-    elsewhere = space is not None and space != jax.typeof(made).memory_space
-    return jax.device_put(made, space) if elsewhere else made
+    is_there = jax.typeof(made).memory_space == aval.memory_space
+    return made if is_there else jax.device_put(made, aval.memory_space)
 
 
 def batched_type(aval: Any, axis: Any) -> Any:
@@ -111,7 +110,7 @@ def explicit_sharding(value: Any) -> Any:
     """Return how the type of an array, or a type, says that it is sharded over an explicit mesh."""
     aval: Any = jax.typeof(value) if isinstance(value, jax.Array) else value
     sharding: Any = getattr(aval, "sharding", None)
-    kinds = getattr(getattr(sharding, "mesh", None), "axis_types", None) or ()
+    kinds = getattr(getattr(sharding, "mesh", None), "axis_types", ())
     return sharding.spec if jax.sharding.AxisType.Explicit in kinds else None
 
 

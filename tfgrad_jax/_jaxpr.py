@@ -71,8 +71,8 @@ def _flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> Followed:
         operands = [read(a) for a in eqn.invars]
         results, after = _equation(eqn, operands, analysis)
         values.update(zip(eqn.outvars, results, strict=True))
-        for atom, value in zip(eqn.invars, after, strict=False):
-            if not isinstance(atom, Literal) and is_ref_type(atom.aval):
+        for atom, value in zip(eqn.invars, after, strict=True):
+            if is_ref_type(atom.aval):
                 values[atom] = value
     return [read(v) for v in jaxpr.outvars], [values[v] for v in jaxpr.invars]
 
@@ -157,10 +157,10 @@ def _loop(name: str, body: Any, parts: Sequence[Sequence[Any]], analysis: Analys
     while True:
         results, after = _body(body, [*consts, *carry, *xs], analysis)
         joined = [analysis.join(name, a, b) for a, b in zip(carry, results, strict=False)]
-        start, end = len(consts), len(consts) + len(carry)
-        if joined == carry and after[:start] == consts and after[end:] == xs:
+        consts, before = after[: len(consts)], consts  # a body may write to Refs among these
+        if joined == carry and consts == before:
             return [*carry, *results[len(carry) :]], [*consts, *carry, *xs]
-        consts, carry, xs = after[:start], joined, after[end:]
+        carry = joined
 
 
 def _scan(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:

@@ -39,8 +39,6 @@ def _resolve(f: Any) -> tuple[str | None, types.CodeType | None]:
             inner = inner.func
         elif hasattr(inner, "__wrapped__"):
             inner = inner.__wrapped__
-        elif hasattr(inner, "__func__"):
-            inner = inner.__func__
         elif isinstance(
             call := inspect.getattr_static(type(inner), "__call__", None), types.FunctionType
         ):

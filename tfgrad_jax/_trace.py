@@ -2,7 +2,7 @@
 
 `is_idle` runs at every call, `is_live` for every tracer that a function holds, `is_reverse` and
 `below` when a function is differentiated. Every answer is a property of the trace, never of what
-was called before. Where a version of JAX lacks a name, the answer is the slower way.
+was called before.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from ._compat import core_name, is_ref
 
 _trace_state = core_name("get_opaque_trace_state")
 _current_trace, _set_trace = core_name("find_top_trace"), core_name("set_current_trace")
-_now = _current_trace or _trace_state  # the trace that runs, or what stands for it
 
 
 def _outside() -> Any:
@@ -29,7 +28,7 @@ def _outside() -> Any:
     The code that imports this module may itself be transformed.
     """
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(_now(())))
+    thread = threading.Thread(target=lambda: found.append(_current_trace(())))
     thread.start()
     thread.join()
     return found[0]
@@ -43,7 +42,7 @@ def _base_in_jax(cls: type) -> type:
 
 
 # The base class of JAX's traces, and that of what stands for their state.
-TRACES = tuple(_base_in_jax(type(f(()))) for f in (_current_trace, _trace_state) if f)
+TRACES = tuple(_base_in_jax(type(f(()))) for f in (_current_trace, _trace_state))
 
 
 class _Local(threading.local):
@@ -55,7 +54,7 @@ _local = _Local()
 
 def is_idle() -> bool:
     """Return whether no derivative can flow: nothing is transformed, or `plainly` runs."""
-    now = _now(())
+    now = _current_trace(())
     return now == _IDLE or now == _local.plain
 
 
@@ -67,7 +66,7 @@ def plainly() -> Iterator[None]:
     would be staged at every level. A `jit`, a `scan` or a `vmap` inside has its own trace, so JAX
     caches nothing that depends on this.
     """
-    before, _local.plain = _local.plain, _now(())
+    before, _local.plain = _local.plain, _current_trace(())
     try:
         yield
     finally:
@@ -136,7 +135,7 @@ def is_reverse(values: Sequence[Any]) -> bool:
 
     JAX 0.8 does not tell. JAX's new `custom_vjp` would stage what runs eagerly.
     """
-    trace = _current_trace and _current_trace(())
+    trace = _current_trace(())
     pair = getattr(trace, "to_primal_tangent_pair", None)
     if pair is None or not getattr(trace, "is_vjp", False):
         return False
@@ -151,10 +150,9 @@ def below(primals: Sequence[Any]) -> Any:
     Where JAX linearizes, it runs the rule under a trace to which no primal belongs, and every
     operation would go through that trace.
     """
-    if _current_trace is not None and _set_trace is not None:
-        now, (trace, tracer) = _current_trace(()), _linearizing()
-        if type(now) is trace and not any(isinstance(p, tracer) for p in primals):
-            return _set_trace(now.parent_trace)
+    now, (trace, tracer) = _current_trace(()), _linearizing()
+    if type(now) is trace and not any(isinstance(p, tracer) for p in primals):
+        return _set_trace(now.parent_trace)
     return contextlib.nullcontext()
 
 

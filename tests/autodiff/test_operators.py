@@ -14,6 +14,8 @@ import pytest
 from helpers import assert_same
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 from random_programs import explicit_mesh
 
@@ -35,7 +37,14 @@ def by_kernel(matrix, x):
     return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(matrix, x)
 
 
-OPAQUE = {"callback": by_callback, "kernel": by_kernel}
+foreign_p = Primitive("foreign")  # of another library, without a derivative
+foreign_p.def_impl(lambda matrix, x: matrix @ x)
+foreign_p.def_abstract_eval(lambda matrix, x: x)
+mlir.register_lowering(foreign_p, mlir.lower_fun(jnp.matmul, multiple_results=False))
+batching.primitive_batchers[foreign_p] = lambda args, dims: (
+    jnp.moveaxis(args[1], dims[1], 0) @ args[0].T, 0,
+)  # fmt: skip
+OPAQUE = {"callback": by_callback, "kernel": by_kernel, "primitive": foreign_p.bind}
 
 
 def pair(apply):
@@ -147,6 +156,11 @@ def test_an_opaque_function_that_is_not_linear_is_refused(value, rule, says):
 def test_what_is_not_linear_is_refused_around_an_opaque_function():
     _, _, adjoint = pair(by_callback)
     clipped = custom_gradient(lambda y: (adjoint(jnp.clip(y, -1, 1)), lambda d: d))
+    negative = jax.jit(jnp.negative)
+    for rule in (lambda dy: by_callback(MATRIX, dy), lambda dy: negative(by_callback(MATRIX, dy))):
+        h = custom_gradient(lambda x, rule=rule: (x, rule))
+        with pytest.raises(TypeError, match="contains `pure_callback`, which JAX cannot"):
+            jax.jvp(h, (X,), (T,))
     for rule in (clipped, lambda dy: adjoint(dy) + 1, lambda dy: adjoint(dy) * dy):
         h = custom_gradient(lambda x, rule=rule: (x, rule))
         with pytest.raises(TypeError, match="is not linear in its upstream"):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from helpers import assert_same, differentiated, sample, total
 from jax import lax
-from jax.experimental import sparse
+from jax.experimental import io_callback, sparse
 from jax.scipy.sparse.linalg import bicgstab, cg
 
 from tfgrad_jax import custom_gradient
@@ -189,6 +189,7 @@ LINEAR = {
     "cond": lambda dy: lax.cond(X[0] > 0, lambda dy: 3 * dy, lambda dy: ZEROS, dy),
     "switch": lambda dy: lax.switch(INDEX[1], [lambda dy: X * dy, lambda dy: dy], dy),
     "scan": scanned(lambda c, x: c * x + c[::-1]),
+    "while of a constant": lambda dy: lax.while_loop(lambda c: c[0] < 9, lambda c: 2 * c, X) * dy,
     "fori_loop": lambda dy: lax.fori_loop(0, 3, lambda i, c: c * X[i], dy),
     "constant custom_jvp": lambda dy: bent(X) * dy,
     "constant of jax.nn": lambda dy: jax.nn.softmax(X) * (dy - jnp.sum(dy * jax.nn.relu(X))),
@@ -201,6 +202,9 @@ LINEAR = {
     "stopped sum in scan": lambda dy: lax.scan(
         lambda c, x: (lax.stop_gradient(c) + x * dy, None), ZEROS, X
     )[0],
+    "stopped carry in scan": lambda dy: lax.scan(
+        lambda c, x: (2 * dy, x * lax.stop_gradient(c)), ZEROS, X
+    )[1],
     "stopped in cond": lambda dy: lax.cond(X[0] > 0, lambda d: d + lax.stop_gradient(d), _roll, dy),
     **{kind: functools.partial(operator.matmul, matrix) for kind, matrix in SPARSE.items()},
     "device_put": lambda dy: _product(jax.device_put((dy, X))),
@@ -403,8 +407,19 @@ def agree(got, expected, name=""):
     assert_same(got, expected, rtol=rtol, atol=2 * rtol)
 
 
-@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", LINEAR)
+def test_every_linear_rule_is_transposed(name):
+    xs, ts = inputs(LINEAR[name])
+    jax.jit(functools.partial(pushed, decorated(LINEAR[name], xs))).lower(xs, ts)
+
+
+# The derivative of these rules is not the rule: something in them has another derivative.
+DECLARED = {"of a function with another gradient", "of such functions in loops"}
+DECLARED |= {"of one in a branch", "stopped", "stopped in scan", "stopped sum in scan"}
+DECLARED |= {"stopped in cond", "stopped carry in scan"}
+
+
+@pytest.mark.parametrize("name", sorted({*DECLARED, *sample(LINEAR, 15)}))
 def test_forward_mode_applies_the_transpose(name):
     """Eagerly, compiled, and compiled where all operands are constants."""
     rule = LINEAR[name]
@@ -423,11 +438,23 @@ def test_zeros_beside_custom_derivatives_in_forward_mode():
     assert_same(jax.jvp(f, (1.0, X[:2], 2.0), (1.0, X[:2], 1.0))[1], jnp.float32(7))
 
 
+def test_a_large_constant_is_not_looked_into_for_zeros():
+    def push(size):
+        zeros, x = np.zeros(size, np.float32), jnp.ones(size)
+        return jax.jvp(custom_gradient(lambda x: (x, lambda dy: 7 * dy + zeros)), (x,), (x,))[1]
+
+    assert_same(push(1 << 16), jnp.full(1 << 16, 7.0))
+    with pytest.raises(TypeError, match="`add` of an upstream and a constant"):
+        push((1 << 16) + 1)
+
+
+def test_a_rule_that_logs_its_upstream_is_linear():
+    log = lambda dy: io_callback(lambda d: None, None, dy)  # noqa: E731
+    f = custom_gradient(lambda x: (x, lambda dy: (log(dy), 7 * dy)[1]))
+    assert_same(jax.jvp(f, (X,), (X,))[1], 7 * X)
+
+
 ORDERS = FORWARD | REVERSE
-# The derivative of these rules is not the rule: something in them has another derivative.
-DECLARED = {"of a function with another gradient", "of such functions in loops"}
-DECLARED |= {"of one in a branch", "stopped", "stopped in scan", "stopped sum in scan"}
-DECLARED |= {"stopped in cond"}
 OF_GRADIENTS = 2, 3, "jvp of grad", "jvp of grad of grad"
 EVERY = [
     (name, way, mode)

@@ -83,6 +83,11 @@ def attributed(held, w):
     return held
 
 
+def renamed(f):
+    f.__name__ = f.__qualname__ = "g"
+    return f
+
+
 def cyclic(w):
     nodes = {"w": w}
     nodes["self"] = nodes
@@ -251,6 +256,26 @@ def decorated_helper(w):
 
     return lambda: helper(1.0)
 
+
+# Those that are not copied: JAX traces the call.
+TRACED = {
+    "bound builtin", "object array of itself", "class", "object of a class with it",
+    "tree definition", "jitted function", "cached function", "weak key", "weak member",
+    "copy hooks", "finalizer", "iterator", "weak reference",
+}  # fmt: skip
+# More of those that are, of mechanisms that have an entry, each with code of its own here.
+COPIED: dict[str, Any] = {
+    name: lambda w, make=make, read=read: functools.partial(read, make(w))
+    for name, make, read in (
+        ("frozenset", lambda w: frozenset([Box(w)]), lambda s: min(s, key=id).w),
+        ("default of a table", lambda w: collections.defaultdict(lambda: w), lambda d: d["new"]),
+        ("ordered table", lambda w: collections.OrderedDict(a=0, w=w), lambda d: [*d.values()][1]),
+        ("list", lambda w: [None, [w]], lambda a: a[1][0]),
+        ("renamed", lambda w: renamed(lambda: w), lambda f: f() if f.__qualname__ == "g" else 0),
+        ("partial", lambda w: functools.partial(max, w, key=abs), lambda f: f(0)),
+        ("partial of JAX", lambda w: jax.tree_util.Partial(max, 0, w, key=abs), lambda f: f(0)),
+    )
+}
 
 # Those that hold what is computed from `w`, which `variables=[w]` does not declare; and one whose
 # derivative is its own rule.

@@ -5,7 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from captures import COMPUTED, DECORATED, HOLD, Emptied
+from captures import COMPUTED, COPIED, DECORATED, HOLD, TRACED, Emptied
 from helpers import assert_same, eager_and_jit, sample
 from protocols import ARGS, BRIEF, DECLARED, NUMBERS, ORDINARY, WAYS, squared
 from ways import SECOND, assert_derivative, gradient, hand_written
@@ -128,6 +128,24 @@ def test_every_holder_has_its_gradients_under_every_protocol(holder):
         assert_same(gradient(loss)(*NUMBERS), expected[name])
     together = jax.jit(lambda *args: {n: gradient(loss)(*args) for n, (loss, _) in losses.items()})
     assert_same(together(*ARGS), expected)
+
+
+@pytest.mark.parametrize("holder", [*(h for h in HOLD if h not in COMPUTED), *COPIED])
+def test_eagerly_f_and_its_rule_see_values_unless_the_call_is_traced(holder):
+    def loss(w, x):
+        get = (HOLD | COPIED)[holder](w)
+
+        @custom_gradient(variables=[w])
+        def f(x):
+            return x**2 * float(get()), lambda dy, variables: (7 * dy * float(get()), [5 * dy])
+
+        return f(x)
+
+    if holder in TRACED:
+        with pytest.raises(jax.errors.ConcretizationTypeError):
+            jax.grad(loss)(*ARGS)
+    else:
+        assert_same(jax.grad(loss, (0, 1))(*ARGS), (jnp.float32(5), jnp.float32(21)))
 
 
 @pytest.mark.parametrize("holder", [h for h in HOLD if h not in DECORATED])

@@ -251,11 +251,12 @@ def test_an_instance_given_to_a_static_or_class_method_is_an_input(name):
 
 
 def test_cls_is_an_input_of_a_function_outside_of_a_class():
-    @custom_gradient
     def f(cls, x):
         return cls * x**2, lambda dy: (5 * dy * x**2, 7 * dy * cls * x)
 
-    assert_same(gradient(f)(*ARGS), gradient(DECLARED)(*ARGS))
+    for name in (f.__qualname__, "f"):  # in a function, and in a module
+        f.__qualname__ = name
+        assert_same(gradient(custom_gradient(f))(*ARGS), gradient(DECLARED)(*ARGS))
 
 
 def test_a_setting_follows_the_input_of_a_jitted_method():

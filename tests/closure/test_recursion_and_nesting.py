@@ -108,6 +108,9 @@ INSIDE = {  # a rule that calls `7 w x`, declared 11 w by `x`, and the derivativ
         5 * dy * x**2,
         dy * (lambda: custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w)))()(x),
     ), 0),
+    "a function in a partial": (lambda w, x: functools.partial(lambda v, dy, *, u: (
+        5 * dy * u**2, dy * custom_gradient(lambda x: (7 * v * x, lambda d: 11 * d * v))(u)
+    ), w, u=x), 0),
     "a function in a method": (lambda w, x: types.MethodType(lambda x, dy: (
         5 * dy * x**2, dy * custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))(x)
     ), x), 0),
@@ -132,6 +135,20 @@ def test_what_a_function_inside_a_rule_captures_is_constant_unless_it_says_so(na
     assert_same(mode(gradient(h))(*ARGS), (jnp.float32(20), jnp.float32(42)))
     second = mode(jax.grad(jax.grad(h, 1), (0, 1)))(*ARGS)
     assert_same(second, (jnp.float32(by_w), jnp.float32(33)))
+
+
+@eager_and_jit
+def test_what_a_decorated_rule_captures_is_constant_if_it_is_written_in_the_function(mode):
+    @custom_gradient
+    def h(w, x):
+        def rule():
+            return custom_gradient(lambda dy: ((dy * x**2, 7 * dy * w * x), lambda a, b: 13 * b))
+
+        return w * x**2, rule()
+
+    w, x = ARGS  # of h**2, by x: rule(2 h); and again, 13 times the derivative of 2 h
+    expected = 26 * x**2, 26 * 7 * w * x
+    assert_same(mode(jax.grad(jax.grad(lambda *a: h(*a) ** 2, 1), (0, 1)))(*ARGS), expected)
 
 
 @eager_and_jit

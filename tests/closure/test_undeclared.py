@@ -5,6 +5,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers import assert_same, eager_and_jit, sample
 from jax import lax
@@ -25,6 +26,19 @@ ORACLE = squared(
         lambda z, a, k, x: 7 * k * a,
     )
 )
+
+
+def in_a_loop(z, x):
+    kept = jax.new_ref(0 * x)
+
+    def body(_, __):
+        old = kept[...]
+        kept[...] = z * x
+        return 0, old
+
+    return lax.scan(body, 0, None, 2)[1][1]
+
+
 USES = {
     "operations": lambda z, a, x: z * x + a * x**2,
     "read late": lambda z, a, x: (lambda known: z * x + known["a"] * x**2)({"a": a}),
@@ -35,6 +49,7 @@ USES = {
         lax.scan(lambda c, _: ((*c[1:], z * x), 0), (0 * x,) * 3, None, 3)[0][0] + a * x**2
     ),
     "a Ref": lambda z, a, x: jax.new_ref(z * x)[...] + a * x**2,
+    "a Ref that a loop writes after it is read": lambda z, a, x: in_a_loop(z, x) + a * x**2,
     "a branch on a value": lambda z, a, x: (z * x if a > 0 else a * x) + a * x**2,
 }
 
@@ -60,7 +75,7 @@ def using(use):
 
 @pytest.mark.parametrize("use", [u for u in USES if u != "a branch on a value"])
 def test_variables_come_in_the_order_of_first_use(use):
-    for name in ["grad"] if use == "a Ref" else BRIEF:
+    for name in ["grad"] if "a Ref" in use else BRIEF:
         assert_derivative(WAYS[name], using(USES[use]), ORACLE, *ARRAYS)
 
 
@@ -288,6 +303,10 @@ NOTHING_CAPTURED = {
     "optional": lambda dy, variables=None: 7 * dy if variables is None else None,
     "required": lambda dy, variables: (7 * dy, []) if variables == [] else None,
     "a pair all the same": lambda dy, **more: (7 * dy, [1000.0]),
+    "required, with a gradient": lambda dy, variables: (7 * dy, [1000.0]),
+    "in any case": lambda dy, **more: 7 * dy if not more else None,
+    "upstreams of that name": lambda *variables: 7 * variables[0],
+    "hidden by a wrapper": functools.wraps(lambda dy, variables: None)(lambda dy: 7 * dy),
 }
 
 
@@ -299,6 +318,21 @@ def test_without_traced_values_there_are_no_variables(rule, mode):
     assert_same(mode(jax.grad(f))(2.0), jnp.float32(7))
     two = custom_gradient(lambda x, y: (w * x * y, lambda dy, variables=None: (7 * dy, 5 * dy)))
     assert_same(mode(jax.grad(two, (0, 1)))(2.0, 3.0), (jnp.float32(7), jnp.float32(5)))
+
+
+CONSTANTS = [], [2.0], np.float32(2), jnp.float32(2), [None, 2.0]
+
+
+@eager_and_jit
+@pytest.mark.parametrize("declared", [*CONSTANTS, jax.tree_util.Partial(print, 2.0)])
+def test_a_rule_is_given_declared_variables_that_are_not_traced(declared, mode):
+    def rule(dy, variables):
+        assert jax.tree.structure(variables) == jax.tree.structure(declared)
+        assert jax.tree.leaves(variables) == jax.tree.leaves(declared)
+        return 7 * dy, jax.tree.map(lambda _: 1000 * dy, variables)
+
+    f = custom_gradient(lambda x: (x, rule), variables=declared)
+    assert_same(mode(jax.grad(f))(2.0), jnp.float32(7))
 
 
 @pytest.mark.parametrize("none", [[None, None], (None, None), None])

@@ -130,6 +130,19 @@ def test_eagerly_the_gradient_itself_has_the_dtype_of_flax(declare):
     assert_same((kind.decode(by_scale), by_x), (jnp.float32(10), jnp.float32(21)))
 
 
+def test_a_float_is_cast_to_the_dtype_of_flax_and_an_integer_is_refused():
+    kind = MaxGrad()
+
+    def pulled(gradient):
+        h = custom_gradient(lambda s, x: (kind.decode(s) * x, lambda dy: (gradient, 7 * dy)))
+        return kind.decode(jax.vjp(h, kind.encode(ARGS[0]), ARGS[1])[1](jnp.float32(1))[0])
+
+    assert_same(pulled(jnp.float32(10)), jnp.float32(10))
+    assert_same(pulled(10.0), jnp.float32(10))
+    with pytest.raises(TypeError, match="array of dtype int32 and shape"):
+        pulled(jnp.int32(10))
+
+
 @every_way
 @pytest.mark.parametrize("kind", (PrimalTangent, MaxGrad))
 def test_second_order(kind, declare):

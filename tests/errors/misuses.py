@@ -194,6 +194,8 @@ DECORATING = [
         of=""),
     misuse("Pass weights by position", "custom_gradient([w])(lambda x: (x @ w, None))",
         NO_FUNCTION + " a list of length 1", "Pass options by name, as in `variables=...`", of=""),
+    misuse("Pass weights and a function by position", "custom_gradient([w], jnp.sin)",
+        NO_FUNCTION + " a list of length 1", "Pass options by name, as in `variables=...`", of=""),
     misuse("Pass an option by position",
         "def f(x):\n    return x @ w, lambda dy: dy @ w.T\n\ncustom_gradient(f, [w])",
         "custom_gradient takes one positional argument, the function `f` (model.py:1), but got a "
@@ -248,6 +250,7 @@ CALLING = [
     misuse("Forget a keyword-only argument", function("f(x)", args="x, *, scale"),
         "do not fit its signature, (x, *, scale): missing a required", "argument: 'scale'"),
     misuse("Forget an argument", function("f()"), FITS + "missing a required argument"),
+    misuse("Pass too many arguments", function("f(x, x)"), FITS + "too many positional arguments"),
 ]  # fmt: skip
 
 PAIR = "must return a pair (y, grad_fn): its value and the function that computes its gradient. "
@@ -410,6 +413,8 @@ with jax.set_mesh(mesh):
     misuse("Return a complex gradient of a real input", of_one("2j * dy"),
         f"returned an array of dtype complex64 and shape (3, 2) {WANTED}",
         "Return its real part, `jnp.real(...)`"),
+    misuse("Return a Python complex number of a real input", of_one("2j"),
+        f"returned the complex 2j {WANTED}. Return its real part, `jnp.real(...)`"),
     misuse("Return a real gradient of a complex input",
         rule("return dy", "z", "z.real").replace("(z)\n", "(x + 1j)\n"),
         "returned an array of dtype float32 and shape (3, 2) for the input `z`",

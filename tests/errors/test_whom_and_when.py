@@ -88,6 +88,9 @@ def test_a_message_names_the_leaf_as_the_user_would_write_it():
     by_name = custom_gradient(lambda x, y=1.0, z=2.0: (x, lambda dy: (dy, jnp.ones(5))))
     text = said(ValueError, jax.grad(lambda x, z: by_name(x, z=z), (0, 1)), 1.0, 2.0)
     assert "for the input `z`; expected its own shape, ()." in text
+    beside = custom_gradient(lambda mode, x: (x.sum(), lambda dy: (None, jnp.ones(5))))
+    text = said(ValueError, jax.grad(lambda x: beside("m", x)), jnp.ones(3))
+    assert text.endswith("(5,) for the input `x`; expected its own shape, (3,).")
     static = custom_gradient(lambda mode, p, n: (p["w"] * p["b"], lambda dy: (dy,) * 5))
     text = said(ValueError, jax.grad(lambda p: static("m", p, 3)), {"w": 1.0, "b": 2.0})
     assert text.endswith("5 gradients; expected 2 or 4, for the inputs `p['b']`, `p['w']`.")
@@ -215,6 +218,8 @@ def test_a_bare_none_is_no_gradient_and_warns_once_for_each_rule():
         assert_same(gradients(2.0, 5.0), (jnp.float32(3), jnp.float32(0)))
     none = custom_gradient(lambda x, b: (x * b, lambda dy: (None, None)))  # all warnings are errors
     assert_same(jax.grad(none)(2.0, 5.0), jnp.float32(0))
+    integer = lambda w: custom_gradient(lambda n: (n * w, lambda dy: None), variables="autodiff")(2)  # noqa: E731
+    assert_same(jax.grad(integer)(3.0), jnp.float32(2))  # there is nothing to forget
     kept = []  # of what has no Python code, such as a method of a list, the function is named
     logged = custom_gradient(lambda x: (x, kept.append))
     with pytest.warns(UserWarning, match="`list.append` of `.*lambda>` .* returned None") as caught:

@@ -65,7 +65,11 @@ def with_variables(x, scale=2.0):
     return x * scale, lambda dy, variables=None: ((7 * dy, 5 * dy), [])
 
 
-A = {"a": 1.0}
+@custom_gradient
+def unasked(x, scale):
+    return x * scale, lambda dy, variables=None: (7 * dy, 5 * dy)
+
+
 CALLS = {  # of two differentiated numbers, and their gradients
     "by position": (lambda a, b: named(a, b), (7, 5)),
     "second by name": (lambda a, b: named(a, y=b), (7, 5)),
@@ -82,6 +86,7 @@ CALLS = {  # of two differentiated numbers, and their gradients
     "gradients of what is given": (lambda a, b: given_only(a, z=b), (7, 5)),
     "variadic": (lambda a, b: variadic(a, 2.0, b), (7, 3)),
     "variadic with options": (lambda a, b: variadic(a, b, start=1.0, other="o"), (7, 5)),
+    "a pair beside unasked variables": (lambda a, b: unasked(a, b), (7, 5)),
     "beside unasked variables": (lambda a, b: with_variables(a, b), (7, 5)),
 }
 
@@ -97,9 +102,12 @@ def test_an_argument_has_its_gradient_however_it_is_passed(call, mode):
 
 
 def test_a_wrong_number_of_gradients_is_wrong_beside_a_default_too():
-    h = custom_gradient(lambda x, scale=2.0: (x * scale, lambda dy: (dy, dy, dy)))
-    with pytest.raises(ValueError, match="returned 3 gradients; expected 1, for the input `x`"):
-        jax.grad(h)(1.0)
+    for h in (
+        custom_gradient(lambda x, scale=2.0: (x * scale, lambda dy: (dy, dy, dy))),
+        custom_gradient(lambda x: (x, lambda dy, variables=None: (dy, dy, dy))),
+    ):
+        with pytest.raises(ValueError, match="returned 3 gradients; expected 1, for the input `x`"):
+            jax.grad(h)(1.0)
 
 
 @eager_and_jit
@@ -165,6 +173,29 @@ def test_self_is_no_input_of_a_method(kind, mode):
     h = METHODS[kind]
     assert_same(mode(jax.value_and_grad(h))(3.0), (jnp.float32(6), jnp.float32(14)))
     assert_same(jax.grad(mode(h))(3.0), jnp.float32(14))
+
+
+class Unnamed:
+    scale = 2.0
+
+    @custom_gradient
+    def method(*args):
+        one, x = args
+        return one.scale * x, lambda dy: 7 * dy * one.scale
+
+    @classmethod
+    @lambda f: functools.wraps(f)(lambda *args: f(*args))
+    @custom_gradient
+    def wrapped(cls, x):
+        return x, lambda dy: (dy, dy)
+
+
+def test_an_instance_may_be_one_of_several_arguments():
+    assert_same(jax.grad(Unnamed().method)(3.0), jnp.float32(14))
+    with pytest.raises(ValueError, match="2 gradients; expected 1, for the input `x`"):
+        jax.grad(Unnamed.wrapped)(3.0)
+    with pytest.raises(TypeError, match=r", \(self, x, y=1.0\): missing .*'self'"):
+        Model.method()
 
 
 @eager_and_jit

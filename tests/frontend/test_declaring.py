@@ -106,6 +106,12 @@ def three(x) -> tuple[int, float, str]:
     raise NotImplementedError
 
 
+def returning(annotation):
+    f = lambda x: None  # noqa: E731
+    f.__annotations__ = {"return": annotation}
+    return f
+
+
 class Layer:
     @custom_gradient
     def method(self, x: float) -> tuple[float, Rule]:
@@ -118,6 +124,7 @@ def test_metadata():
         assert getattr(h, name) == getattr(real, name)
     assert h.__wrapped__ is real
     line = real.__code__.co_firstlineno
+    assert h.__globals__ is globals() and not hasattr(h, "__code__")
     assert repr(h) == f"<custom_gradient of `real` ({__file__}:{line})>"
 
 
@@ -127,6 +134,12 @@ SIGNATURES = [
     (custom_gradient(untold), "(x)"),
     (custom_gradient(other), "(x: float) -> 'Pair'"),
     (custom_gradient(three), "(x) -> tuple[int, float, str]"),
+    (custom_gradient(returning("typing.Tuple[float, Rule]")), "(x) -> 'float'"),
+    *(
+        (custom_gradient(returning(no_pair)), f"(x) -> {no_pair!r}")
+        for no_pair in ("tuple[float]", "tuple[int, int, int]", "dict[str, int]", "not Python")
+    ),
+    (custom_gradient(returning(dict[str, int])), "(x) -> dict[str, int]"),
     (Layer.method, "(self, x: float) -> float"),
     (grad_pass_through(double), "(x)"),
 ]

@@ -6,6 +6,7 @@ The value is the sum of the inputs, so that a right number shows that the rule g
 import dataclasses
 import functools
 import operator
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import jax
@@ -87,11 +88,15 @@ FORMS = {  # inputs, what the rule returns for the upstream d, and the gradients
     "anything for others": (MIXED, lambda d: ["mode", 7 * d, 3, 5 * d], (7, 5)),
     "containers for others": (MIXED, lambda d: ({}, 7 * d, (1, 2), 5 * d), (7, 5)),
     "arrays for others": (MIXED, lambda d: (jnp.zeros(2), 7 * d, jnp.int32(1), 5 * d), (7, 5)),
+    "an array and None for others": (MIXED, lambda d: (jnp.zeros(2), 7 * d, None, 5 * d), (7, 5)),
+    "None beside others": (MIXED, lambda d: ["mode", None, 3, 5 * d], (0, 5)),
+    "None beside integers for others": (MIXED, lambda d: (jnp.arange(2), None, 3, d), (0, 1)),
     "a setting in a tree": (({"w": 1.0, "mode": "m"},), lambda d: {"mode": None, "w": 7 * d}, (7,)),
     "a setting in a tree, flat": (({"w": 1.0, "mode": "m"},), lambda d: [None, 7 * d], (7,)),
     "flat beside a callable": (PAIR_AND_CALL, lambda d: [None, 5 * d, 7 * d], (0, 5, 7)),
     "empty array": ((jnp.zeros((0, 3)), 1.0), lambda d: (jnp.ones((0, 3)), 7 * d), ([], 7)),
     "empty tree": (((), 1.0), lambda d: ((), 7 * d), (7,)),
+    "defaultdict": ((defaultdict(list, a=1.0, b=1.0),), lambda d: {"a": 7 * d, "b": d}, (7, 1)),
     "a number and an array": ((W, 3), lambda d: (7 * d * W, None), ([7, 7],)),
 }  # fmt: skip
 
@@ -138,6 +143,17 @@ def test_gradients_in_another_class_are_refused(wrong):
 def test_a_number_may_have_a_gradient_where_it_is_not_differentiated(mode):
     h = custom_gradient(lambda x, n, setting: (n * x, lambda dy: [7 * dy, 5 * dy]))
     assert_same(mode(jax.grad(lambda x: h(x, 2.5, "mode")))(1.0), jnp.float32(7))
+    h = custom_gradient(lambda p: (p["n"] * p["x"], lambda dy: {"n": 5 * dy, "x": 7 * dy}))
+    assert_same(mode(jax.grad(lambda x: h({"n": 2.5, "x": x})))(1.0), jnp.float32(7))
+    h = custom_gradient(lambda x, n: (n * x, lambda dy: (None, 5 * dy)))
+    assert_same(mode(jax.grad(lambda x: h(x, 2.5)))(1.0), jnp.float32(0))
+
+
+def test_python_numbers_have_the_kind_of_their_input():
+    z = jnp.complex64(1 + 2j)
+    for given in (7, 7.0, 7j):
+        h = custom_gradient(lambda z, given=given: (jnp.real(z), lambda dy: given))
+        assert_same(jax.grad(h)(z), jnp.complex64(given).conj())
 
 
 @eager_and_jit
@@ -150,6 +166,8 @@ def test_a_gradient_in_doubt_is_refused(mode):
 
     got = by_p(lambda p, dy: [7 * dy * p["b"], 5 * dy * p["a"], None])
     assert_same(got, {"a": jnp.float32(21), "b": jnp.float32(10)})
+    got = by_p(lambda p, dy: [{"a": None, "b": 5 * dy * p["a"]}, dy])  # by structure: no doubt
+    assert_same(got, {"a": jnp.float32(0), "b": jnp.float32(10)})
     with pytest.raises(ValueError, match=r"2 gradients; expected 3, .*, `n`. Return None"):
         by_p(lambda p, dy: [7 * dy * p["b"], 5 * dy * p["a"]])
     with pytest.raises(TypeError, match="in the place of `n`, which is no array"):

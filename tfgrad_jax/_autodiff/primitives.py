@@ -6,7 +6,6 @@ as it is. Forward mode evaluates `push`, by transposing the rule (`transpose.py`
 identity on `ys`, batched as soon as any other operand is.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from tfgrad_jax._compat import batched_type, tangent_type, zeros
 from tfgrad_jax._tracebacks import hidden
 
 from .rule import Pull
-from .transpose import push_forward
+from .transpose import empty, push_forward
 
 
 def _primitive(name: str) -> Primitive:
@@ -64,11 +63,6 @@ def _in_front(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
     return [v if d is None else jnp.moveaxis(v, d, 0) for v, d in zip(values, dims, strict=True)]
 
 
-@functools.cache
-def _empty() -> Any:
-    return jax.make_jaxpr(lambda: ())().jaxpr
-
-
 def _life() -> ClosedJaxpr:
     """Return a parameter that lives as long as its equation.
 
@@ -76,7 +70,7 @@ def _life() -> ClosedJaxpr:
     by weak references, and forgets the entry of one that is gone; otherwise the cache would keep
     rules alive, and the arrays that they hold.
     """
-    return ClosedJaxpr(_empty(), ())
+    return ClosedJaxpr(empty(), ())
 
 
 # --- depend -------------------------------------------------------------------------------------

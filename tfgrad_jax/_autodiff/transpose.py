@@ -115,10 +115,7 @@ def _traced_on_values(rule: Callable[..., Sequence[Any]], types: Sequence[Any]) 
 
     JAX records what a rule for tangents does with these, and evaluates everything else.
     """
-
-    @jax.custom_jvp
-    def probe(*ys: Any) -> Any:
-        return ys
+    probe = jax.custom_jvp(lambda *ys: ys)
 
     @probe.defjvp
     def _(_: Any, tangents: Any) -> Any:
@@ -159,14 +156,14 @@ def _linear_part(closed: ClosedJaxpr, declared: Sequence[Any]) -> Callable[..., 
 
 
 @functools.cache
-def _empty() -> Any:
+def empty() -> Any:
     return jax.make_jaxpr(lambda: ())().jaxpr
 
 
 def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
     """Evaluate one equation."""
     known = {a: v for a, v in zip(eqn.invars, values, strict=True) if not isinstance(a, Literal)}
-    jaxpr = _empty().replace(invars=list(known), outvars=list(eqn.outvars), eqns=[eqn])
+    jaxpr = empty().replace(invars=list(known), outvars=list(eqn.outvars), eqns=[eqn])
     return evaluate(jaxpr, *known.values())
 
 
@@ -228,7 +225,7 @@ class _Plain:
         name, body = eqn.primitive.name, call_body(eqn)
         if name == "stop_gradient" or _puts_nowhere(eqn):
             return values, linear
-        if _is_side_by_side(eqn) and not all(linear):
+        if _is_side_by_side(eqn):
             apart = zip(_one_by_one(eqn), values, strict=True)
             return [result for one, value in apart for result in _bind(one, [value])], linear
         if name == "shard_map":  # what is in it runs on each device
@@ -276,10 +273,8 @@ def _one_by_one(eqn: Any) -> Iterator[Any]:
 
 def _linear_results(eqn: Any, linear: Sequence[bool]) -> list[bool]:
     """Return which results of an equation depend on those operands that are linear."""
-    if not any(linear):
-        return [False] * len(eqn.outvars)
     atoms = {a: flag for a, flag in zip(eqn.invars, linear, strict=True) if type(a) is not Literal}
-    jaxpr = _empty().replace(invars=list(atoms), outvars=list(eqn.outvars), eqns=[eqn])
+    jaxpr = empty().replace(invars=list(atoms), outvars=list(eqn.outvars), eqns=[eqn])
     mask = sum(1 << i for i, flag in enumerate(atoms.values()) if flag)
     return [bool(depends & mask) for depends in dependence(jaxpr)]
 

@@ -135,8 +135,6 @@ class Contract:
         self, around: Surroundings, operands: Sequence[Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
         values = [*around.bound_to, *self.inputs.join(around.constants, operands)]
-        if not self.named:
-            return values, around.keywords
         first = len(values) - len(self.named)
         named = dict(zip(self.named, values[first:], strict=True))
         return values[:first], {**named, **around.keywords}
@@ -215,7 +213,7 @@ class Call(NamedTuple):
         if self.variables is None or self.autodiff:
             return None, []
         variables, traced = Variables.of(self.variables)
-        if not (traced or variables.has_values()):
+        if not variables.has_values():
             raise _errors.no_array_among_variables(self.contract.source, variables.constants[0])
         return variables, traced
 
@@ -244,12 +242,11 @@ def _marking(grad_fn: Any, code: types.CodeType | None) -> Any:
 def _with_code(f: types.FunctionType, code: types.CodeType) -> types.FunctionType:
     new = types.FunctionType(code, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
     new.__kwdefaults__, new.__qualname__ = f.__kwdefaults__, f.__qualname__
-    vars(new).update(vars(f))
     return new
 
 
 def _stands_in(outer: types.CodeType | None, code: types.CodeType | None) -> bool:
-    inner = [] if outer is None or code is None else _inner_codes(outer)
+    inner = [] if outer is None else _inner_codes(outer)
     return any(c is code or _stands_in(c, code) for c in inner)
 
 
@@ -266,7 +263,7 @@ def _with_marks(code: types.CodeType) -> types.CodeType:
 def _marked(code: types.CodeType) -> types.CodeType:
     inside = _with_marks(code)
     # Not the first constant: that may be the docstring.
-    return inside.replace(co_consts=(*(inside.co_consts or (None,)), _MARK))
+    return inside.replace(co_consts=(*inside.co_consts, _MARK))
 
 
 def is_written_in_rule(source: Source) -> bool:
@@ -280,7 +277,7 @@ def _called(f: Any, args: Sequence[Any], kwargs: Any, misfit: Callable[[TypeErro
         return f(*args, **kwargs)
     except TypeError as error:
         # Only a call that never entered `f` leaves no frame below this one.
-        if error.__traceback__ is None or error.__traceback__.tb_next is None:
+        if getattr(error.__traceback__, "tb_next", None) is None:
             with contextlib.suppress(ValueError):  # no signature is known
                 try:
                     inspect.signature(f).bind(*args, **kwargs)

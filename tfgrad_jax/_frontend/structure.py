@@ -138,7 +138,7 @@ class Layout:
         flat = list(result) if isinstance(result, (list, tuple)) else [result]
         nested = [g is not None and not all_leaves([g]) for g in flat]
         if len(flat) == len(wanted) and not any(
-            n and (w or _has_gradient(g)) for n, w, g in zip(nested, wanted, flat, strict=True)
+            n and _has_gradient(g) for n, g in zip(nested, flat, strict=True)
         ):
             return flat
         if len(flat) == sum(wanted) and not any(nested):
@@ -198,11 +198,9 @@ def _cast(gradient: Any, wanted: Any) -> Any:
     if gradient is None:
         return None
     dtype = tangent_dtype(wanted.dtype)
-    if getattr(gradient, "dtype", None) == dtype:
+    if getattr(gradient, "dtype", None) == dtype:  # by far the most frequent
         return gradient
-    if is_kind(dtype, jax.dtypes.extended):
-        return lax.convert_element_type(jnp.asarray(gradient), dtype)
-    return jnp.asarray(gradient, dtype)
+    return lax.convert_element_type(gradient, dtype)
 
 
 def _has_gradient(value: Any) -> bool:
