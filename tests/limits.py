@@ -98,7 +98,7 @@ def adjoint(dy: Any) -> Any:
 limit(
     "rules that JAX cannot transpose",
     "If the rule passes `dy` to a callback or through a `while_loop`, only reverse mode works. "
-    "Decorate a callback and its adjoint as each other's rules for both modes.",
+    "For both modes, decorate the callback and its adjoint, each as the other's rule.",
     "JAX has no transpose of `pure_callback` and of `while_loop`.",
     lambda: jax.jvp(declared_by(callback), (X,), (X,)),
     TypeError,
@@ -344,8 +344,8 @@ def through_a_global(w: Any, x: Any) -> Any:
 
 limit(
     "weights in globals",
-    "A differentiated weight in a global variable may raise `UnexpectedTracerError`. "
-    "Close over the weight, or pass it as an argument.",
+    "Reading a differentiated weight from a global variable may raise `UnexpectedTracerError`. "
+    "Pass it as an argument.",
     "Inside `jit` JAX takes it for a side effect: a tracer that left its trace.",
     lambda: jax.jit(jax.grad(through_a_global, (0, 1)))(X, X),
     jax.errors.UnexpectedTracerError,
