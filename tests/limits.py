@@ -127,7 +127,7 @@ def solved(wrapped: bool) -> Callable[[Any], Any]:
 
 limit(
     "gmres in a rule",
-    "`jvp` does not work if a rule calls `gmres`; `cg` and `bicgstab` work. Call it by "
+    "`jvp` does not work if a rule calls `gmres`; `cg` and `bicgstab` work. Call it through "
     "`lax.custom_linear_solve(matvec, dy, solve, solve)`, where `solve` calls `gmres`.",
     "Its tolerance is computed from the upstream, outside of the solve that JAX can transpose.",
     lambda: jax.jvp(solved(wrapped=False), (B,), (B,)),
@@ -430,7 +430,7 @@ def of_two(w: Any, v: Any, **options: Any) -> Any:
 limit(
     "variables of a traced rule",
     "If a class defined in a function, or an object with copy hooks of its own, holds the weights, "
-    "the list of undeclared `variables` may be that of a trace: a derivative that needs another "
+    "JAX traces the rule with one list of undeclared `variables`. A derivative that needs another "
     "list raises. Declare the variables.",
     "Such a holder is not copied, and JAX traces the rule once, with all that it is tracing.",
     lambda: jax.jit(jax.grad(of_two))(X, X),
@@ -545,9 +545,9 @@ def looked_up(by: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 limit(
     "identities outside of a function",
-    "A decorated function sees a copy of an object that holds a differentiated weight. Where "
-    "numbers or global variables know the object by its identity (`id(self)`, a registry that the "
-    "loss fills), the copy is unknown. Use a name or an attribute, or make the object the key.",
+    "A decorated function sees a copy of an object that holds a differentiated weight. Code "
+    "that looks the object up by `id(self)`, or in a global registry that the loss fills, does not "
+    "find the copy. Look it up by a name or an attribute, or use the object itself as the key.",
     "Tables, sets and parents that the function holds are copied together with the object.",
     lambda: jax.grad(looked_up(id))(X),
     KeyError,
