@@ -169,9 +169,8 @@ def both_slopes(constant: float) -> Any:
 
 limit(
     "operators that are not linear",
-    "If a rule is a decorated function whose value JAX cannot look into (a callback, a kernel) and "
-    "that value is not linear, `jvp` and `grad` disagree without an error. Keep such an operator "
-    "linear: add constants outside of it.",
+    "If a rule is a decorated callback or kernel that is not linear, `jvp` and `grad` disagree "
+    "without an error. Keep such an operator linear: add constants outside of it.",
     "Forward mode transposes the operator by its own rule, which says nothing about a constant.",
     lambda: assert_same(*both_slopes(constant=1.0)),
     AssertionError,
@@ -458,8 +457,8 @@ def of_a_stopped_weight(w: Any, **options: Any) -> Any:
 
 limit(
     "variables by identity",
-    "Without `jit`, `lax.stop_gradient(w)` may be `w` itself: a rule that looks for its "
-    "`variables` by `is` finds the one for the other. Declare the variables.",
+    "Without `jit`, `lax.stop_gradient(w)` may be `w` itself, so a rule that identifies its "
+    "`variables` by `is` cannot tell the two apart. Declare the variables.",
     "To JAX an array is its value: operations may return their operand.",
     lambda: assert_same(*(f(jax.grad(of_a_stopped_weight))(X) for f in (lambda f: f, jax.jit))),
     AssertionError,
