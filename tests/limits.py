@@ -98,7 +98,7 @@ def adjoint(dy: Any) -> Any:
 limit(
     "rules that JAX cannot transpose",
     "If the rule passes `dy` to a callback or through a `while_loop`, only reverse mode works. "
-    "Decorate a callback and its adjoint as each other's rules for both modes.",
+    "For both modes, decorate the callback and its adjoint, each as the other's rule.",
     "JAX has no transpose of `pure_callback` and of `while_loop`.",
     lambda: jax.jvp(declared_by(callback), (X,), (X,)),
     TypeError,
@@ -127,7 +127,7 @@ def solved(wrapped: bool) -> Callable[[Any], Any]:
 
 limit(
     "gmres in a rule",
-    "`jvp` does not work if a rule calls `gmres`; `cg` and `bicgstab` work. Call it by "
+    "`jvp` does not work if a rule calls `gmres`; `cg` and `bicgstab` work. Call it through "
     "`lax.custom_linear_solve(matvec, dy, solve, solve)`, where `solve` calls `gmres`.",
     "Its tolerance is computed from the upstream, outside of the solve that JAX can transpose.",
     lambda: jax.jvp(solved(wrapped=False), (B,), (B,)),
@@ -169,9 +169,8 @@ def both_slopes(constant: float) -> Any:
 
 limit(
     "operators that are not linear",
-    "If a rule is a decorated function whose value JAX cannot look into (a callback, a kernel) and "
-    "that value is not linear, `jvp` and `grad` disagree without an error. Keep such an operator "
-    "linear: add constants outside of it.",
+    "If a rule is a decorated callback or kernel that is not linear, `jvp` and `grad` disagree "
+    "without an error. Keep such an operator linear: add constants outside of it.",
     "Forward mode transposes the operator by its own rule, which says nothing about a constant.",
     lambda: assert_same(*both_slopes(constant=1.0)),
     AssertionError,
@@ -344,8 +343,8 @@ def through_a_global(w: Any, x: Any) -> Any:
 
 limit(
     "weights in globals",
-    "A differentiated weight in a global variable may raise `UnexpectedTracerError`. "
-    "Close over the weight, or pass it as an argument.",
+    "Reading a differentiated weight from a global variable may raise `UnexpectedTracerError`. "
+    "Pass it as an argument.",
     "Inside `jit` JAX takes it for a side effect: a tracer that left its trace.",
     lambda: jax.jit(jax.grad(through_a_global, (0, 1)))(X, X),
     jax.errors.UnexpectedTracerError,
@@ -430,7 +429,7 @@ def of_two(w: Any, v: Any, **options: Any) -> Any:
 limit(
     "variables of a traced rule",
     "If a class defined in a function, or an object with copy hooks of its own, holds the weights, "
-    "the list of undeclared `variables` may be that of a trace: a derivative that needs another "
+    "JAX traces the rule with one list of undeclared `variables`. A derivative that needs another "
     "list raises. Declare the variables.",
     "Such a holder is not copied, and JAX traces the rule once, with all that it is tracing.",
     lambda: jax.jit(jax.grad(of_two))(X, X),
@@ -458,8 +457,8 @@ def of_a_stopped_weight(w: Any, **options: Any) -> Any:
 
 limit(
     "variables by identity",
-    "Without `jit`, `lax.stop_gradient(w)` may be `w` itself: a rule that looks for its "
-    "`variables` by `is` finds the one for the other. Declare the variables.",
+    "Without `jit`, `lax.stop_gradient(w)` may be `w` itself, so a rule that identifies its "
+    "`variables` by `is` cannot tell the two apart. Declare the variables.",
     "To JAX an array is its value: operations may return their operand.",
     lambda: assert_same(*(f(jax.grad(of_a_stopped_weight))(X) for f in (lambda f: f, jax.jit))),
     AssertionError,
@@ -545,9 +544,9 @@ def looked_up(by: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 limit(
     "identities outside of a function",
-    "A decorated function sees a copy of an object that holds a differentiated weight. Where "
-    "numbers or global variables know the object by its identity (`id(self)`, a registry that the "
-    "loss fills), the copy is unknown. Use a name or an attribute, or make the object the key.",
+    "A decorated function sees a copy of an object that holds a differentiated weight. Code "
+    "that looks the object up by `id(self)`, or in a global registry that the loss fills, does not "
+    "find the copy. Look it up by a name or an attribute, or use the object itself as the key.",
     "Tables, sets and parents that the function holds are copied together with the object.",
     lambda: jax.grad(looked_up(id))(X),
     KeyError,

@@ -581,6 +581,16 @@ jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
         "no attribute 'params'", "The function given as `variables` of `Layer.f`",
         "It takes the instance for a method", error=AttributeError, of="Layer.f",
     ),
+    misuse("Loop over `variables=None` where only an input is differentiated", """
+@custom_gradient
+def f(x):
+    def grad(dy, variables=None):
+        return dy @ w.T, [x.T @ dy for _ in variables]
+    return x @ w, grad
+
+jax.grad(lambda x: jnp.sum(f(x)))(x)
+""",
+        "'NoneType' object is not iterable", of=""),
 ]  # fmt: skip
 
 LINEAR = "is not linear in its upstream gradients: it contains"
