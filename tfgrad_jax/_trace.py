@@ -152,7 +152,8 @@ def below(primals: Sequence[Any]) -> Any:
     """
     now, (trace, tracer) = _current_trace(()), _linearizing()
     if type(now) is trace and not any(isinstance(p, tracer) for p in primals):
-        return _set_trace(now.parent_trace)
+        # It is speed alone: a JAX without this name is served as well.
+        return contextlib.nullcontext() if _set_trace is None else _set_trace(now.parent_trace)
     return contextlib.nullcontext()
 
 
