@@ -1,5 +1,6 @@
 """Strict checks for every test: no accident of shapes, dtypes or seeds passes for a result."""
 
+import gc
 import os
 
 import jax
@@ -11,6 +12,9 @@ from helpers import sample
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"  # read at the first array
 jax.config.update("jax_num_cpu_devices", 8)  # for `devices/`
+
+# JAX keeps what it compiles: to look through all of it, again and again, takes a tenth of the time.
+gc.set_threshold(100_000, 50, 1000)
 
 # A test that needs the lenient behavior says so: `with jax.numpy_dtype_promotion("standard")`.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -45,6 +49,11 @@ def x64():
     """Let float64 and complex128 exist for the length of a test."""
     with jax.enable_x64(True):
         yield
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()  # what there is by now stays: tests that collect garbage need not look at it
 
 
 @pytest.hookimpl(trylast=True)  # after `-k` and `-m`: what they leave is what is drawn from
