@@ -49,7 +49,7 @@ def _run(call: Call, name: str, trace: bool) -> Any:
     program, captured = program_of(call, name, trace)
     if captured or call.operands:
         return program(captured, call.operands)
-    y = call.contract.value(call.around, ())
+    y = call.contract.value(call.surroundings, ())
     if not trace and is_traced(tree_leaves(y)):
         raise HiddenTracerError
     return y
@@ -57,7 +57,7 @@ def _run(call: Call, name: str, trace: bool) -> Any:
 
 def program_of(call: Call, name: str, trace: bool = False) -> tuple[Program, list[Any]]:
     """Return the program of a call, and what it captured: by copies of the call, or by a trace."""
-    contract, around, (variables, listed) = call.contract, call.around, call.declared()
+    contract, surroundings, (variables, listed) = call.contract, call.surroundings, call.declared()
     holder: type | None = None  # of a tracer, that is not copied
     too_much = False
     if not trace:
@@ -74,7 +74,7 @@ def program_of(call: Call, name: str, trace: bool = False) -> tuple[Program, lis
         contract, parts, variables, listed, uses = _hoisted(call)
     except NeedsValuesError as error:
         if too_much and not listed:  # maybe there is no tracer in it
-            return Program(name, contract, call, snapshot(list(around)), variables), []
+            return Program(name, contract, call, snapshot(list(surroundings)), variables), []
         if too_much or holder is not None:
             where = "among too much to look through"
             if holder is not None:
@@ -92,7 +92,7 @@ def _dissected(call: Call, listed: Sequence[Any]) -> tuple[Skeleton, list[Any], 
 
     Of much that a function reaches it captures what it uses, in `f` or in the rule.
     """
-    values, uses = [*call.around, *listed], None
+    values, uses = [*call.surroundings, *listed], None
     walk = Walk(values, patient=False)
     if len(walk.taken) > _MANY + len(listed):
         with contextlib.suppress(*NeedsValuesError, TooMuchError):
@@ -109,15 +109,15 @@ def _used(
 
     def value(*operands: Any) -> Any:
         nonlocal is_postponed
-        leaves, outputs, grad_fn = call.contract.apply(call.around, operands)
-        of_rule = Walk([grad_fn], lambda v: id(v) in reached, lenient=True).taken
-        if len(of_rule) > _MANY + len(listed):
+        leaves, outputs, grad_fn = call.contract.apply(call.surroundings, operands)
+        in_rule = Walk([grad_fn], lambda v: id(v) in reached, lenient=True).taken
+        if len(in_rule) > _MANY + len(listed):
             if undeclared is None and call.chooses(grad_fn):
                 is_postponed = True
             else:
                 known = _used_by_rule(call, leaves, outputs, grad_fn, undeclared)
-                of_rule = of_rule if known is None else known
-        used.update(of_rule)
+                in_rule = in_rule if known is None else known
+        used.update(in_rule)
         return leaves
 
     _, closed = traced(value, *call.operands)
@@ -137,12 +137,12 @@ class _Traced(Contract):
     outputs: Outputs
     grad_fn: Skeleton  # around what it takes from `f`: the user's rule, or a traced one
 
-    def value(self, around: Surroundings, operands: Sequence[Any]) -> Any:
-        assert around.primal is not None
-        return around.primal(*operands)
+    def value(self, surroundings: Surroundings, operands: Sequence[Any]) -> Any:
+        assert surroundings.primal is not None
+        return surroundings.primal(*operands)
 
-    def apply(self, around: Surroundings, operands: Sequence[Any]) -> Any:
-        leaves, residuals = around.f(*operands)
+    def apply(self, surroundings: Surroundings, operands: Sequence[Any]) -> Any:
+        leaves, residuals = surroundings.f(*operands)
         return leaves, self.outputs, self.grad_fn(residuals)[0]
 
 
@@ -152,34 +152,34 @@ def _hoisted(call: Call) -> tuple[Contract, Surroundings, Variables | None, Sequ
     The jaxpr returns what the rule takes from `f`, too. Return also the declared variables, the
     undeclared ones of a rule that had to be traced, and how `y` uses what is captured.
     """
-    contract, around = call.contract, call.around
+    contract, surroundings = call.contract, call.surroundings
     variables, listed = call.declared()
     known: list[Any] = []
 
     def apply(*operands: Any) -> Any:
-        leaves, outputs, grad_fn = contract.apply(around, operands)
-        of_rule, is_traced = listed, False
+        leaves, outputs, grad_fn = contract.apply(surroundings, operands)
+        rule_variables, is_traced = listed, False
         try:
             skeleton, residuals = _dissected_rule(call, leaves, outputs, grad_fn)
         except (OpaqueError, TooMuchError):
-            rule, of_rule, _ = _traced_rule(call, leaves, outputs, grad_fn)
+            rule, rule_variables, _ = _traced_rule(call, leaves, outputs, grad_fn)
             skeleton, residuals = dissect([rule])
             is_traced = True
-        known[:] = outputs, skeleton, is_traced, of_rule
+        known[:] = outputs, skeleton, is_traced, rule_variables
         return leaves, residuals
 
     paths = contract.inputs.leaf_paths()
     names = [paths[i] for i in contract.inputs.operands]
     f, closed = traced(apply, *call.operands, source=contract.source, names=names)
-    outputs, skeleton, is_rule_traced, of_rule = known
+    outputs, skeleton, is_rule_traced, rule_variables = known
     primal: Any = None
-    if around.primal is not None:
-        primal, _ = traced(lambda *operands: contract.value(around, operands), *call.operands)
-    same = {f.name: getattr(contract, f.name) for f in dataclasses.fields(Contract)}
-    same["is_rule_traced"] = is_rule_traced
-    new = _Traced(**same, outputs=outputs, grad_fn=skeleton)
+    if surroundings.primal is not None:
+        primal, _ = traced(lambda *operands: contract.value(surroundings, operands), *call.operands)
+    fields = {f.name: getattr(contract, f.name) for f in dataclasses.fields(Contract)}
+    fields["is_rule_traced"] = is_rule_traced
+    new = _Traced(**fields, outputs=outputs, grad_fn=skeleton)
     uses = _uses(closed, outputs.count)
-    return new, Surroundings(f, (), (), {}, primal), variables, of_rule, uses
+    return new, Surroundings(f, (), (), {}, primal), variables, rule_variables, uses
 
 
 def _dissected_rule(
@@ -239,7 +239,7 @@ def _undeclared(call: Call, uses: Uses | None) -> list[Any]:
     """Return the tracers that `y` depends on, in the order of their first use."""
     if uses is None:
         apply = call.contract.apply
-        _, closed = traced(lambda *operands: apply(call.around, operands)[0], *call.operands)
+        _, closed = traced(lambda *operands: apply(call.surroundings, operands)[0], *call.operands)
         uses = _uses(closed)
     return [v for v, _ in uses if is_traced([v]) and spec(v).differentiable]
 

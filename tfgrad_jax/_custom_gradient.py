@@ -53,7 +53,7 @@ _Pair: TypeAlias = tuple[_R, Callable[..., Any]]
 
 _CONVENTIONS = ("tf", "jax")
 _LOCK = threading.Lock()
-_GIVEN = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "__signature__", "__type_params__"}
+_SET_BY_WRAPS = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "__signature__", "__type_params__"}
 
 
 class CustomGradient(Wrapper, Generic[_P, _R]):
@@ -149,7 +149,11 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
 
     def unwrapped(self) -> Any:
         parts = self._f, self._variables, self._primal, self._convention
-        return CustomGradient, parts, {k: v for k, v in vars(self).items() if k not in _GIVEN}
+        return (
+            CustomGradient,
+            parts,
+            {k: v for k, v in vars(self).items() if k not in _SET_BY_WRAPS},
+        )
 
     def __repr__(self) -> str:
         return f"<custom_gradient of {describe(self._f)}>"
@@ -166,7 +170,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             return checked_outputs(self._f, y)
         call = self._call_of(bound_to, args, kwargs, signature)
         if is_idle():
-            return call.contract.value(call.around, call.operands)
+            return call.contract.value(call.surroundings, call.operands)
         return run(call, self._name)
 
     def _call_of(
@@ -184,8 +188,8 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
         inputs.accept_omitted(bound.inputs, bound.omitted)
         contract = Contract(self._source, inputs, bound.named, self._convention)
-        around = Surroundings(self._f, bound_to, constants, bound.rest, self._primal)
-        return Call(contract, around, operands, variables)
+        surroundings = Surroundings(self._f, bound_to, constants, bound.rest, self._primal)
+        return Call(contract, surroundings, operands, variables)
 
 
 def _show(function: Any, signature: Signature) -> None:

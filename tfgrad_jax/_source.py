@@ -81,9 +81,9 @@ class Source(NamedTuple):
 
         if self.code is not None:
             name = self.name.rpartition(".")[2]
-            of: Any = types.SimpleNamespace(__name__=name, __code__=self.code)
+            shown: Any = types.SimpleNamespace(__name__=name, __code__=self.code)
             named.__signature__ = _Operands(names)  # type: ignore[attr-defined]
-            named.__wrapped__ = of  # type: ignore[attr-defined]
+            named.__wrapped__ = shown  # type: ignore[attr-defined]
         return named
 
     def first_use(self, eqn: Any) -> str:

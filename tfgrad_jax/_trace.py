@@ -27,11 +27,11 @@ def _outside() -> Any:
 
     The code that imports this module may itself be transformed.
     """
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(_current_trace(())))
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(_current_trace(())))
     thread.start()
     thread.join()
-    return found[0]
+    return seen[0]
 
 
 _IDLE = _outside()
@@ -102,10 +102,10 @@ def is_staging() -> bool:
 @functools.cache
 def _staging() -> type:
     """Return the type of the trace that records operations, seen from inside a staged function."""
-    found: list[type] = []
+    seen: list[type] = []
     with jax.disable_jit(False):
-        jax.eval_shape(lambda: found.append(type(_current_trace(()))))
-    return found[0]
+        jax.eval_shape(lambda: seen.append(type(_current_trace(()))))
+    return seen[0]
 
 
 def is_transposed(value: Any) -> bool:
@@ -120,14 +120,14 @@ def is_transposed(value: Any) -> bool:
 @functools.cache
 def _transposing() -> tuple[type, type]:
     """Return the types of the trace under which JAX transposes a function, and of its tracers."""
-    found: list[type] = []
+    seen: list[type] = []
 
     def probe(x: Any) -> Any:
-        found.extend((type(_current_trace(())), type(x)))
+        seen.extend((type(_current_trace(())), type(x)))
         return x
 
     jax.linear_transpose(probe, jax.ShapeDtypeStruct((), np.float32))
-    return found[0], found[1]
+    return seen[0], seen[1]
 
 
 def is_reverse(values: Sequence[Any]) -> bool:
@@ -160,7 +160,7 @@ def below(primals: Sequence[Any]) -> Any:
 @functools.cache
 def _linearizing() -> tuple[type, type]:
     """Return the types of the trace that linearizes and of its tracers, seen from inside a rule."""
-    found: list[type] = []
+    seen: list[type] = []
 
     @jax.custom_jvp
     def probe(x: Any) -> Any:
@@ -168,10 +168,10 @@ def _linearizing() -> tuple[type, type]:
 
     @probe.defjvp
     def _(primals: Any, tangents: Any) -> Any:
-        found.extend((type(_current_trace(())), type(tangents[0])))
+        seen.extend((type(_current_trace(())), type(tangents[0])))
         return primals[0], tangents[0]
 
     # However a future JAX linearizes; and staged, so that it is the same wherever it runs first.
     with contextlib.suppress(Exception):
         jax.eval_shape(lambda x: jax.linearize(probe, x)[0], jax.ShapeDtypeStruct((), np.float32))
-    return (found[0], found[1]) if len(found) == 2 else (types.NoneType, types.NoneType)
+    return (seen[0], seen[1]) if len(seen) == 2 else (types.NoneType, types.NoneType)

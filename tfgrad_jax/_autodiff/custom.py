@@ -61,7 +61,7 @@ class Function(Protocol):
 
     source: Source
     has_primal: bool  # whether `value` runs other code than `forward`
-    asks: bool  # whether its rule must know which operands are being differentiated
+    needs_perturbed: bool  # whether its rule must know which operands are being differentiated
 
     def names(self) -> Sequence[str]:
         """Return the names of the operands, for JAX's own errors."""
@@ -69,7 +69,7 @@ class Function(Protocol):
     def value(self, operands: Sequence[Any]) -> list[Any]:
         """Return the leaves of the value, where JAX does not differentiate it."""
 
-    def forward(self, operands: Sequence[Any], wanted: Sequence[int]) -> Forward:
+    def forward(self, operands: Sequence[Any], perturbed: Sequence[int]) -> Forward:
         """Return the leaves of the value and the rule; `wanted` are differentiated now."""
 
 
@@ -78,19 +78,19 @@ def differentiated(function: Function, name: str, operands: Sequence[Any]) -> li
     if any(map(is_transposed, operands)) and not any(map(is_ref, operands)):
         return _linear(function, operands)
     kind = _with_refs if any(map(is_ref, operands)) else _derivatives
-    reverse_only, any_mode = kind(name, function.asks)
+    reverse_only, any_mode = kind(name, function.needs_perturbed)
     # JAX linearizes a custom_jvp, and only notes a custom_vjp.
     return (reverse_only if is_reverse(operands) else any_mode)(function, *operands)
 
 
 @functools.cache
-def _with_refs(name: str, asks: bool) -> tuple[Any, Any]:
+def _with_refs(name: str, needs_perturbed: bool) -> tuple[Any, Any]:
     """Return what runs functions of Refs, which JAX takes through a custom_vjp alone."""
-    return (_reverse(name, _apart, asks),) * 2
+    return (_reverse(name, _with_copied_residuals, needs_perturbed),) * 2
 
 
 @functools.cache
-def _derivatives(name: str, asks: bool) -> tuple[Any, Any]:
+def _derivatives(name: str, needs_perturbed: bool) -> tuple[Any, Any]:
     """Return what runs a function that is differentiated in reverse mode, and in any mode.
 
     If the rule `asks`, JAX tells which operands are differentiated by symbolic zeros. No other
@@ -98,39 +98,41 @@ def _derivatives(name: str, asks: bool) -> tuple[Any, Any]:
     """
     value: Callable[..., Any] = _value
     if not keeps_custom_jvp():  # elsewhere none, as kernel compilers for GPUs know no custom_vjp
-        dropped_to = _reverse(name, _apart, asks)
+        dropped_to = _reverse(name, _with_copied_residuals, needs_perturbed)
 
         def value(function: Function, *operands: Any) -> list[Any]:
             return dropped_to(function, *operands)
 
     def jvp(primals: Any, tangents: Any) -> Any:
         (function, *operands), (_, *dots) = primals, tangents
-        wanted = [type(dot) is not SymbolicZero for dot in dots]
+        perturbed = [type(dot) is not SymbolicZero for dot in dots]
         with below(operands):
-            leaves, rule = _attached(function, operands, wanted)
+            leaves, rule = _attached(function, operands, perturbed)
         return leaves, _tangents(leaves, rule, dots)
 
     any_mode = jax.custom_jvp(_named(value, name))
-    any_mode.defjvp(_named(jvp, name), symbolic_zeros=asks)
-    return _reverse(name, lambda rule, operands: rule, asks), any_mode
+    any_mode.defjvp(_named(jvp, name), symbolic_zeros=needs_perturbed)
+    return _reverse(name, lambda rule, operands: rule, needs_perturbed), any_mode
 
 
-def _reverse(name: str, kept: Callable[[Rule, Sequence[Any]], Rule], asks: bool) -> Any:
+def _reverse(
+    name: str, to_keep: Callable[[Rule, Sequence[Any]], Rule], needs_perturbed: bool
+) -> Any:
     def forward(function: Function, *operands: Any) -> tuple[Any, Rule]:
-        wanted = [True] * len(operands)
-        if asks:
-            wanted = [o.perturbed for o in operands]
+        perturbed = [True] * len(operands)
+        if needs_perturbed:
+            perturbed = [o.perturbed for o in operands]
             operands = tuple(o.value for o in operands)
-        leaves, rule = _attached(function, operands, wanted)
-        return leaves, kept(rule, operands)
+        leaves, rule = _attached(function, operands, perturbed)
+        return leaves, to_keep(rule, operands)
 
     def backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         upstreams = [cotangents[i] for i in rule.outputs]
         return None, *rule([zeros(c.aval) if type(c) is SymbolicZero else c for c in upstreams])
 
-    pair = jax.custom_vjp(_named(_value, name))
-    pair.defvjp(_named(forward, name), _named(backward, name), symbolic_zeros=asks)
-    return pair
+    with_vjp = jax.custom_vjp(_named(_value, name))
+    with_vjp.defvjp(_named(forward, name), _named(backward, name), symbolic_zeros=needs_perturbed)
+    return with_vjp
 
 
 def _named(f: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -141,8 +143,8 @@ def _named(f: Callable[..., Any], name: str) -> Callable[..., Any]:
         return f(*args)
 
     named.__name__ = named.__qualname__ = name
-    of: Any = types.SimpleNamespace(__name__=name, __code__=f.__code__)
-    vars(named)["__wrapped__"] = of  # where JAX looks for the name that jaxprs show
+    shown: Any = types.SimpleNamespace(__name__=name, __code__=f.__code__)
+    vars(named)["__wrapped__"] = shown  # where JAX looks for the name that jaxprs show
     named.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
     return hidden(jax.named_scope(name)(named))  # the name of the operations in profiles
 
@@ -156,9 +158,9 @@ def _value(function: Function, *operands: Any) -> list[Any]:
     """Return the leaves of the value, where JAX does not differentiate it."""
     operands = tuple(_arrays(operands))
     if not is_traced(operands) or any(map(is_ref, operands)):
-        return _laid_out(function, function.value(operands))
+        return _with_axis_in_front(function, function.value(operands))
     if not is_staging():
-        return _laid_out(function, _kept(function.value(operands)))
+        return _with_axis_in_front(function, _not_transposable(function.value(operands)))
     # What is staged may be mapped and then differentiated. Then each output must be mapped
     # that has a mapped operand, even if it ignores it: the rule may use that operand.
     value = function.source.named(lambda *args: function.value(args), function.names())
@@ -171,10 +173,10 @@ def _value(function: Function, *operands: Any) -> list[Any]:
         ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
         if ignored:
             (leaves[i],) = depend([leaves[i]], ignored)
-    return _laid_out(function, _kept(leaves))
+    return _with_axis_in_front(function, _not_transposable(leaves))
 
 
-def _kept(leaves: list[Any]) -> list[Any]:
+def _not_transposable(leaves: list[Any]) -> list[Any]:
     """Return leaves that `jax.linear_transpose` refuses: it would transpose the value.
 
     Before JAX 0.12 it refuses the custom_vjp.
@@ -200,8 +202,8 @@ def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
     ) -> list[Any]:
         at = [{**known, **linear}[i] for i in range(count)]
         _, rule = _attached(function, at, [i in linear for i in range(count)])
-        found = rule([cotangents[i] for i in rule.outputs])
-        return [at[i] if found[i] is None else found[i] for i in linear]
+        dxs = rule([cotangents[i] for i in rule.outputs])
+        return [at[i] if dxs[i] is None else dxs[i] for i in linear]
 
     def transpose(known: dict[int, Any], cotangents: Sequence[Any]) -> dict[int, Any]:
         at = {i: zeros(t) for i, t in types.items()}
@@ -216,7 +218,7 @@ def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
     return linear_call(value, transpose, known, linear)
 
 
-def _laid_out(function: Function, leaves: list[Any]) -> list[Any]:
+def _with_axis_in_front(function: Function, leaves: list[Any]) -> list[Any]:
     """Return the leaves with a mapped axis in front, whether `primal` or `f` ran.
 
     `expand_dims` forces it there; unlike `depend`, Pallas can lower it.
@@ -227,7 +229,7 @@ def _laid_out(function: Function, leaves: list[Any]) -> list[Any]:
 
 
 def _attached(
-    function: Function, operands: Sequence[Any], wanted: Sequence[bool]
+    function: Function, operands: Sequence[Any], perturbed: Sequence[bool]
 ) -> tuple[list[Any], Rule]:
     """Return the leaves with the rule as their derivative, and the rule.
 
@@ -235,14 +237,14 @@ def _attached(
     """
     operands = _arrays(operands)
     has_tangents = [is_differentiable(o.dtype) for o in operands]
-    now = tuple(i for i, has in enumerate(has_tangents) if has and wanted[i])
-    leaves, outputs, run, residuals = _forward(function, operands, now)
+    positions = tuple(i for i, has in enumerate(has_tangents) if has and perturbed[i])
+    leaves, outputs, run, residuals = _forward(function, operands, positions)
     differentiable = [i for i, o in enumerate(operands) if has_tangents[i] and not is_ref(o)]
     rule = Rule(
         residuals,
         run,
         tuple(outputs),
-        now,
+        positions,
         tuple(differentiable),
         len(operands),
         function.source,
@@ -261,17 +263,17 @@ def _attached(
             ignored = others if i in outputs else list(traced.values())
             if ignored:
                 (leaves[i],) = depend([leaf], ignored)
-    return _laid_out(function, leaves), rule
+    return _with_axis_in_front(function, leaves), rule
 
 
-def _forward(function: Function, operands: Sequence[Any], wanted: Sequence[int]) -> Forward:
+def _forward(function: Function, operands: Sequence[Any], perturbed: Sequence[int]) -> Forward:
     """Return the value and the rule; name the function if JAX cannot differentiate its operations.
 
     At the second order JAX differentiates them. What fails there alone, a callback for instance,
     raises no error where nothing is differentiated.
     """
     try:
-        return function.forward(operands, wanted)
+        return function.forward(operands, perturbed)
     except Exception as error:  # of any type, by version and operation
         known = isinstance(error, (*NeedsValuesError, HiddenTracerError, RecursionError))
         if known or getattr(error, _NAMED, False) or not is_traced(operands):
@@ -279,7 +281,7 @@ def _forward(function: Function, operands: Sequence[Any], wanted: Sequence[int])
         setattr(error, _NAMED, True)  # the functions around this one see the same error
         stopped = [o if is_ref(o) else jax.lax.stop_gradient(o) for o in operands]
         try:
-            function.forward(stopped, wanted)
+            function.forward(stopped, perturbed)
         except Exception:
             raise error from None
         source, text = function.source, f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -297,14 +299,14 @@ def _tangents(leaves: Sequence[Any], rule: Rule, tangents: Sequence[Any]) -> lis
     dxs = [tangents[rule.differentiable[x]] for x in nonzero]
     ys = [leaves[i] for i in rule.outputs]
     dys = push(pull.only(nonzero), residuals, ys, dxs) if dxs else map(zero_tangent, ys)
-    found = dict(zip(rule.outputs, dys, strict=True))
+    tangent_of = dict(zip(rule.outputs, dys, strict=True))
     return [
-        found[i] if i in found else np.zeros(y.shape, jax.dtypes.float0)
+        tangent_of[i] if i in tangent_of else np.zeros(y.shape, jax.dtypes.float0)
         for i, y in enumerate(leaves)
     ]
 
 
-def _apart(rule: Rule, operands: Sequence[Any]) -> Rule:
+def _with_copied_residuals(rule: Rule, operands: Sequence[Any]) -> Rule:
     """Return the rule with a copy of each residual that is an operand.
 
     JAX does not save a residual that is an operand, and before 0.12 it takes another value for it

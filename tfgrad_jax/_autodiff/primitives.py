@@ -51,11 +51,11 @@ def _mapped(values: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[list
     It stays where it is: under `vmap` JAX takes the type of a value that it has staged for that of
     the value that it differentiates, whatever axis is mapped there.
     """
-    found = [
+    with_axis = [
         jnp.broadcast_to(v, (size, *jnp.shape(v))) if d is None else v
         for v, d in zip(values, dims, strict=True)
     ]
-    return found, [0 if d is None else d for d in dims]
+    return with_axis, [0 if d is None else d for d in dims]
 
 
 def _in_front(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
@@ -178,10 +178,10 @@ def _push_transpose(
     if any(map(ad.is_undefined_primal, args[:count])):
         text = "a gradient that depends on its inputs"
         raise _errors.not_linear(pull.source, text)
-    found = pull.run(args[:count], [_instantiated(c) for c in cotangents])
+    gradients = pull.run(args[:count], [_instantiated(c) for c in cotangents])
     back = [
         None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g
-        for g, t in zip(found, args[count:], strict=True)
+        for g, t in zip(gradients, args[count:], strict=True)
     ]
     return [*[None] * count, *back]
 

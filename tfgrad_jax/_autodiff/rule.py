@@ -20,7 +20,7 @@ from tfgrad_jax._source import Source
 # -> for each of these operands its gradient, or None.
 Run: TypeAlias = Callable[[Sequence[Any], Sequence[Any], Sequence[int]], list[Any]]
 
-_STATIC = ["run", "outputs", "wanted", "differentiable", "count", "source", "pure"]
+_STATIC = ["run", "outputs", "perturbed", "differentiable", "count", "source", "pure"]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["residuals"], meta_fields=_STATIC)
@@ -31,7 +31,7 @@ class Rule:
     residuals: Sequence[Any]
     run: Run
     outputs: tuple[int, ...]  # positions of the outputs that have cotangents
-    wanted: tuple[int, ...]  # positions of the operands that are being differentiated
+    perturbed: tuple[int, ...]  # positions of the operands that are being differentiated
     differentiable: tuple[int, ...]  # positions of those that can be, and are no Refs
     count: int  # of all operands
     source: Source
@@ -40,7 +40,7 @@ class Rule:
     def __call__(self, cotangents: Sequence[Any]) -> list[Any]:
         gradients: list[Any] = [None] * self.count
         for i, g in zip(
-            self.wanted, self.run(self.residuals, cotangents, self.wanted), strict=True
+            self.perturbed, self.run(self.residuals, cotangents, self.perturbed), strict=True
         ):
             gradients[i] = g
         return gradients
@@ -56,12 +56,12 @@ class Rule:
         refs = [r if is_ref(r) else None for r in every]
 
         def run(
-            residuals: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]
+            residuals: Sequence[Any], cotangents: Sequence[Any], perturbed: Sequence[int]
         ) -> list[Any]:
             filled = list(refs)
             for i, r in zip(places, residuals, strict=True):
                 filled[i] = r
-            return inner(filled, cotangents, [positions[x] for x in wanted])
+            return inner(filled, cotangents, [positions[x] for x in perturbed])
 
         xs = tuple(range(len(positions)))
         return Pull(run, xs, self.source, self.pure), [every[i] for i in places]
@@ -73,7 +73,7 @@ class Pull:
     """Cotangents of the `ys` -> gradients of those of the `xs` that are being differentiated."""
 
     at: Run
-    wanted: Sequence[int]  # positions among the `xs`
+    perturbed: Sequence[int]  # positions among the `xs`
     source: Source
     pure: bool = True  # whether the function reads no Ref
 
@@ -81,11 +81,11 @@ class Pull:
         return f"the rule of {self.source}"
 
     def run(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        return self.at(residuals, cotangents, self.wanted)
+        return self.at(residuals, cotangents, self.perturbed)
 
     def only(self, some: Sequence[int]) -> "Pull":
         """Return the rule where only some of these are being differentiated."""
-        return dataclasses.replace(self, wanted=[self.wanted[i] for i in some])
+        return dataclasses.replace(self, perturbed=[self.perturbed[i] for i in some])
 
     def batched(
         self, axis: Any, dims: Sequence[Any], ys: Sequence[int], mapped: Sequence[bool]
@@ -94,22 +94,22 @@ class Pull:
 
         The gradients of the wanted `xs` that are not `mapped` are summed.
         """
-        at, is_mapped = self.at, dict(zip(self.wanted, mapped, strict=True))
+        at, is_mapped = self.at, dict(zip(self.perturbed, mapped, strict=True))
 
         def run(
-            residuals: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]
+            residuals: Sequence[Any], cotangents: Sequence[Any], perturbed: Sequence[int]
         ) -> list[Any]:
             over_axis = jax.vmap(
-                lambda residuals, cotangents: at(residuals, cotangents, wanted),
+                lambda residuals, cotangents: at(residuals, cotangents, perturbed),
                 (list(dims), list(ys)),
                 axis_size=axis.size,
                 axis_name=axis.name,
                 spmd_axis_name=axis.spmd_name,
             )
-            found = over_axis(list(residuals), list(cotangents))
+            gradients = over_axis(list(residuals), list(cotangents))
             return [
                 g if g is None or is_mapped[i] else g.sum(0)
-                for i, g in zip(wanted, found, strict=True)
+                for i, g in zip(perturbed, gradients, strict=True)
             ]
 
         return dataclasses.replace(self, at=run)

@@ -59,9 +59,9 @@ def transposed(
     kept: list[int] = []
 
     def gradients(cotangents: Sequence[Any]) -> list[Any]:
-        found = rule(cotangents)
-        kept[:] = [i for i, g in enumerate(found) if g is not None]
-        return [found[i] for i in kept]
+        every = rule(cotangents)
+        kept[:] = [i for i, g in enumerate(every) if g is not None]
+        return [every[i] for i in kept]
 
     try:
         closed = jax.make_jaxpr(gradients)(types)
@@ -71,16 +71,16 @@ def transposed(
     linear = _linear_part(closed, declared)
     tangents = [tangents[i] for i in kept]
     if declared:
-        return _differentiated(linear, types, tangents, declared)
+        return _transposed_by_vjp(linear, types, tangents, declared)
     try:
         return list(jax.linear_transpose(linear, *types)(tangents))
     except NotLinearError:
         raise
     except Exception as error:  # of any type, by version and operation
-        return _differentiated(linear, types, tangents, cause=error)
+        return _transposed_by_vjp(linear, types, tangents, cause=error)
 
 
-def _differentiated(
+def _transposed_by_vjp(
     linear: Callable[..., list[Any]],
     types: Sequence[Any],
     tangents: Sequence[Any],
@@ -119,8 +119,8 @@ def _traced_on_values(rule: Callable[..., Sequence[Any]], types: Sequence[Any]) 
 
     @probe.defjvp
     def _(_: Any, tangents: Any) -> Any:
-        found = rule(list(tangents))
-        return [np.zeros(g.shape, g.dtype) for g in found], list(found)
+        dxs = rule(list(tangents))
+        return [np.zeros(g.shape, g.dtype) for g in dxs], list(dxs)
 
     try:
         push = jax.linearize(probe, *map(zeros, types))[1]
@@ -140,8 +140,8 @@ def _linear_part(closed: ClosedJaxpr, declared: Sequence[Any]) -> Callable[..., 
     Left in, it would be evaluated by the transposition, where JAX forgets the custom derivatives of
     what is in it.
     """
-    jaxpr, plain = closed.jaxpr, _Plain(declared)
-    if not any(map(plain.replaces, jaxpr.eqns)):
+    jaxpr, stripped = closed.jaxpr, _Stripped(declared)
+    if not any(map(stripped.replaces, jaxpr.eqns)):
         return jaxpr_as_fun(closed)
     known, rest = dict(zip(jaxpr.constvars, closed.consts, strict=True)), []
     for eqn in jaxpr.eqns:
@@ -152,7 +152,7 @@ def _linear_part(closed: ClosedJaxpr, declared: Sequence[Any]) -> Callable[..., 
             rest.append(eqn)
     after = jaxpr.replace(constvars=[], invars=[*known, *jaxpr.invars], eqns=rest)
     linear = [False] * len(known) + [True] * len(jaxpr.invars)
-    return lambda *cts: plain.evaluate(after, [*known.values(), *cts], linear)[0]
+    return lambda *cts: stripped.evaluate(after, [*known.values(), *cts], linear)[0]
 
 
 @functools.cache
@@ -167,7 +167,7 @@ def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
     return evaluate(jaxpr, *known.values())
 
 
-class _Plain:
+class _Stripped:
     """Evaluates a jaxpr with nothing in it that matters to derivatives alone.
 
     To transpose a map is not to differentiate it: what is declared for its derivative governs the
@@ -191,7 +191,7 @@ class _Plain:
             return False
         if eqn.primitive.name in ("stop_gradient", "custom_vmap_call") or is_declared(eqn):
             return True
-        if here and (_puts_nowhere(eqn) or _is_side_by_side(eqn)):
+        if here and (_names_no_device(eqn) or _has_several_results(eqn)):
             return True
         here = here and eqn.primitive.name != "shard_map"
         inside = itertools.chain.from_iterable(open_jaxpr(b).eqns for b in _bodies(eqn))
@@ -216,16 +216,16 @@ class _Plain:
             else:
                 results, flags = _bind(eqn, values), _linear_results(eqn, flags)
             known.update(zip(eqn.outvars, zip(results, flags, strict=True), strict=True))
-        found = [read(v) for v in jaxpr.outvars]
-        return [value for value, _ in found], [flag for _, flag in found]
+        pairs = [read(v) for v in jaxpr.outvars]
+        return [value for value, _ in pairs], [flag for _, flag in pairs]
 
     def _equation(
         self, eqn: Any, values: list[Any], linear: list[bool]
     ) -> tuple[list[Any], list[bool]]:
         name, body = eqn.primitive.name, call_body(eqn)
-        if name == "stop_gradient" or _puts_nowhere(eqn):
+        if name == "stop_gradient" or _names_no_device(eqn):
             return values, linear
-        if _is_side_by_side(eqn):
+        if _has_several_results(eqn):
             apart = zip(_one_by_one(eqn), values, strict=True)
             return [result for one, value in apart for result in _bind(one, [value])], linear
         if name == "shard_map":  # what is in it runs on each device
@@ -252,13 +252,13 @@ class _Plain:
         return jax.make_jaxpr(lambda *args: self._called(parameter, args, linear)[0])(*types)
 
 
-def _puts_nowhere(eqn: Any) -> bool:
+def _names_no_device(eqn: Any) -> bool:
     """Return whether a `device_put` names no device. JAX may be unable to transpose it eagerly."""
     is_put = eqn.primitive.name == "device_put"
     return is_put and all(device is None for device in eqn.params["devices"])
 
 
-def _is_side_by_side(eqn: Any) -> bool:
+def _has_several_results(eqn: Any) -> bool:
     return eqn.primitive.name in ONE_BY_ONE and len(eqn.outvars) > 1
 
 
@@ -289,14 +289,14 @@ def _linear_within(eqn: Any, linear: Sequence[bool]) -> Sequence[bool]:
     if eqn.primitive.name != "scan":
         return linear
     body, (start, end) = without_consts(eqn.params["jaxpr"]), carry_of(eqn)
-    consts, found = len(body.invars) - len(linear), list(linear)
+    consts, flags = len(body.invars) - len(linear), list(linear)
     while True:  # what the carry becomes is linear, too
-        mask = sum(1 << consts + i for i, flag in enumerate(found) if flag)
+        mask = sum(1 << consts + i for i, flag in enumerate(flags) if flag)
         results = [bool(depends & mask) for depends in dependence(body)]
-        carry = [a or b for a, b in zip(found[start:end], results, strict=False)]
-        if carry == found[start:end]:
-            return found
-        found[start:end] = carry
+        carry = [a or b for a, b in zip(flags[start:end], results, strict=False)]
+        if carry == flags[start:end]:
+            return flags
+        flags[start:end] = carry
 
 
 def _bodies(eqn: Any) -> Iterator[Any]:

@@ -95,27 +95,27 @@ class Walk:
         takes: Callable[[Any], bool] = is_captured,
         patient: bool = True,
         lenient: bool = False,
-        left: Container[int] = (),
+        unused: Container[int] = (),
     ) -> None:
         self.way: set[int] = set()
-        self.way_to_left: set[int] = set()
+        self.way_to_unused: set[int] = set()
         self.taken: dict[int, Any] = {}  # by id
-        self.takes, self.lenient, self._left = takes, lenient, left
+        self.takes, self.lenient, self._unused = takes, lenient, unused
         self._budget = _BUDGET if patient or not is_staging() else _BUDGET_STAGED
         self._seen: dict[int, Any] = {}  # by id, and kept, so that no id is used twice
         self._holders: dict[int, list[int]] = {}  # of each object
         self._pending: collections.deque[Any] = collections.deque()
         self.leads(values)
 
-    def narrow(self, wanted: Container[int]) -> None:
+    def narrow(self, ids: Container[int]) -> None:
         """Take only those that have these ids, and leave the others."""
         takes, reached = self.takes, self.taken
-        self.takes = lambda value: id(value) in wanted and takes(value)
-        self.taken = {key: value for key, value in reached.items() if key in wanted}
-        self._left = reached.keys() - self.taken.keys()
-        self.way, self.way_to_left = set(), set()
+        self.takes = lambda value: id(value) in ids and takes(value)
+        self.taken = {key: value for key, value in reached.items() if key in ids}
+        self._unused = reached.keys() - self.taken.keys()
+        self.way, self.way_to_unused = set(), set()
         for key in reached:
-            self._mark(key, self.way if key in wanted else self.way_to_left)
+            self._mark(key, self.way if key in ids else self.way_to_unused)
 
     def leads(self, values: Sequence[Any]) -> bool:
         """Return whether the values lead to one that is taken.
@@ -141,7 +141,7 @@ class Walk:
                 continue
             self._holders.setdefault(key, []).append(holder)
             if key in self._seen:
-                for way in (self.way, self.way_to_left):
+                for way in (self.way, self.way_to_unused):
                     if key in way:
                         self._mark(holder, way)
                 continue
@@ -149,8 +149,8 @@ class Walk:
             if cls not in _HOLDERS and self.takes(value):
                 self.taken[key] = value
                 self._mark(key, self.way)
-            elif key in self._left:
-                self._mark(key, self.way_to_left)
+            elif key in self._unused:
+                self._mark(key, self.way_to_unused)
             elif not is_leaf(cls):
                 self._pending.append(value)
 

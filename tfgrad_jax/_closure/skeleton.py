@@ -67,10 +67,10 @@ class Copies:
     """Copies of the values of a skeleton."""
 
     def __init__(
-        self, values: Sequence[Any], cells: Sequence[tuple[_Cell, types.CellType]], left: set[int]
+        self, values: Sequence[Any], cells: Sequence[tuple[_Cell, types.CellType]], unused: set[int]
     ) -> None:
         self.values = values
-        self.left = left  # the ids of tracers in them for which there was no value
+        self.unused = unused  # the ids of tracers in them for which there was no value
         self._cells = [(cell, new, new.cell_contents) for cell, new in cells]
 
     def cells(self) -> Cells:
@@ -100,7 +100,7 @@ class Skeleton:
         self._lenient = walk is not None and walk.lenient
         self._places: list[Any] = []  # what stays itself, and None for the rest
         self._of_taken: list[int] = []
-        self._left: list[int] = []  # places of the tracers that the walk has left
+        self._unused: list[int] = []  # places of the tracers that the walk has left
         self._steps: list[_Step] = []
         self._cells: list[_Cell] = []
         self._known: dict[int, tuple[Any, int]] = {}  # by id: a value, and the place of its copy
@@ -122,8 +122,8 @@ class Skeleton:
             made = call(*[at[i] for i in arguments])
             if place is not None:
                 at[place] = made
-        results, left = ([at[i] for i in places] for places in (self._results, self._left))
-        return Copies(results, [(c, at[c.place]) for c in self._cells], set(map(id, left)))
+        results, unused = ([at[i] for i in places] for places in (self._results, self._unused))
+        return Copies(results, [(c, at[c.place]) for c in self._cells], set(map(id, unused)))
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         return list(self.copies(values).values)
@@ -146,9 +146,9 @@ class Skeleton:
             self.taken.append(value)
             self._of_taken.append(self._place(value))
         elif issubclass(cls, Tracer) and self._leads(value):  # it must not outlive its trace
-            self._left.append(self._place(value))
+            self._unused.append(self._place(value))
             recall = functools.partial(_recalled, weakref.ref(value), value.aval)
-            self._steps.append(_Step(recall, (), self._left[-1]))
+            self._steps.append(_Step(recall, (), self._unused[-1]))
         elif cls is not _CELL and (is_leaf(cls) or not self._is_copied(value)):
             self._place(value, value)
         else:
@@ -164,7 +164,7 @@ class Skeleton:
             try:
                 steps = self._object(value, cls)
             except OpaqueError:
-                if not self._leads(value, to_left=False):  # what it holds outlives its trace then
+                if not self._leads(value, to_unused=False):  # what it holds outlives its trace then
                     self._place(value, value)
                     return
                 if not self._lenient:
@@ -178,10 +178,10 @@ class Skeleton:
             else:
                 yield from steps
 
-    def _leads(self, value: Any, to_left: bool = True) -> bool:
+    def _leads(self, value: Any, to_unused: bool = True) -> bool:
         """Return whether a value leads to a tracer that is taken, or left."""
         walk, key = self._walk, id(value)
-        return walk is not None and (key in walk.way or (to_left and key in walk.way_to_left))
+        return walk is not None and (key in walk.way or (to_unused and key in walk.way_to_unused))
 
     def _is_copied(self, value: Any) -> bool:
         """Return whether a value leads to a tracer, or is a function with cells."""
@@ -200,7 +200,7 @@ class Skeleton:
         return [self._known[id(value)][1] for value in values]
 
     def _object(self, value: Any, cls: type) -> Iterator[Any]:
-        is_local = self._leads(cls, to_left=False)  # a class that is made in a function
+        is_local = self._leads(cls, to_unused=False)  # a class that is made in a function
         if is_local and not self._lenient:
             raise OpaqueError(value)
         if self._begun.get(id(value)) == len(self._steps):  # it is made from itself
@@ -257,14 +257,14 @@ def dissect(
 
 
 def snapshot(
-    values: Sequence[Any], cells: Cells | None = None, left: Container[int] = ()
+    values: Sequence[Any], cells: Cells | None = None, unused: Container[int] = ()
 ) -> Skeleton:
     """Return a skeleton that copies nothing but functions, as their closures are now.
 
     It holds no tracer that a walk has `left`, unless in what is not copied.
     """
     walk = None
-    if left:
+    if unused:
         with contextlib.suppress(TooMuchError):
-            walk = Walk(values, lambda _: False, left=left)
+            walk = Walk(values, lambda _: False, unused=unused)
     return Skeleton(values, walk, cells).finish()

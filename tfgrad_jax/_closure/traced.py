@@ -43,15 +43,15 @@ def traced(
     errors name the `source`, and the arguments by these names. Raises `RecursionError` for a
     function that is traced inside its own trace, again and again.
     """
-    around, code = _tracing.get(), source and source.code
-    if code is not None and around.count(code) == _DEEP:
+    outer, code = _tracing.get(), source and source.code
+    if code is not None and outer.count(code) == _DEEP:
         raise _errors.endless(source)
 
     def run(*args: Any) -> Any:  # a new function at each call: JAX caches no trace of it
         return f(*args)
 
     named = run if source is None else source.named(run, names)
-    token = _tracing.set((*around, code))
+    token = _tracing.set((*outer, code))
     try:
         closed, y = jax.make_jaxpr(named, return_shape=True)(*examples)
     finally:
@@ -80,7 +80,7 @@ def converted(
     source: Source,
     patient: bool,
     cells: Cells,
-    left: Container[int],
+    unused: Container[int],
 ) -> Converted:
     """Return `rule(parts, cotangents, listed)`; the residuals are the tracers that the parts hold.
 
@@ -88,30 +88,30 @@ def converted(
     on values, it runs as it is: these are concrete one level down, where it will run.
     """
     try:
-        walk = Walk(parts, patient=patient, left=left)
+        walk = Walk(parts, patient=patient, unused=unused)
         skeleton, residuals = dissect(parts, walk, cells)
     except (OpaqueError, TooMuchError):
         try:
             at, _ = traced(lambda *cts: rule(parts, cts, listed), *examples, source=source)
         except NeedsValuesError:
-            return kept(rule, parts, cells, left)
+            return unconverted(rule, parts, cells, unused)
         skeleton, residuals = dissect([at])
         run = lambda residuals, cotangents, _: skeleton(residuals)[0](*cotangents)  # noqa: E731
         return Converted(run, residuals, is_traced=True)
     return Converted(_copying(rule, skeleton), residuals)
 
 
-def kept(rule: Any, parts: Sequence[Any], cells: Cells, left: Container[int]) -> Converted:
+def unconverted(rule: Any, parts: Sequence[Any], cells: Cells, unused: Container[int]) -> Converted:
     """Return the rule with its parts as they are, and its closure as it is now."""
-    return Converted(_copying(rule, snapshot(parts, cells, left)), [])
+    return Converted(_copying(rule, snapshot(parts, cells, unused)), [])
 
 
 def _copying(rule: Any, skeleton: Skeleton) -> Any:
     def run(residuals: Sequence[Any], cotangents: Sequence[Any], listed: Any) -> list[Any]:
         copies = skeleton.copies(residuals)
-        found = rule(copies.values, cotangents, listed)
+        gradients = rule(copies.values, cotangents, listed)
         copies.assign()
-        return found
+        return gradients
 
     return run
 
@@ -142,8 +142,8 @@ def dependence_on(
         tangents = [values[i] for i in positions]
         closed = jax.make_jaxpr(jax.linearize(of_some, *tangents)[1])(*tangents)
     uses, first = first_uses(closed), len(closed.consts)
-    found = {i - first: eqn for i, eqn in uses.items() if i >= first}
-    return {positions[i]: eqn for i, eqn in found.items() if i < len(positions)}
+    of_operands = {i - first: eqn for i, eqn in uses.items() if i >= first}
+    return {positions[i]: eqn for i, eqn in of_operands.items() if i < len(positions)}
 
 
 def first_uses(closed: ClosedJaxpr, results: int | None = None) -> dict[int, Any]:
@@ -153,10 +153,10 @@ def first_uses(closed: ClosedJaxpr, results: int | None = None) -> dict[int, Any
     """
     jaxpr = without_consts(closed)
     mask = functools.reduce(operator.or_, dependence(jaxpr)[:results], 0)
-    wanted = {v: i for i, v in enumerate(jaxpr.invars) if mask >> i & 1}
+    relevant = {v: i for i, v in enumerate(jaxpr.invars) if mask >> i & 1}
     uses: dict[int, Any] = {}
     for eqn in jaxpr.eqns:
         for atom in eqn.invars:
-            if not isinstance(atom, Literal) and atom in wanted:
-                uses.setdefault(wanted[atom], eqn)
-    return uses | {i: None for i in wanted.values() if i not in uses}
+            if not isinstance(atom, Literal) and atom in relevant:
+                uses.setdefault(relevant[atom], eqn)
+    return uses | {i: None for i in relevant.values() if i not in uses}

@@ -113,31 +113,31 @@ class Contract:
     convention: str
     is_rule_traced: bool = False  # with variables that are fixed, then
 
-    def value(self, around: Surroundings, operands: Sequence[Any]) -> Any:
+    def value(self, surroundings: Surroundings, operands: Sequence[Any]) -> Any:
         """Return `y` alone."""
-        args, keywords = self._arguments(around, operands)
-        if around.primal is not None:
-            return primal_value(self.source, around.primal, args, keywords)
-        y, _ = checked_pair(around.f, around.f(*args, **keywords))
-        return checked_outputs(around.f, y)
+        args, keywords = self._arguments(surroundings, operands)
+        if surroundings.primal is not None:
+            return primal_value(self.source, surroundings.primal, args, keywords)
+        y, _ = checked_pair(surroundings.f, surroundings.f(*args, **keywords))
+        return checked_outputs(surroundings.f, y)
 
     def apply(
-        self, around: Surroundings, operands: Sequence[Any]
+        self, surroundings: Surroundings, operands: Sequence[Any]
     ) -> tuple[list[Any], Outputs, Callable[..., Any]]:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
-        args, keywords = self._arguments(around, operands)
-        y, grad_fn = checked_pair(around.f, around.f(*args, **keywords))
-        leaves, treedef = tree_flatten(checked_outputs(around.f, y))
+        args, keywords = self._arguments(surroundings, operands)
+        y, grad_fn = checked_pair(surroundings.f, surroundings.f(*args, **keywords))
+        leaves, treedef = tree_flatten(checked_outputs(surroundings.f, y))
         leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
         return leaves, Outputs(leaves, treedef, self.convention), grad_fn
 
     def _arguments(
-        self, around: Surroundings, operands: Sequence[Any]
+        self, surroundings: Surroundings, operands: Sequence[Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        values = [*around.bound_to, *self.inputs.join(around.constants, operands)]
+        values = [*surroundings.bound_to, *self.inputs.join(surroundings.constants, operands)]
         first = len(values) - len(self.named)
         named = dict(zip(self.named, values[first:], strict=True))
-        return values[:first], {**named, **around.keywords}
+        return values[:first], {**named, **surroundings.keywords}
 
     def gradients(
         self,
@@ -195,7 +195,7 @@ class Call(NamedTuple):
     """One call: how it runs, and with what."""
 
     contract: Contract
-    around: Surroundings
+    surroundings: Surroundings
     operands: list[Any]  # those of the inputs
     variables: Any  # None, "autodiff" or the declared pytree
 
