@@ -1,9 +1,9 @@
 """The derivative of a function at a point, in two forms.
 
-`Rule` is a pytree, which JAX carries from the forward to the backward pass: the residuals are its
-leaves. `Pull` is a parameter of our primitives, which carry the residuals themselves; what `vmap`
-makes of a rule is here. Both know which operands are being differentiated, because a rule may have
-to: it lists the variables among them.
+`Rule` is a pytree whose leaves are the residuals: JAX carries it from the forward to the backward
+pass. `Pull` has no residuals: it is a parameter of our primitives, which take the residuals as
+operands. `Pull.batched` is the rule under `vmap`. Both store which operands are being
+differentiated (JAX calls them *perturbed*), because undeclared `variables` are exactly those.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ class Rule:
 
     residuals: Sequence[Any]
     run: Run
-    outputs: tuple[int, ...]  # positions of the outputs that have cotangents
+    outputs: tuple[int, ...]  # positions of the outputs that have cotangents, the `ys` of `Pull`
     perturbed: tuple[int, ...]  # positions of the operands that are being differentiated
-    differentiable: tuple[int, ...]  # positions of those that can be, and are no Refs
+    differentiable: tuple[int, ...]  # positions of those that can be, without Refs: the `xs`
     count: int  # of all operands
     source: Source
     pure: bool  # whether no operand is a Ref
@@ -48,9 +48,9 @@ class Rule:
     def pull(self) -> tuple["Pull", list[Any]]:
         """Return the rule as the primitives know it, and its residuals.
 
-        A primitive takes no Refs: the rule reads and writes them beside it.
+        A primitive takes no Refs, so the pull holds them; the rule reads and writes them there.
         """
-        # Not `self`, which holds the residuals: tracers, and the pull ends up in a jaxpr.
+        # Do not close over `self`: it holds tracers, and the pull may outlive them in a jaxpr.
         every, inner, positions = list(self.residuals), self.run, self.differentiable
         places = [i for i, r in enumerate(every) if not is_ref(r)]
         refs = [r if is_ref(r) else None for r in every]
@@ -84,15 +84,15 @@ class Pull:
         return self.at(residuals, cotangents, self.perturbed)
 
     def only(self, some: Sequence[int]) -> "Pull":
-        """Return the rule where only some of these are being differentiated."""
+        """Return the rule for some of these operands; the others are not being differentiated."""
         return dataclasses.replace(self, perturbed=[self.perturbed[i] for i in some])
 
     def batched(
         self, axis: Any, dims: Sequence[Any], ys: Sequence[int], mapped: Sequence[bool]
     ) -> "Pull":
-        """Return the rule over an axis: `dims` and `ys` say where residuals and cotangents have it.
+        """Return the rule under `vmap`. `dims` and `ys` are the axes of residuals and cotangents.
 
-        The gradients of the wanted `xs` that are not `mapped` are summed.
+        All examples share an `x` that is not `mapped`, so its gradients are summed.
         """
         at, is_mapped = self.at, dict(zip(self.perturbed, mapped, strict=True))
 
