@@ -1,12 +1,12 @@
-"""A call as a function of what it captured and of its inputs, with a rule: what JAX differentiates.
+"""A call as a function of its captured values and its operands, with a rule.
 
-JAX asks a `Program` for its `value` where it is not differentiated, and else runs `forward`: the
-value, and the rule as a function of residuals (`_autodiff/custom.py` says when). Both run the
-user's functions around the values of that moment.
+If JAX does not differentiate a call, it runs `Program.value`. If it does, it runs `forward`, which
+returns the value, and the rule as a function of residuals (`_autodiff/custom.py` says when). Both
+run copies of the user's functions that hold the current values.
 
-The gradient of a captured value is decided here. It comes from `variables=`, or from `f`'s own
-operations (`variables="autodiff"`); it is zero for a function that is written inside a rule; else
-it is an error to differentiate the value.
+This module also decides where the gradient of a captured value comes from: from `variables=`, or
+from `f`'s own operations (`variables="autodiff"`). In a function that is written inside a rule it
+is zero. Otherwise differentiating the value raises.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,19 +37,19 @@ from ._types import Spec, is_differentiable, is_traced, spec
 
 @register_static
 class Program:
-    """A call as a function of what it captured and of its operands. It refers to none of these."""
+    """A call as a function of its captured values and its operands. It holds none of these."""
 
     def __init__(
         self,
         name: str,
         contract: Contract,
         call: Call,
-        skeleton: Skeleton,  # of the surroundings, then of the declared variables
+        skeleton: Skeleton,  # copies the surroundings, then the declared variables
         variables: Variables | None = None,  # declared
         captured: Sequence[Any] = (),
-        listed: Sequence[Any] = (),  # of these, those whose gradients the rule returns in any case
+        listed: Sequence[Any] = (),  # captured values whose gradients the rule always returns
     ) -> None:
-        # By place: two of the values that were captured may later be the same one.
+        # By position: two captured values may later be the same object.
         place = {id(c): i for i, c in enumerate(captured)}
         if not all(id(v) in place for v in listed):
             raise _errors.leaked_variable(contract.source)
@@ -57,7 +57,7 @@ class Program:
         self._count, self._variables, self._autodiff = len(captured), variables, call.autodiff
         self.source, self._contract, self._name = contract.source, contract, name
         self._skeleton, self.has_primal = skeleton, call.surroundings.primal is not None
-        # What has no gradient, unless an undeclared rule gives it one.
+        # Captured values without a gradient, unless the rule takes undeclared `variables`.
         self._without_gradient: set[int] = set()
         if not is_written_in_rule(contract.source):
             differentiable = {i for i, c in enumerate(captured) if is_differentiable(c.dtype)}
@@ -67,12 +67,12 @@ class Program:
             )
             self._without_gradient -= {*self._listed}
         self._is_undeclared = bool(captured) and variables is None and not call.autodiff
-        # Whether it matters which of the captured values are being differentiated.
+        # The rule lists the captured values that are being differentiated, or raises for one.
         self.needs_perturbed = self._is_undeclared or bool(self._without_gradient)
         self._refs = [i for i, c in enumerate(captured) if is_ref(c)]
-        self._treedef: Any = None  # of `y`, once it has run
-        self._types: Any = None  # of its leaves
-        self._uses: dict[int, Any] | None = None  # of captured values, once somebody asks
+        self._treedef: Any = None  # the structure of `y`, once `f` has run
+        self._types: Any = None  # the types of its leaves
+        self._uses: dict[int, Any] | None = None  # how `y` uses captured values, once known
 
     def __call__(self, captured: Sequence[Any], inputs: Sequence[Any]) -> Any:
         """Return `y`, whose derivative is the declared one."""
@@ -87,7 +87,7 @@ class Program:
         return [*closed_over, *(paths[i] for i in inputs.operands)]
 
     def value(self, operands: Sequence[Any]) -> list[Any]:
-        """Return the leaves of `y`, where JAX does not differentiate the call."""
+        """Return the leaves of `y`, in a call that JAX does not differentiate."""
         captured, inputs = operands[: self._count], operands[self._count :]
         copies = self._skeleton.copies(captured)
         surroundings = Surroundings(*copies.values[:5])
@@ -111,7 +111,7 @@ class Program:
         self._treedef, self._types = treedef, types
 
     def forward(self, operands: Sequence[Any], perturbed: Sequence[int]) -> Forward:
-        """Return the leaves of `y` and the rule, where JAX differentiates the call."""
+        """Return the leaves of `y` and the rule, in a call that JAX differentiates."""
         captured, inputs = operands[: self._count], operands[self._count :]
         if self._autodiff and captured:
             return self._with_ordinary(captured, inputs, perturbed)
@@ -120,13 +120,19 @@ class Program:
     def _with_rule(
         self, captured: Sequence[Any], inputs: Sequence[Any], perturbed: Sequence[int], traced: bool
     ) -> Forward:
-        """Return the value with the gradient that the rule declares."""
+        """Return the value with the gradient that the rule declares.
+
+        `f` runs once, as a copy that holds the current values. The rule that it returns may run
+        later, at other values or under another trace. So it becomes a function of its residuals
+        (the tracers that it holds); beside these it refers to no operand, only to their types.
+        """
         copies = self._skeleton.copies(captured)
         leaves, outputs, grad_fn = self._contract.apply(Surroundings(*copies.values[:5]), inputs)
         copies.assign()
         self._set_type(outputs.treedef, leaves)
         if not traced and is_traced(leaves):
-            # `jit` and `vmap` may make tracers of constants; or `f` holds one that nobody has seen.
+            # Either a `jit` or a `vmap` around this call made tracers of constants, or `f` holds a
+            # tracer that the walk did not see. A trace shows which.
             closed = jax.make_jaxpr(lambda: self._leaves(captured, inputs))()
             if is_traced(closed.consts):
                 raise HiddenTracerError
@@ -136,10 +142,8 @@ class Program:
         types = [jax.typeof(o) for o in operands]  # not the operands, which the rule may outlive
         user = self._user_rule(grad_fn, outputs, operands)
         self._refuse(perturbed, user.chooses, operands, types)
-        listed_now, parts = (
-            user.listed(perturbed),
-            [grad_fn, *(captured[i] for i in user.positions)],
-        )
+        listed_now = user.listed(perturbed)
+        parts = [grad_fn, *(captured[i] for i in user.positions)]
         if traced:
             upstreams = [cotangent_type(leaves[i]) for i in outputs.differentiable]
             source, patient = Source.of(grad_fn), user.chooses
@@ -175,7 +179,7 @@ class Program:
         return Forward(leaves, outputs.differentiable, run, residuals)
 
     def _user_rule(self, grad_fn: Any, outputs: Outputs, operands: Sequence[Any]) -> "_UserRule":
-        """Return how the rule is run, and which of the captured values it gives gradients for."""
+        """Return how to run the rule, and which captured values it gives gradients for."""
         contract, positions, specs = self._contract, self._listed, {}
         chooses = self._is_undeclared and (
             bool(self._listed) if contract.is_rule_traced else accepts_variables(grad_fn)
@@ -190,11 +194,14 @@ class Program:
     def _with_ordinary(
         self, captured: Sequence[Any], inputs: Sequence[Any], perturbed: Sequence[int]
     ) -> Forward:
-        """Return the same, and for the captured values the gradient of `f`'s own operations."""
+        """Return the value and the rule; captured values get the gradient of `f`'s own operations.
+
+        `jax.vjp` differentiates `f` by these. What it keeps joins the residuals of the rule.
+        """
         ordinary = {
             i: v for i, v in enumerate(captured) if spec(v).differentiable and not is_ref(v)
         }
-        if self._uses is not None:  # JAX would make zeros for all others
+        if self._uses is not None:  # JAX would make zeros for the others
             ordinary = {i: v for i, v in ordinary.items() if i in self._uses}
         forwards: list[Forward] = []
 
@@ -230,9 +237,9 @@ class Program:
             return self._contract.apply(surroundings, inputs)[0]
 
     def _used(self, operands: Sequence[Any]) -> dict[int, Any]:
-        """Return the captured values that `y` depends on, in the order and with the place of use.
+        """Return the captured values that `y` depends on, in the order of first use, with its line.
 
-        `f` is traced once to learn that, on values or on their types.
+        JAX traces `f` once to learn that, on values or on their types.
         """
         if self._uses is None:
             captured, inputs = operands[: self._count], operands[self._count :]
@@ -240,7 +247,7 @@ class Program:
         return self._uses
 
     def note_uses(self, captured: Sequence[Any], uses: Sequence[tuple[Any, Any]] | None) -> None:
-        """Note what is known of the use of captured values: these, each with an equation."""
+        """Store how `y` uses captured values, where a trace has shown it."""
         if uses is None:
             return
         place = {id(c): i for i, c in enumerate(captured)}
@@ -263,14 +270,14 @@ class Program:
 
 
 class _UserRule(NamedTuple):
-    """How a rule is run with the variables that are being differentiated."""
+    """How to run a rule with the variables that are being differentiated."""
 
     contract: Contract
     outputs: Outputs
     declared: Variables | None
-    positions: list[int]  # among the captured values, of those that it gives gradients for
-    specs: dict[int, Spec]  # of these
-    chooses: bool  # whether it lists those that are being differentiated, and not all
+    positions: list[int]  # of the captured values that it gives gradients for
+    specs: dict[int, Spec]  # the types of these values, by position
+    chooses: bool  # whether it lists only those that are being differentiated
 
     def listed(self, perturbed: Sequence[int]) -> list[int]:
         """Return the positions of the variables, if these operands are being differentiated."""
@@ -290,5 +297,5 @@ class _UserRule(NamedTuple):
 
 
 def _places(uses: Mapping[int, Any]) -> dict[int, Any]:
-    """Return where equations were written: what remains of them, as they may hold values."""
+    """Return where the equations come from. The equations may hold values; this does not."""
     return {i: getattr(eqn, "source_info", None) for i, eqn in uses.items()}
