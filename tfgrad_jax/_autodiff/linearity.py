@@ -25,10 +25,22 @@ _ZERO, _CONSTANT, _LINEAR = range(3)  # max(a, b) is the kind of a sum
 
 # Sums and the like: linear in all operands together, but an upstream plus a constant is not linear.
 _ADDS = {
-    "add", "add_any", "addupdate", "complex", "concatenate", "dynamic_update_slice", "pad",
-    "ragged_all_to_all", "scatter", "scatter-add", "scatter-sub", "select_n", "stack", "sub",
+    "add",
+    "add_any",
+    "addupdate",
+    "complex",
+    "concatenate",
+    "dynamic_update_slice",
+    "pad",
+    "ragged_all_to_all",
+    "scatter",
+    "scatter-add",
+    "scatter-sub",
+    "select_n",
+    "stack",
+    "sub",
     "swap",
-}  # fmt: skip
+}
 # These are linear in each operand, one at a time,
 _PRODUCTS = {"mul", "dot_general", "conv_general_dilated", "ragged_dot_general", "scatter-mul"}
 # and these in the operand at this position alone.
@@ -44,9 +56,21 @@ _LINEAR_IN = {
 _OPAQUE = {"pure_callback", "io_callback", "ffi_call", "pallas_call", "mpmd_map"}
 # Linear, but some version of JAX does not transpose them by its registry.
 _LINEAR_TOO = {
-    "gather", "slice", "dynamic_slice", "copy_p", "stop_gradient", "psum2", "reshard", "mesh_cast",
-    "pcast", "optimization_barrier", "get", "swap", "addupdate", "relayout",
-}  # fmt: skip
+    "gather",
+    "slice",
+    "dynamic_slice",
+    "copy_p",
+    "stop_gradient",
+    "psum2",
+    "reshard",
+    "mesh_cast",
+    "pcast",
+    "optimization_barrier",
+    "get",
+    "swap",
+    "addupdate",
+    "relayout",
+}
 
 
 # The size up to which we check whether all entries of a constant are zero.
@@ -109,7 +133,7 @@ class _Linearity:
             raise NotLinearError("`while`, which JAX cannot transpose", eqn)
         outside, self.opaque = self.opaque, []
         try:
-            found = follow(eqn, operands, self)
+            followed = follow(eqn, operands, self)
         except NotLinearError as error:
             if eqn.primitive.name != "jit":
                 raise
@@ -119,7 +143,7 @@ class _Linearity:
             self.declared.append(eqn)
             self.opaque = []
         self.opaque = outside + self.opaque
-        return found
+        return followed
 
     def step(self, eqn: Any, operands: Sequence[int]) -> Any:
         try:
