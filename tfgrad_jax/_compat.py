@@ -1,4 +1,4 @@
-"""What differs between versions of JAX, each with the condition for its removal, and its types."""
+"""JAX's types, and workarounds for its versions, each with the condition for its removal."""
 
 import functools
 from typing import Any
@@ -13,7 +13,7 @@ _REF: Any = jax.Ref
 
 
 def core_name(name: str) -> Any:
-    """Return what JAX has under a name, or None."""
+    """Return the function of JAX with this name, or None."""
     # In `jax.core` before JAX 0.9. Remove when that is the oldest supported.
     found = getattr(extend, name, None)
     return getattr(jax.core, name, None) if found is None else found
@@ -42,20 +42,20 @@ def cotangent_type(value: Any) -> Any:
 
 
 def zeros(aval: Any) -> Any:
-    """Return the zeros of a type of tangents or cotangents, with its sharding and memory space."""
+    """Return zeros of a tangent or cotangent type, with its sharding and memory space."""
     made = ad.instantiate_zeros(ad.Zero(aval))
-    # JAX forgets the memory space.
+    # JAX ignores the memory space of the type.
     is_there = jax.typeof(made).memory_space == aval.memory_space
     return made if is_there else jax.device_put(made, aval.memory_space)
 
 
 def batched_type(aval: Any, axis: Any) -> Any:
-    """Return the type of values with one more axis in front, which a `vmap` maps."""
+    """Return a type with one more axis in front, the axis that `vmap` maps."""
     return _unmapped_type(axis.size, 0, aval, axis.explicit_mesh_axis)
 
 
 def can_transpose(primitive: Any) -> bool:
-    """Return whether JAX can transpose an operation, which is then linear."""
+    """Return whether JAX can transpose an operation; if so, it is linear."""
     return primitive in ad.primitive_transposes
 
 
@@ -68,7 +68,8 @@ def can_differentiate(primitive: Any) -> bool:
 def keeps_custom_jvp() -> bool:
     """Return whether the derivative of a scan keeps the custom_jvp of what the scan calls.
 
-    Before JAX 0.12, it takes what stands below it. Remove when 0.12 is the oldest supported.
+    Before JAX 0.12, the second derivative of a scan drops it and differentiates the function below.
+    Remove when 0.12 is the oldest supported.
     """
     seen: list[Any] = []
     inner, outer = (jax.custom_jvp(lambda x: x) for _ in range(2))
@@ -78,7 +79,7 @@ def keeps_custom_jvp() -> bool:
     def first(x: Any) -> Any:
         return jax.grad(lambda x: jax.lax.map(outer, x)[0])(x)[0]
 
-    with jax.disable_jit(False):  # which would leave no scan
+    with jax.disable_jit(False):  # without `jit`, JAX would run no scan
         jax.eval_shape(jax.grad(first), jax.ShapeDtypeStruct((2,), np.float32))
     return bool(seen)
 
@@ -87,11 +88,11 @@ def is_ref(value: Any) -> bool:
     """Return whether a value is a mutable array."""
     if isinstance(value, Tracer):
         return is_ref_type(value.aval)
-    return issubclass(type(value), _REF)  # `isinstance` asks the metaclass, which takes its time
+    return issubclass(type(value), _REF)  # `isinstance` calls the metaclass, which is slow
 
 
 def is_ref_type(aval: Any) -> bool:
-    """Return whether a type is that of mutable arrays: it has the type of their contents."""
+    """Return whether a type is one of mutable arrays: only these have an inner type."""
     return hasattr(aval, "inner_aval")
 
 
@@ -102,12 +103,12 @@ def varying(value: Any) -> frozenset[Any]:
     aval: Any = jax.typeof(value)
     if hasattr(aval, "manual_axis_type"):
         return frozenset(aval.manual_axis_type.varying)
-    # Remove when the oldest supported JAX has the other name.
+    # The older name. Remove when the oldest supported JAX has `manual_axis_type`.
     return frozenset(getattr(aval, "vma", ()))
 
 
 def explicit_sharding(value: Any) -> Any:
-    """Return how the type of an array, or a type, says that it is sharded over an explicit mesh."""
+    """Return the sharding of an array, or of a type, over an explicit mesh; None without one."""
     aval: Any = jax.typeof(value) if isinstance(value, jax.Array) else value
     sharding: Any = getattr(aval, "sharding", None)
     kinds = getattr(getattr(sharding, "mesh", None), "axis_types", ())
@@ -115,9 +116,9 @@ def explicit_sharding(value: Any) -> Any:
 
 
 def summed_over(gradient: Any, axes: frozenset[Any]) -> Any:
-    """Sum a gradient over axes along which it varies and its input does not.
+    """Sum a gradient over mesh axes along which it varies and its input does not.
 
-    Each device has computed its own part of the gradient of an input that all devices share. JAX
-    adds these parts up when it differentiates its own operations.
+    All devices share such an input, and each device has computed its part of the gradient. JAX
+    adds up the parts, too, when it differentiates its own operations.
     """
     return jax.lax.psum(gradient, tuple(axes)) if axes else gradient

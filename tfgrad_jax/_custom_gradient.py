@@ -1,7 +1,8 @@
-"""The decorator `custom_gradient`: `f(*x)` returns `(y, grad_fn)`, the result returns `y`.
+"""The decorator `custom_gradient`: `f(*x)` returns `(y, grad_fn)`, the decorated function `y`.
 
-`CustomGradient.__call__` runs at every call. Where no transformation is running, no derivative can
-flow, and it calls `f`. Otherwise it binds the arguments to names, and `_call.run` does the rest.
+`CustomGradient.__call__` runs at every call. If no transformation is running, nothing can be
+differentiated, and it only calls `f`. Otherwise it binds the arguments to names, and `_call.run`
+does the rest.
 """
 
 import functools
@@ -53,13 +54,13 @@ _Pair: TypeAlias = tuple[_R, Callable[..., Any]]
 
 _CONVENTIONS = ("tf", "jax")
 _LOCK = threading.Lock()
-_GIVEN = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "__signature__", "__type_params__"}
+_SET_BY_WRAPS = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "__signature__", "__type_params__"}
 
 
 class CustomGradient(Wrapper, Generic[_P, _R]):
-    """A function whose derivative is the one that it declares. Made by `custom_gradient`."""
+    """A function with a declared gradient. `custom_gradient` makes it."""
 
-    # What is ours stands in slots: `functools.update_wrapper` replaces what is in `__dict__`.
+    # Our attributes are slots: `functools.update_wrapper` overwrites those in `__dict__`.
     __slots__ = (
         "__dict__",
         "__weakref__",
@@ -75,7 +76,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
     )
 
     def __init__(self, f: Callable[..., Any], variables: Any, primal: Any, convention: str) -> None:
-        # Without its attributes: they might have the names of ours. `__getattr__` finds them.
+        # Do not copy the attributes of `f`: they might shadow ours. `__getattr__` finds them.
         functools.update_wrapper(self, f, updated=())
         self._f = f
         self._source = Source.of(f)
@@ -85,8 +86,8 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         self._convention = convention
         self._signature = Signature(f)
         _show(self, self._signature)
-        self._method: Any = None  # made when it is asked for
-        # By convention: whatever wraps it, or wherever it is written, its instance comes first.
+        self._method: Any = None  # `_bound` makes it at the first access
+        # By convention, the instance comes first, wherever `f` is written and whatever wraps it.
         scope = getattr(f, "__qualname__", "").rpartition(".")[0]
         in_class = bool(scope) and not scope.endswith("<locals>")
         self._is_method = self._signature.names[:1] == ("self",) or (
@@ -94,9 +95,9 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         )
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Return `y`, whose derivative is the declared one."""
+        """Return `y`, with the declared gradient."""
         try:
-            if self._is_method and args:  # called on the class, or by what wraps it there
+            if self._is_method and args:  # called on the class, or by a wrapper in the class
                 return self._bound(args[0])(*args[1:], **kwargs)
             return self._called((), args, kwargs, self._signature)
         except BaseException as error:
@@ -114,7 +115,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         self: Callable[Concatenate[_T, _Q], _R], obj: _T, owner: type | None = None
     ) -> Callable[_Q, _R]: ...
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
-        """Bind a method: `self` is no input, but part of what the function closes over."""
+        """Bind a method: `self` is not an input; it counts as closed over."""
         return self if obj is None else self._bound(obj)
 
     def _bound(self, obj: Any) -> Any:
@@ -128,14 +129,14 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             functools.update_wrapper(method, self._f)
             _show(method, self._signature)
             vars(method)["_custom_gradient"] = self
-            with _LOCK:  # one for all threads: bound methods are compared by it
+            with _LOCK:  # the same object in all threads: `==` of bound methods compares it
                 self._method = self._method or method
         return types.MethodType(self._method, obj)
 
-    if not TYPE_CHECKING:  # which would take any name for one that exists
+    if not TYPE_CHECKING:  # a type checker would accept any attribute name
 
         def __getattr__(self, name):
-            if name.startswith("_") and name != "__globals__":  # which jaxtyping asks for
+            if name.startswith("_") and name != "__globals__":  # jaxtyping reads `__globals__`
                 raise AttributeError(name)
             try:
                 return getattr(self._f, name)
@@ -144,12 +145,16 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
 
     def __reduce__(self) -> Any:
         if is_importable(self):
-            return vars(self)["__qualname__"]  # like any function: by name
+            return vars(self)["__qualname__"]  # pickled by name, like any function
         return self.unwrapped()
 
     def unwrapped(self) -> Any:
         parts = self._f, self._variables, self._primal, self._convention
-        return CustomGradient, parts, {k: v for k, v in vars(self).items() if k not in _GIVEN}
+        return (
+            CustomGradient,
+            parts,
+            {k: v for k, v in vars(self).items() if k not in _SET_BY_WRAPS},
+        )
 
     def __repr__(self) -> str:
         return f"<custom_gradient of {describe(self._f)}>"
@@ -159,20 +164,20 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
     ) -> Any:
         positional = not kwargs and signature.fits(len(args))
         if is_idle() and positional:
-            # No derivative of it can be taken.
+            # Nothing can be differentiated, so the arguments need not be bound to names.
             if self._primal is not None:
                 return primal_value(self._source, self._primal, (*bound_to, *args), {})
             y, _ = checked_pair(self._f, self._f(*bound_to, *args))
             return checked_outputs(self._f, y)
         call = self._call_of(bound_to, args, kwargs, signature)
         if is_idle():
-            return call.contract.value(call.around, call.operands)
+            return call.contract.value(call.surroundings, call.operands)
         return run(call, self._name)
 
     def _call_of(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
     ) -> Call:
-        """Return the call with these arguments."""
+        """Return the call: how it runs, its operands, and everything else that it has."""
         bound = signature.bind(self._f, args, kwargs)
         variables = self._variables
         if callable(variables) and all_leaves([variables]):
@@ -184,12 +189,12 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
         inputs.accept_omitted(bound.inputs, bound.omitted)
         contract = Contract(self._source, inputs, bound.named, self._convention)
-        around = Surroundings(self._f, bound_to, constants, bound.rest, self._primal)
-        return Call(contract, around, operands, variables)
+        surroundings = Surroundings(self._f, bound_to, constants, bound.rest, self._primal)
+        return Call(contract, surroundings, operands, variables)
 
 
 def _show(function: Any, signature: Signature) -> None:
-    """Give a function the signature of `f`, with the type of `y` instead of that of the pair."""
+    """Give a function the signature of `f`; it returns the type of `y`, not of the pair."""
     function.__signature__ = signature.of_value
     annotations = annotations_of(function.__wrapped__)
     if "return" in annotations:
@@ -206,7 +211,7 @@ class _Options(TypedDict, total=False):
 
 
 class _Decorator(Protocol):
-    """What `custom_gradient` returns where it is called without a function."""
+    """The type of `custom_gradient(...)`, called with options alone."""
 
     @overload
     def __call__(self, f: "staticmethod[_P, _Pair[_R]]", /) -> "staticmethod[_P, _R]": ...
@@ -245,41 +250,43 @@ def custom_gradient(
 
     `f` returns a pair: its value `y`, and a function `grad_fn` that turns the gradient of a loss
     with respect to `y` into its gradient with respect to the inputs. The decorated function
-    returns `y` alone; JAX differentiates it by `grad_fn` under every transformation, in reverse
-    and in forward mode, for derivatives of any order. Forward mode transposes `grad_fn`, which must
-    be linear in its upstreams for that. Without `jit`, a first gradient runs both on numbers.
+    returns `y` alone. JAX differentiates it with `grad_fn`: in reverse and forward mode, for
+    derivatives of any order, under every transformation. Forward mode transposes `grad_fn`, which
+    must then be linear in its upstreams. Without `jit` or `vmap`, a first `jax.grad` runs both on
+    concrete values.
 
-    Inputs are the positional parameters, passed by position or by name, as pytrees. A default that
-    is left out, `self`, keyword-only arguments and `**kwargs` are not inputs. A rule returns one
-    gradient for each array among their leaves (JAX or NumPy arrays, Python floats), or None.
+    Inputs are the positional parameters, passed by position or by name, as pytrees. A parameter
+    left at its default, `self`, keyword-only arguments and `**kwargs` are not inputs. A rule
+    returns one gradient for each array among their leaves (JAX or NumPy arrays, Python floats), or
+    None.
     Whatever JAX is not tracing at the call reaches `f` unchanged: concrete arrays, Python numbers,
     `str`, `None`, callables, other objects.
 
     Args:
         f: the function. Its `y` is any pytree of arrays and numbers. `grad_fn(*dys)` gets one
             upstream for each leaf of `y`, of its shape and dtype (zeros where the loss does not
-            depend on it), and returns the gradients in the structure of the inputs, or as a flat
-            list for all or for the differentiable leaves; `None` is no gradient. Each has the
-            shape of its input; another floating precision is cast.
-        variables: who gives the gradients of the values that `f` closes over. None (default): a
+            depend on it). It returns the gradients in the structure of the inputs, or as a flat
+            list, with one entry for each leaf or for each differentiable leaf; `None` is no
+            gradient. Each has the shape of its input; another floating precision is cast.
+        variables: where the gradients of closed-over values come from. None (default): a
             rule that accepts `variables` gets the list of the closed-over arrays that are being
             differentiated and affect `y`, in the order of their first use, and returns
             `(grad_xs, grad_vars)`; for any other rule, differentiating them raises. A pytree of
             arrays, or a function of the instance that returns one: the rule always gets it, and
             returns their gradients in its structure. "autodiff": the ordinary gradient of `f`.
         primal: a function to run instead of `f` where nothing is differentiated. It takes the same
-            arguments and returns only `y`: a kernel, say, that does not write residuals.
+            arguments and returns only `y`, such as a kernel that writes no residuals.
         convention: "tf", as above, with complex gradients as in TensorFlow, `dL/dRe + i dL/dIm`.
-            "jax": one upstream in the structure of `y`, complex gradients as in JAX, as
-            `jax.custom_gradient` has it.
+            "jax": one upstream in the structure of `y`, and complex gradients as in JAX; the
+            convention of `jax.custom_gradient`.
 
     Returns:
         The decorated function, or, without `f`, the decorator.
 
     Raises:
         TypeError: at the call, if the arguments do not fit, `f` does not return such a pair, or
-            an output is not an array; when differentiated, if a gradient is of another kind or
-            structure, or a value that `f` closes over has none.
+            an output is not an array; when differentiated, if a gradient has the wrong structure
+            or kind (complex for real), or a differentiated closed-over value has none.
         ValueError: when differentiated, if a gradient has another shape or their number is
             wrong.
 
@@ -319,7 +326,7 @@ def custom_gradient(
     return CustomGradient(f, variables, primal, convention)
 
 
-# `help` shows the options, and not what is there for the errors about others.
+# Show only the real options in `help`, without the parameters that catch misspelled ones.
 _shown = inspect.signature(custom_gradient)
 _parameters = [p for p in _shown.parameters.values() if p.name not in ("_others", "_unknown")]
 vars(custom_gradient)["__signature__"] = _shown.replace(parameters=_parameters)

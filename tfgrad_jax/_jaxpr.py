@@ -1,9 +1,9 @@
 """Follow a fact about values through a jaxpr, into the jaxprs that it calls.
 
 `flow` runs an `Analysis` over a jaxpr. Each variable gets a value, such as "linear in the
-upstreams" (`_autodiff/linearity.py`) or "depends on these operands" (`dependence`). How a `jit`, a
-`scan`, a `while_loop`, a `cond` and a `checkpoint` pass values on to their bodies stands here
-alone. A Ref has the value of everything that was written to it.
+upstreams" (`_autodiff/linearity.py`) or "depends on these operands" (`dependence`). Only this
+module knows how a `jit`, a `scan`, a `while_loop`, a `cond` and a `checkpoint` pass values to their
+bodies. A Ref has the joined value of everything that was written to it.
 """
 
 import functools
@@ -16,9 +16,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ._compat import is_ref_type
 
-# Primitives of ours that return their first operands; the others matter to derivatives and `vmap`.
+# Our primitives that return their first operands. The other operands only affect derivatives and
+# `vmap`.
 IDENTITIES = ("attach", "depend")
-# Each result of these is the operand in its place, whatever stands beside it.
+# Each result of these depends only on the operand at the same position.
 ONE_BY_ONE = ("device_put", "optimization_barrier", "psum", "psum2", "psum_invariant", "pvary")
 
 
@@ -33,11 +34,13 @@ def evaluate(jaxpr: Jaxpr, *args: Any) -> list[Any]:
     return jax.core.eval_jaxpr(jaxpr, (), *args)
 
 
-Followed: TypeAlias = tuple[list[Any], list[Any]]  # values of results; of operands, afterwards
+Followed: TypeAlias = tuple[
+    list[Any], list[Any]
+]  # values of the results; of the operands, after writes to Refs
 
 
 class Analysis(Protocol):
-    """What is followed. Values have an equality, and `join` only ever climbs."""
+    """The fact to follow. Values can be compared for equality, and `join` is monotone."""
 
     def constant(self, value: Any) -> Any:
         """Return the value of a constant."""
@@ -49,19 +52,19 @@ class Analysis(Protocol):
         """Return the value of each result of an equation that calls nothing, or one for all."""
 
     def join(self, name: str, a: Any, b: Any) -> Any:
-        """Return the value of what is one or the other, by the operation of that name."""
+        """Return the value of a result that is either `a` or `b`; `name` is the operation."""
 
     def branch(self, name: str, predicate: Any, result: Any) -> Any:
-        """Return the value of a result that is chosen, or ends, by a predicate."""
+        """Return the value of a result that a predicate chooses (`cond`) or ends (`while`)."""
 
 
 def flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> list[Any]:
-    """Return the values of the results of a jaxpr without constants, given its operands'."""
+    """Return the values of the results of a jaxpr without constants, from those of its operands."""
     return _flow(jaxpr, operands, analysis)[0]
 
 
 def _flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> Followed:
-    """Return the values of the results, and those of the operands afterwards."""
+    """Return the values of the results, and of the operands after the jaxpr has written to Refs."""
     values = dict(zip(jaxpr.invars, operands, strict=True))
 
     def read(atom: Any) -> Any:
@@ -78,7 +81,7 @@ def _flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> Followed:
 
 
 class _Dependence:
-    """Which operands a value depends on, as the bits of a number."""
+    """Follow which operands a value depends on: bit `i` of a number stands for operand `i`."""
 
     def constant(self, value: Any) -> int:
         return 0
@@ -122,7 +125,7 @@ def name_of(eqn: Any) -> str:
 
 
 def open_jaxpr(body: Any) -> Any:
-    return getattr(body, "jaxpr", body)  # closed, or open where it has no constants
+    return getattr(body, "jaxpr", body)  # some parameters have a ClosedJaxpr, others a Jaxpr
 
 
 def _body(body: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
@@ -141,7 +144,7 @@ def _equation(eqn: Any, operands: list[Any], analysis: Analysis) -> Followed:
     result = analysis.step(eqn, operands)
     if isinstance(result, list):
         return result, operands
-    if any(is_ref_type(a.aval) for a in eqn.invars):  # it may have written to it
+    if any(is_ref_type(a.aval) for a in eqn.invars):  # the operation may write to the Ref
         join = functools.partial(analysis.join, name)
         return [result] * len(eqn.outvars), [functools.reduce(join, operands)] * len(operands)
     return [result] * len(eqn.outvars), operands
@@ -152,7 +155,7 @@ def _call(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
 
 
 def _loop(name: str, body: Any, parts: Sequence[Sequence[Any]], analysis: Analysis) -> Followed:
-    """Return the values of the results of a loop, when those of its carry no longer change."""
+    """Return the values of the results of a loop, once those of its carry reach a fixed point."""
     consts, carry, xs = map(list, parts)
     while True:
         results, after = _body(body, [*consts, *carry, *xs], analysis)
@@ -164,15 +167,17 @@ def _loop(name: str, body: Any, parts: Sequence[Sequence[Any]], analysis: Analys
 
 
 def _scan(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
-    # Versions of JAX tell these numbers by different names; a sequence has one axis more in the
-    # equation than in the body.
+    # The versions of JAX have different names for these numbers, so `carry_of` looks at the shapes.
     start, end = carry_of(eqn)
     parts = operands[:start], operands[start:end], operands[end:]
     return _loop("scan", eqn.params["jaxpr"], parts, analysis)
 
 
 def carry_of(eqn: Any) -> tuple[int, int]:
-    """Return where the carry of a scan begins and ends among its operands."""
+    """Return where the carry of a scan begins and ends among its operands.
+
+    The sequences follow the carry. They have one axis more in the equation than in the body.
+    """
     body = open_jaxpr(eqn.params["jaxpr"])
     end = len(eqn.invars) - _unequal(eqn.invars, body.invars)
     return end - (len(eqn.outvars) - _unequal(eqn.outvars, body.outvars)), end

@@ -1,12 +1,12 @@
-"""A call as a function of what it captured and of its inputs, with a rule: what JAX differentiates.
+"""A call as a function of its captured values and its operands, with a rule.
 
-JAX asks a `Program` for its `value` where it is not differentiated, and else runs `forward`: the
-value, and the rule as a function of residuals (`_autodiff/custom.py` says when). Both run the
-user's functions around the values of that moment.
+If JAX does not differentiate a call, it runs `Program.value`. If it does, it runs `forward`, which
+returns the value, and the rule as a function of residuals (`_autodiff/custom.py` says when). Both
+run copies of the user's functions that hold the current values.
 
-The gradient of a captured value is decided here. It comes from `variables=`, or from `f`'s own
-operations (`variables="autodiff"`); it is zero for a function that is written inside a rule; else
-it is an error to differentiate the value.
+This module also decides where the gradient of a captured value comes from: from `variables=`, or
+from `f`'s own operations (`variables="autodiff"`). In a function that is written inside a rule it
+is zero. Otherwise differentiating the value raises.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from jax.tree_util import register_static, tree_flatten, tree_unflatten
 from . import _errors
 from ._autodiff.custom import Forward, HiddenTracerError, differentiated
 from ._closure.skeleton import Skeleton
-from ._closure.traced import converted, dependence_on, kept
+from ._closure.traced import converted, dependence_on, unconverted
 from ._compat import cotangent_type, is_ref
 from ._frontend.grad_fn import (
     Call,
@@ -37,40 +37,42 @@ from ._types import Spec, is_differentiable, is_traced, spec
 
 @register_static
 class Program:
-    """A call as a function of what it captured and of its operands. It refers to none of these."""
+    """A call as a function of its captured values and its operands. It holds none of these."""
 
     def __init__(
         self,
         name: str,
         contract: Contract,
         call: Call,
-        skeleton: Skeleton,  # of the surroundings, then of the declared variables
+        skeleton: Skeleton,  # copies the surroundings, then the declared variables
         variables: Variables | None = None,  # declared
         captured: Sequence[Any] = (),
-        listed: Sequence[Any] = (),  # of these, those whose gradients the rule returns in any case
+        listed: Sequence[Any] = (),  # captured values whose gradients the rule always returns
     ) -> None:
-        # By place: two of the values that were captured may later be the same one.
+        # By position: two captured values may later be the same object.
         place = {id(c): i for i, c in enumerate(captured)}
         if not all(id(v) in place for v in listed):
             raise _errors.leaked_variable(contract.source)
         self._listed = [place[id(v)] for v in listed]
         self._count, self._variables, self._autodiff = len(captured), variables, call.autodiff
         self.source, self._contract, self._name = contract.source, contract, name
-        self._skeleton, self.has_primal = skeleton, call.around.primal is not None
-        # What has no gradient, unless an undeclared rule gives it one.
-        self._ungoverned: set[int] = set()
+        self._skeleton, self.has_primal = skeleton, call.surroundings.primal is not None
+        # Captured values without a gradient, unless the rule takes undeclared `variables`.
+        self._without_gradient: set[int] = set()
         if not is_written_in_rule(contract.source):
             differentiable = {i for i, c in enumerate(captured) if is_differentiable(c.dtype)}
             refs = {i for i, c in enumerate(captured) if is_ref(c)}
-            self._ungoverned = differentiable & (refs if call.autodiff else {*range(self._count)})
-            self._ungoverned -= {*self._listed}
+            self._without_gradient = differentiable & (
+                refs if call.autodiff else {*range(self._count)}
+            )
+            self._without_gradient -= {*self._listed}
         self._is_undeclared = bool(captured) and variables is None and not call.autodiff
-        # Whether it matters which of the captured values are being differentiated.
-        self.asks = self._is_undeclared or bool(self._ungoverned)
+        # The rule lists the captured values that are being differentiated, or raises for one.
+        self.needs_perturbed = self._is_undeclared or bool(self._without_gradient)
         self._refs = [i for i, c in enumerate(captured) if is_ref(c)]
-        self._treedef: Any = None  # of `y`, once it has run
-        self._types: Any = None  # of its leaves
-        self._uses: dict[int, Any] | None = None  # of captured values, once somebody asks
+        self._treedef: Any = None  # the structure of `y`, once `f` has run
+        self._types: Any = None  # the types of its leaves
+        self._uses: dict[int, Any] | None = None  # how `y` uses captured values, once known
 
     def __call__(self, captured: Sequence[Any], inputs: Sequence[Any]) -> Any:
         """Return `y`, whose derivative is the declared one."""
@@ -85,16 +87,16 @@ class Program:
         return [*closed_over, *(paths[i] for i in inputs.operands)]
 
     def value(self, operands: Sequence[Any]) -> list[Any]:
-        """Return the leaves of `y`, where JAX does not differentiate the call."""
+        """Return the leaves of `y`, in a call that JAX does not differentiate."""
         captured, inputs = operands[: self._count], operands[self._count :]
         copies = self._skeleton.copies(captured)
-        around = Surroundings(*copies.values[:5])
+        surroundings = Surroundings(*copies.values[:5])
         with plainly():
             if self.has_primal:
-                leaves, treedef = tree_flatten(self._contract.value(around, inputs))
+                leaves, treedef = tree_flatten(self._contract.value(surroundings, inputs))
                 leaves = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
             else:
-                leaves, outputs, _ = self._contract.apply(around, inputs)
+                leaves, outputs, _ = self._contract.apply(surroundings, inputs)
                 treedef = outputs.treedef
         copies.assign()
         self._set_type(treedef, leaves)
@@ -108,23 +110,29 @@ class Program:
             raise _errors.primal_mismatch(self.source, known, (treedef, types))
         self._treedef, self._types = treedef, types
 
-    def forward(self, operands: Sequence[Any], wanted: Sequence[int]) -> Forward:
-        """Return the leaves of `y` and the rule, where JAX differentiates the call."""
+    def forward(self, operands: Sequence[Any], perturbed: Sequence[int]) -> Forward:
+        """Return the leaves of `y` and the rule, in a call that JAX differentiates."""
         captured, inputs = operands[: self._count], operands[self._count :]
         if self._autodiff and captured:
-            return self._with_ordinary(captured, inputs, wanted)
-        return self._with_rule(captured, inputs, wanted, is_traced(operands))
+            return self._with_ordinary(captured, inputs, perturbed)
+        return self._with_rule(captured, inputs, perturbed, is_traced(operands))
 
     def _with_rule(
-        self, captured: Sequence[Any], inputs: Sequence[Any], wanted: Sequence[int], traced: bool
+        self, captured: Sequence[Any], inputs: Sequence[Any], perturbed: Sequence[int], traced: bool
     ) -> Forward:
-        """Return the value with the gradient that the rule declares."""
+        """Return the value with the gradient that the rule declares.
+
+        `f` runs once, as a copy that holds the current values. The rule that it returns may run
+        later, at other values or under another trace. So it becomes a function of its residuals
+        (the tracers that it holds); beside these it refers to no operand, only to their types.
+        """
         copies = self._skeleton.copies(captured)
         leaves, outputs, grad_fn = self._contract.apply(Surroundings(*copies.values[:5]), inputs)
         copies.assign()
         self._set_type(outputs.treedef, leaves)
         if not traced and is_traced(leaves):
-            # `jit` and `vmap` may make tracers of constants; or `f` holds one that nobody has seen.
+            # Either a `jit` or a `vmap` around this call made tracers of constants, or `f` holds a
+            # tracer that the walk did not see. A trace shows which.
             closed = jax.make_jaxpr(lambda: self._leaves(captured, inputs))()
             if is_traced(closed.consts):
                 raise HiddenTracerError
@@ -133,42 +141,45 @@ class Program:
         operands = [*captured, *inputs]
         types = [jax.typeof(o) for o in operands]  # not the operands, which the rule may outlive
         user = self._user_rule(grad_fn, outputs, operands)
-        self._refuse(wanted, user.chooses, operands, types)
-        now, parts = user.listed(wanted), [grad_fn, *(captured[i] for i in user.positions)]
+        self._refuse(perturbed, user.chooses, operands, types)
+        listed_now = user.listed(perturbed)
+        parts = [grad_fn, *(captured[i] for i in user.positions)]
         if traced:
             upstreams = [cotangent_type(leaves[i]) for i in outputs.differentiable]
             source, patient = Source.of(grad_fn), user.chooses
-            cells, left = copies.cells(), copies.left
-            rule = converted(user.run, parts, now, upstreams, source, patient, cells, left)
+            cells, unused = copies.cells(), copies.unused
+            rule = converted(user.run, parts, listed_now, upstreams, source, patient, cells, unused)
         else:
-            rule = kept(user.run, parts, copies.cells(), copies.left)
+            rule = unconverted(user.run, parts, copies.cells(), copies.unused)
         run_rule, residuals = rule.run, rule.residuals  # the rule may outlive its residuals
         fixed: list[int] | None = None  # the variables of a traced rule
         if rule.is_traced or self._contract.is_rule_traced:
-            fixed = user.positions if self._contract.is_rule_traced else now
+            fixed = user.positions if self._contract.is_rule_traced else listed_now
 
         def run(
-            residuals: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]
+            residuals: Sequence[Any], cotangents: Sequence[Any], perturbed: Sequence[int]
         ) -> list[Any]:
-            self._refuse(wanted, user.chooses, types, types)
-            listed = user.listed(wanted)
+            self._refuse(perturbed, user.chooses, types, types)
+            listed = user.listed(perturbed)
             if fixed is not None and listed != fixed:
                 if listed:
                     raise _errors.fixed_variables(self.source)
                 listed = fixed
-            found = run_rule(residuals, cotangents, listed)
-            inputs = len(found) - len(listed)
-            gradients: dict[int, Any] = {self._count + k: g for k, g in enumerate(found[:inputs])}
-            for i, g in zip(listed, found[inputs:], strict=True):
+            returned = run_rule(residuals, cotangents, listed)
+            inputs = len(returned) - len(listed)
+            gradients: dict[int, Any] = {
+                self._count + k: g for k, g in enumerate(returned[:inputs])
+            }
+            for i, g in zip(listed, returned[inputs:], strict=True):
                 if g is not None:
                     known = gradients.get(i)
                     gradients[i] = g if known is None else known + g
-            return [gradients.get(i) for i in wanted]
+            return [gradients.get(i) for i in perturbed]
 
         return Forward(leaves, outputs.differentiable, run, residuals)
 
     def _user_rule(self, grad_fn: Any, outputs: Outputs, operands: Sequence[Any]) -> "_UserRule":
-        """Return how the rule is run, and which of the captured values it gives gradients for."""
+        """Return how to run the rule, and which captured values it gives gradients for."""
         contract, positions, specs = self._contract, self._listed, {}
         chooses = self._is_undeclared and (
             bool(self._listed) if contract.is_rule_traced else accepts_variables(grad_fn)
@@ -181,51 +192,54 @@ class Program:
         return _UserRule(contract, outputs, self._variables, positions, specs, chooses)
 
     def _with_ordinary(
-        self, captured: Sequence[Any], inputs: Sequence[Any], wanted: Sequence[int]
+        self, captured: Sequence[Any], inputs: Sequence[Any], perturbed: Sequence[int]
     ) -> Forward:
-        """Return the same, and for the captured values the gradient of `f`'s own operations."""
+        """Return the value and the rule; captured values get the gradient of `f`'s own operations.
+
+        `jax.vjp` differentiates `f` by these. What it keeps joins the residuals of the rule.
+        """
         ordinary = {
             i: v for i, v in enumerate(captured) if spec(v).differentiable and not is_ref(v)
         }
-        if self._uses is not None:  # JAX would make zeros for all others
+        if self._uses is not None:  # JAX would make zeros for the others
             ordinary = {i: v for i, v in ordinary.items() if i in self._uses}
-        found: list[Forward] = []
+        forwards: list[Forward] = []
 
         def value(ordinary: dict[int, Any]) -> tuple[list[Any], Any]:
             mixed = [ordinary.get(i, v) for i, v in enumerate(captured)]
-            others = [i for i in wanted if i not in ordinary]
-            found.append(self._with_rule(mixed, inputs, others, traced=True))
-            leaves, outputs, _, residuals = found[-1]
-            found[-1] = found[-1]._replace(leaves=[], residuals=[])
+            others = [i for i in perturbed if i not in ordinary]
+            forwards.append(self._with_rule(mixed, inputs, others, traced=True))
+            leaves, outputs, _, residuals = forwards[-1]
+            forwards[-1] = forwards[-1]._replace(leaves=[], residuals=[])
             return [leaves[i] for i in outputs], (leaves, residuals)
 
         _, pull_back, (leaves, residuals) = jax.vjp(value, ordinary, has_aux=True)
-        _, outputs, run, _ = found[-1]
+        _, outputs, run, _ = forwards[-1]
         pulled, treedef = tree_flatten(pull_back)
-        count, of_f = len(pulled), list(ordinary)
+        count, positions = len(pulled), list(ordinary)
 
         def both(
-            residuals: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]
+            residuals: Sequence[Any], cotangents: Sequence[Any], perturbed: Sequence[int]
         ) -> list[Any]:
-            others = [i for i in wanted if i not in of_f]
-            (of,) = tree_unflatten(treedef, residuals[:count])(list(cotangents))
-            of = {
-                **of,
+            others = [i for i in perturbed if i not in positions]
+            (gradients,) = tree_unflatten(treedef, residuals[:count])(list(cotangents))
+            gradients = {
+                **gradients,
                 **dict(zip(others, run(residuals[count:], cotangents, others), strict=True)),
             }
-            return [of.get(i) for i in wanted]
+            return [gradients.get(i) for i in perturbed]
 
         return Forward(list(leaves), outputs, both, [*pulled, *residuals])
 
     def _leaves(self, captured: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        around = Surroundings(*self._skeleton(captured)[:5])
+        surroundings = Surroundings(*self._skeleton(captured)[:5])
         with plainly():
-            return self._contract.apply(around, inputs)[0]
+            return self._contract.apply(surroundings, inputs)[0]
 
     def _used(self, operands: Sequence[Any]) -> dict[int, Any]:
-        """Return the captured values that `y` depends on, in the order and with the place of use.
+        """Return the captured values that `y` depends on, in the order of first use, with its line.
 
-        `f` is traced once to learn that, on values or on their types.
+        JAX traces `f` once to learn that, on values or on their types.
         """
         if self._uses is None:
             captured, inputs = operands[: self._count], operands[self._count :]
@@ -233,20 +247,22 @@ class Program:
         return self._uses
 
     def note_uses(self, captured: Sequence[Any], uses: Sequence[tuple[Any, Any]] | None) -> None:
-        """Note what is known of the use of captured values: these, each with an equation."""
+        """Store how `y` uses captured values, where a trace has shown it."""
         if uses is None:
             return
         place = {id(c): i for i, c in enumerate(captured)}
         self._uses = _places({place[id(v)]: eqn for v, eqn in uses if id(v) in place})
 
     def _refuse(
-        self, wanted: Sequence[int], chooses: bool, operands: Sequence[Any], types: Sequence[Any]
+        self, perturbed: Sequence[int], chooses: bool, operands: Sequence[Any], types: Sequence[Any]
     ) -> None:
         """Raise if a captured value that `y` depends on is differentiated and has no gradient."""
-        refused = {i for i in wanted if i in self._ungoverned and (i in self._refs or not chooses)}
-        if not refused:
+        missing = {
+            i for i in perturbed if i in self._without_gradient and (i in self._refs or not chooses)
+        }
+        if not missing:
             return
-        uses = {i: place for i, place in self._used(operands).items() if i in refused}
+        uses = {i: place for i, place in self._used(operands).items() if i in missing}
         if uses:
             uses = [(spec(types[i]), self.source.line(place)) for i, place in uses.items()]
             declared = self._variables is not None
@@ -254,18 +270,18 @@ class Program:
 
 
 class _UserRule(NamedTuple):
-    """How a rule is run with the variables that are being differentiated."""
+    """How to run a rule with the variables that are being differentiated."""
 
     contract: Contract
     outputs: Outputs
     declared: Variables | None
-    positions: list[int]  # among the captured values, of those that it gives gradients for
-    specs: dict[int, Spec]  # of these
-    chooses: bool  # whether it lists those that are being differentiated, and not all
+    positions: list[int]  # of the captured values that it gives gradients for
+    specs: dict[int, Spec]  # the types of these values, by position
+    chooses: bool  # whether it lists only those that are being differentiated
 
-    def listed(self, wanted: Sequence[int]) -> list[int]:
+    def listed(self, perturbed: Sequence[int]) -> list[int]:
         """Return the positions of the variables, if these operands are being differentiated."""
-        return [i for i in self.positions if i in wanted] if self.chooses else self.positions
+        return [i for i in self.positions if i in perturbed] if self.chooses else self.positions
 
     def run(
         self, parts: Sequence[Any], cotangents: Sequence[Any], listed: Sequence[int]
@@ -281,5 +297,5 @@ class _UserRule(NamedTuple):
 
 
 def _places(uses: Mapping[int, Any]) -> dict[int, Any]:
-    """Return where equations were written: what remains of them, as they may hold values."""
+    """Return where the equations come from. The equations may hold values; this does not."""
     return {i: getattr(eqn, "source_info", None) for i, eqn in uses.items()}

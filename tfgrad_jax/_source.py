@@ -1,8 +1,8 @@
-"""Name the user's functions, by where they are written.
+"""Name the user's functions, with the file and line where they are written.
 
-`Source` and `Where` are kept beside a rule, and become text in messages, jaxprs and JAX's errors.
-`Source.named` gives JAX the user's names for what it traces; `line` and its kin find where a
-function leads to an operation or to an error.
+`Source` and `Where` become text in messages, jaxprs and JAX's errors. `Source.named` gives JAX the
+user's names for the functions that it traces. `line` and its kin return the line of a function
+that led to an operation or to an error.
 """
 
 import functools
@@ -18,7 +18,7 @@ _LIBRARIES = tuple(str(Path(file).parent) for file in (__file__, jax.__file__))
 
 
 class _Operands(inspect.Signature):
-    """The signature of a function of operands, by whose names JAX's errors call these."""
+    """The signature of a function of operands, from which JAX's errors take the operands' names."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__([inspect.Parameter("operands", inspect.Parameter.VAR_POSITIONAL)])
@@ -32,7 +32,7 @@ class _Operands(inspect.Signature):
 
 
 def _resolve(f: Any) -> tuple[str | None, types.CodeType | None]:
-    """Return the name and the code of what runs when `f` is called, where they are known."""
+    """Return the name and the code of the function that `f` wraps or calls; None if not known."""
     inner: Any = inspect.unwrap(f)
     while not hasattr(inner, "__code__"):
         if isinstance(inner, functools.partial):
@@ -54,7 +54,7 @@ def describe(f: Callable[..., Any]) -> str:
 
 
 def _within(code: types.CodeType | None) -> Iterator[types.CodeType]:
-    """Yield a code object and those of the functions that are written in it."""
+    """Yield a code object, and those of the functions written inside it."""
     if code is not None:
         yield code
         for constant in code.co_consts:
@@ -63,7 +63,7 @@ def _within(code: types.CodeType | None) -> Iterator[types.CodeType]:
 
 
 class Source(NamedTuple):
-    """A function by its name and code, which hold no values."""
+    """The name and the code of a function. Neither holds values, so a jaxpr may keep them."""
 
     name: str
     code: types.CodeType | None
@@ -74,24 +74,24 @@ class Source(NamedTuple):
         return cls(repr(f) if name is None else name, code)
 
     def named(self, run: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-        """Return a function of operands that JAX's own errors call by these names."""
+        """Return `run` such that JAX's own errors show this source and these names of operands."""
 
         def named(*operands: Any) -> Any:
             return run(*operands)
 
         if self.code is not None:
             name = self.name.rpartition(".")[2]
-            of: Any = types.SimpleNamespace(__name__=name, __code__=self.code)
+            shown: Any = types.SimpleNamespace(__name__=name, __code__=self.code)
             named.__signature__ = _Operands(names)  # type: ignore[attr-defined]
-            named.__wrapped__ = of  # type: ignore[attr-defined]
+            named.__wrapped__ = shown  # type: ignore[attr-defined]
         return named
 
     def first_use(self, eqn: Any) -> str:
-        """Return "file:line" where the function leads to an equation."""
+        """Return "file:line" of the line in the function that led to an equation."""
         return self.line(getattr(eqn, "source_info", None))
 
     def line(self, source_info: Any) -> str:
-        """Return "file:line" where the function leads to a place that JAX has noted."""
+        """Return "file:line" of the line in the function that led to a source that JAX recorded."""
         if self.code is None:
             return ""
         lines = {line for _, _, line in self.code.co_lines()}
@@ -102,10 +102,10 @@ class Source(NamedTuple):
         return f"{self.code.co_filename}:{self.code.co_firstlineno}"
 
     def line_of(self, eqn: Any, within: str) -> str:
-        """Return "file:line" where the function, or its rule, leads to an equation.
+        """Return "file:line" of the line in the function, or its rule, that led to an equation.
 
-        A function of the file `within` traced it. Where that is not in the traceback, JAX is
-        lowering, and the lines are those of the call.
+        A function of the file `within` traced the rule. If that file is not in the traceback, JAX
+        is lowering, and the traceback shows the call, not the rule: return "".
         """
         traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
         lines = [(f.file_name, f.line_num) for f in getattr(traceback, "frames", ())]
@@ -113,7 +113,7 @@ class Source(NamedTuple):
         return self._line(lines[: files.index(within)]) if within in files else ""
 
     def line_in(self, error: BaseException) -> str:
-        """Return "file:line" where the function leads to an error."""
+        """Return "file:line" of the line in the function, or its rule, that led to an error."""
         frames, tb = [], error.__traceback__
         while tb is not None:
             frames.append((tb.tb_frame.f_code.co_filename, tb.tb_lineno))
@@ -121,7 +121,10 @@ class Source(NamedTuple):
         return self._line(reversed(frames))
 
     def _line(self, lines: Iterable[tuple[str, int]]) -> str:
-        """Return the innermost line in the function, or else outside of JAX and this package."""
+        """Return the innermost line in the function, or else outside of JAX and this package.
+
+        `lines` come from the inside out.
+        """
         lines = [line for line in lines if not line[0].startswith(_LIBRARIES)]
         written = {
             (code.co_filename, n) for code in _within(self.code) for _, _, n in code.co_lines()

@@ -15,7 +15,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Describe a value by what matters about it: its type, or dtype and shape."""
+    """Describe a value, such as "an array of dtype int32 and shape (2,)" or "the float 1.0"."""
     if value is None:
         return "None"
     is_type = isinstance(value, type | ShapeDtypeStruct)

@@ -1,8 +1,8 @@
-"""Which of JAX's traces is running: what a call may leave out, and at which level it runs.
+"""Which of JAX's traces is running: which work a call may skip, and at which level it runs.
 
 `is_idle` runs at every call, `is_live` for every tracer that a function holds, `is_reverse` and
-`below` when a function is differentiated. Every answer is a property of the trace, never of what
-was called before.
+`below` when JAX differentiates a function. Every answer depends on the trace alone, never on
+earlier calls.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ _current_trace, _set_trace = core_name("find_top_trace"), core_name("set_current
 
 
 def _outside() -> Any:
-    """Return the trace of no transformation: a new thread has it.
+    """Return the trace that is current when no transformation is running, as in a new thread.
 
-    The code that imports this module may itself be transformed.
+    The thread that imports this module may be inside a transformation.
     """
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(_current_trace(())))
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(_current_trace(())))
     thread.start()
     thread.join()
-    return found[0]
+    return seen[0]
 
 
 _IDLE = _outside()
@@ -41,7 +41,7 @@ def _base_in_jax(cls: type) -> type:
     return [c for c in cls.__mro__ if c.__module__.partition(".")[0] == "jax"][-1]
 
 
-# The base class of JAX's traces, and that of what stands for their state.
+# The base classes of JAX's traces, and of the opaque objects that stand for their state.
 TRACES = tuple(_base_in_jax(type(f(()))) for f in (_current_trace, _trace_state))
 
 
@@ -53,18 +53,18 @@ _local = _Local()
 
 
 def is_idle() -> bool:
-    """Return whether no derivative can flow: nothing is transformed, or `plainly` runs."""
+    """Return whether nothing can be differentiated: no transformation runs, or `plainly` does."""
     now = _current_trace(())
     return now == _IDLE or now == _local.plain
 
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """Compute only the value: decorated functions called directly at this trace take no rule.
+    """Compute only the value: decorated functions called directly at this trace run without rules.
 
-    JAX does not differentiate the value of a function that has a rule. With rules, nested calls
-    would be staged at every level. A `jit`, a `scan` or a `vmap` inside has its own trace, so JAX
-    caches nothing that depends on this.
+    JAX does not differentiate the value of a function that has a rule, so it needs none of the
+    rules inside. With them, it would stage nested calls again at every level. A `jit`, a `scan` or
+    a `vmap` inside has its own trace, so JAX caches nothing that depends on this.
     """
     before, _local.plain = _local.plain, _current_trace(())
     try:
@@ -74,16 +74,16 @@ def plainly() -> Iterator[None]:
 
 
 def is_operand(value: Any) -> bool:
-    """Return whether JAX must be given a value as an operand: a tracer, or a Ref under staging."""
+    """Return whether a value must be an operand for JAX: a tracer, or a Ref under staging."""
     return isinstance(value, Tracer) or (is_ref(value) and is_staging())
 
 
 def is_live(tracer: Any) -> bool:
-    """Return whether the trace of a tracer is running: no other tracer can be used."""
+    """Return whether the trace of a tracer is still running; otherwise JAX refuses to use it."""
     trace = _current_trace(())
     while trace is not tracer._trace:
         if not hasattr(trace, "parent_trace"):
-            # A shard_map does not say which trace runs around it.
+            # JAX does not say which trace encloses that of a `shard_map`.
             return bool(jax.sharding.get_abstract_mesh().manual_axes)
         trace = trace.parent_trace
     return True
@@ -101,17 +101,17 @@ def is_staging() -> bool:
 
 @functools.cache
 def _staging() -> type:
-    """Return the type of the trace that records operations, seen from inside a staged function."""
-    found: list[type] = []
+    """Return the type of the trace that records operations, read inside a staged function."""
+    seen: list[type] = []
     with jax.disable_jit(False):
-        jax.eval_shape(lambda: found.append(type(_current_trace(()))))
-    return found[0]
+        jax.eval_shape(lambda: seen.append(type(_current_trace(()))))
+    return seen[0]
 
 
 def is_transposed(value: Any) -> bool:
-    """Return whether JAX is looking for a transpose by way of this value.
+    """Return whether JAX is transposing a function of this value, as `jax.linear_transpose` does.
 
-    It linearizes under such a trace, too; then the values that it knows are none of its tracers.
+    JAX also linearizes under a trace of this type; but then known values are not its tracers.
     """
     trace, tracer = _transposing()
     return isinstance(value, tracer) and type(_current_trace(())) is trace
@@ -120,20 +120,21 @@ def is_transposed(value: Any) -> bool:
 @functools.cache
 def _transposing() -> tuple[type, type]:
     """Return the types of the trace under which JAX transposes a function, and of its tracers."""
-    found: list[type] = []
+    seen: list[type] = []
 
     def probe(x: Any) -> Any:
-        found.extend((type(_current_trace(())), type(x)))
+        seen.extend((type(_current_trace(())), type(x)))
         return x
 
     jax.linear_transpose(probe, jax.ShapeDtypeStruct((), np.float32))
-    return found[0], found[1]
+    return seen[0], seen[1]
 
 
 def is_reverse(values: Sequence[Any]) -> bool:
-    """Return whether values are differentiated in reverse mode alone.
+    """Return whether JAX differentiates values in reverse mode alone.
 
-    JAX 0.8 does not tell. JAX's new `custom_vjp` would stage what runs eagerly.
+    JAX 0.8 does not say, so the answer is False there. It is False with JAX's new `custom_vjp`,
+    too, which would stage code that now runs eagerly.
     """
     trace = _current_trace(())
     pair = getattr(trace, "to_primal_tangent_pair", None)
@@ -145,22 +146,22 @@ def is_reverse(values: Sequence[Any]) -> bool:
 
 
 def below(primals: Sequence[Any]) -> Any:
-    """Return a context in which code runs at the level of the primals, inside a jvp rule.
+    """Return a context for code in a jvp rule that runs it at the level of the primals.
 
-    Where JAX linearizes, it runs the rule under a trace to which no primal belongs, and every
-    operation would go through that trace.
+    When JAX linearizes, it runs the rule under a trace to which no primal belongs. Without this
+    context every operation on the primals would go through that trace, which is slow.
     """
     now, (trace, tracer) = _current_trace(()), _linearizing()
     if type(now) is trace and not any(isinstance(p, tracer) for p in primals):
-        # It is speed alone: a JAX without this name is served as well.
+        # This only saves time: a JAX that cannot set a trace gives the same results.
         return contextlib.nullcontext() if _set_trace is None else _set_trace(now.parent_trace)
     return contextlib.nullcontext()
 
 
 @functools.cache
 def _linearizing() -> tuple[type, type]:
-    """Return the types of the trace that linearizes and of its tracers, seen from inside a rule."""
-    found: list[type] = []
+    """Return the types of the trace that linearizes and of its tracers, read inside a jvp rule."""
+    seen: list[type] = []
 
     @jax.custom_jvp
     def probe(x: Any) -> Any:
@@ -168,10 +169,11 @@ def _linearizing() -> tuple[type, type]:
 
     @probe.defjvp
     def _(primals: Any, tangents: Any) -> Any:
-        found.extend((type(_current_trace(())), type(tangents[0])))
+        seen.extend((type(_current_trace(())), type(tangents[0])))
         return primals[0], tangents[0]
 
-    # However a future JAX linearizes; and staged, so that it is the same wherever it runs first.
+    # A future JAX may linearize differently: then we do without. Staged, so that the answer does
+    # not depend on where this runs first.
     with contextlib.suppress(Exception):
         jax.eval_shape(lambda x: jax.linearize(probe, x)[0], jax.ShapeDtypeStruct((), np.float32))
-    return (found[0], found[1]) if len(found) == 2 else (types.NoneType, types.NoneType)
+    return (seen[0], seen[1]) if len(seen) == 2 else (types.NoneType, types.NoneType)

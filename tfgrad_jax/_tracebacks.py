@@ -1,8 +1,8 @@
 """Keep this package out of the user's tracebacks, jaxprs and profiles.
 
-`hide` takes our frames out of the traceback of an error that leaves the package; `hidden` does so
-where JAX calls us. As with JAX's own frames, `jax_traceback_filtering="off"` shows them. JAX names
-the source of an operation by the innermost line that is not excluded here.
+`hide` removes our frames from the traceback of an error that leaves the package. `hidden` does so
+in functions that JAX calls. As with JAX's own frames, `jax_traceback_filtering="off"` shows them.
+JAX gives each operation the innermost source line outside of excluded files; we exclude ours.
 """
 
 import functools
@@ -23,7 +23,7 @@ source_info_util.register_exclusion(_OURS)
 
 
 def hide(error: BaseException) -> None:
-    """Take our frames out of the traceback of an error that is being handled."""
+    """Remove our frames from the traceback of an error that is being handled."""
     if _CONFIG.jax_traceback_filtering == "off":
         return
     kept, tb = [], error.__traceback__
@@ -37,7 +37,7 @@ def hide(error: BaseException) -> None:
 
 
 def hidden(f: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Return the function, whose errors have none of our frames."""
+    """Return the function, such that its errors show none of our frames."""
 
     @functools.wraps(f)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:

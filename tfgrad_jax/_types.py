@@ -1,6 +1,6 @@
-"""The types of arrays, and what JAX raises where a value is not known.
+"""The types of arrays, and the errors that JAX raises if a tracer has no value.
 
-Imported by the modules of all groups; imports `_compat` alone.
+Modules of all groups import this one; it imports `_compat` alone.
 """
 
 import functools
@@ -14,18 +14,18 @@ from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 
 from ._compat import explicit_sharding, is_ref, tangent_dtype, varying
 
-# What asks for a value where there is none raises one of these.
+# JAX raises one of these if code needs the value of a tracer, as `if x > 0` does.
 NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
 
 NUMPY = (np.ndarray, np.generic)
 
 
 class Spec(NamedTuple):
-    """The type of an array."""
+    """The type of an array, as JAX sees it."""
 
     shape: tuple[int, ...]
     dtype: Any
-    axes: frozenset[Any] = frozenset()  # of a shard_map, along which it varies
+    axes: frozenset[Any] = frozenset()  # of a `shard_map`: the value varies along these
     sharding: Any = None  # over an explicit mesh
 
     @property
@@ -35,21 +35,21 @@ class Spec(NamedTuple):
 
 @functools.cache
 def is_differentiable(dtype: Any) -> bool:
-    """Return whether values of a dtype have derivatives; asked at every call."""
+    """Return whether values of a dtype have derivatives. Cached: runs at every call."""
     return tangent_dtype(dtype) != jax.dtypes.float0
 
 
 @functools.cache
 def is_kind(dtype: Any, kind: Any) -> bool:
-    """Return whether a dtype is of a kind, such as `jnp.floating`; asked at every call."""
+    """Return whether a dtype is of a kind, such as `jnp.floating`. Cached: runs at every call."""
     return jnp.issubdtype(dtype, kind)
 
 
 def spec(leaf: Any) -> Spec:
     """Return the type of an array, a tracer or a Python number, as JAX sees it."""
-    if isinstance(leaf, (*NUMPY, int, float, complex)):  # without 64 bits, doubles are floats
+    if isinstance(leaf, (*NUMPY, int, float, complex)):  # without x64, float64 becomes float32
         return Spec(np.shape(leaf), jnp.result_type(leaf))
-    if not isinstance(leaf, Tracer):  # no derivative of it is taken
+    if not isinstance(leaf, Tracer):  # concrete: not differentiated
         return Spec(leaf.shape, leaf.dtype)
     return Spec(leaf.shape, leaf.dtype, varying(leaf), explicit_sharding(leaf))
 

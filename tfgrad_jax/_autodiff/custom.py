@@ -1,20 +1,19 @@
 """Make JAX differentiate a function by its rule: the one place that knows JAX's custom derivatives.
 
-`differentiated` runs a `Function` on operands. JAX then runs, by way of a custom_jvp and a
-custom_vjp,
+`differentiated` runs a `Function` on operands, through a custom_vjp or a custom_jvp:
 
-    not differentiated    Function.value
-    by `grad` or `vjp`,   forward and backward of the custom_vjp: Function.forward, then the rule
+    if JAX ...                 it runs ...
+    does not differentiate     Function.value
+    runs `grad` or `vjp`       the custom_vjp: Function.forward, then the rule
     directly
-    otherwise             jvp: Function.forward, then `push` of the tangents; reverse mode
-                          transposes `push`, which runs the rule
-    where JAX drops a     forward and backward of the custom_vjp, which then stands below the
-    custom_jvp            custom_jvp
+    differentiates otherwise   the custom_jvp: Function.forward, then `push` of the tangents;
+                               reverse mode transposes `push`, which runs the rule
+    drops the custom_jvp       the custom_vjp that we put below it (before JAX 0.12, see `_compat`)
 
-The forward pass returns `attach(y, operands, rule)`, not `y`: the identity on `y`, whose derivative
-with respect to the operands is the rule again. So the declared gradient holds at every order,
-where `y` alone would have the derivative of `f`'s own operations. Each differentiation takes
-one `attach` away; nothing runs twice, and `attach` compiles to nothing.
+The forward pass does not return `y`, whose derivative would be that of `f`'s own operations. It
+returns `attach(y, operands, rule)`: the identity on `y`, whose derivative with respect to the
+operands is the rule. So the declared gradient holds at every order. Each differentiation removes
+one `attach`. Nothing runs twice, and `attach` compiles to no operation.
 """
 
 import dataclasses
@@ -40,11 +39,11 @@ from tfgrad_jax._types import NeedsValuesError, is_differentiable, is_traced
 from .primitives import attach, depend, push, zero_tangent
 from .rule import Rule, Run
 
-_NAMED = "_tfgrad_jax_named"  # an attribute of errors of which `_forward` knows the function
+_NAMED = "_tfgrad_jax_named"  # marks errors for which `_forward` has named the function
 
 
 class HiddenTracerError(Exception):
-    """The function holds a tracer that is no operand."""
+    """The function holds a tracer that is not an operand."""
 
 
 class Forward(NamedTuple):
@@ -61,16 +60,16 @@ class Function(Protocol):
 
     source: Source
     has_primal: bool  # whether `value` runs other code than `forward`
-    asks: bool  # whether its rule must know which operands are being differentiated
+    needs_perturbed: bool  # whether its rule must know which operands are being differentiated
 
     def names(self) -> Sequence[str]:
         """Return the names of the operands, for JAX's own errors."""
 
     def value(self, operands: Sequence[Any]) -> list[Any]:
-        """Return the leaves of the value, where JAX does not differentiate it."""
+        """Return the leaves of the value, in a call that JAX does not differentiate."""
 
-    def forward(self, operands: Sequence[Any], wanted: Sequence[int]) -> Forward:
-        """Return the leaves of the value and the rule; `wanted` are differentiated now."""
+    def forward(self, operands: Sequence[Any], perturbed: Sequence[int]) -> Forward:
+        """Return the leaves of the value and the rule, for `perturbed` operands (positions)."""
 
 
 def differentiated(function: Function, name: str, operands: Sequence[Any]) -> list[Any]:
@@ -78,71 +77,73 @@ def differentiated(function: Function, name: str, operands: Sequence[Any]) -> li
     if any(map(is_transposed, operands)) and not any(map(is_ref, operands)):
         return _linear(function, operands)
     kind = _with_refs if any(map(is_ref, operands)) else _derivatives
-    reverse_only, any_mode = kind(name, function.asks)
-    # JAX linearizes a custom_jvp, and only notes a custom_vjp.
+    reverse_only, any_mode = kind(name, function.needs_perturbed)
+    # JAX linearizes a custom_jvp at each call; a custom_vjp it only records, which is cheaper.
     return (reverse_only if is_reverse(operands) else any_mode)(function, *operands)
 
 
 @functools.cache
-def _with_refs(name: str, asks: bool) -> tuple[Any, Any]:
-    """Return what runs functions of Refs, which JAX takes through a custom_vjp alone."""
-    return (_reverse(name, _apart, asks),) * 2
+def _with_refs(name: str, needs_perturbed: bool) -> tuple[Any, Any]:
+    """Return what runs functions of Refs, which JAX accepts in a custom_vjp alone."""
+    return (_reverse(name, _with_copied_residuals, needs_perturbed),) * 2
 
 
 @functools.cache
-def _derivatives(name: str, asks: bool) -> tuple[Any, Any]:
+def _derivatives(name: str, needs_perturbed: bool) -> tuple[Any, Any]:
     """Return what runs a function that is differentiated in reverse mode, and in any mode.
 
-    If the rule `asks`, JAX tells which operands are differentiated by symbolic zeros. No other
-    function has them: they do not lower in a kernel.
+    If the rule `needs_perturbed`, symbolic zeros show which operands are being differentiated. No
+    other function gets them: a Pallas kernel cannot lower them.
     """
     value: Callable[..., Any] = _value
-    if not keeps_custom_jvp():  # elsewhere none, as kernel compilers for GPUs know no custom_vjp
-        dropped_to = _reverse(name, _apart, asks)
+    if not keeps_custom_jvp():  # elsewhere none: Triton, which compiles kernels, has no custom_vjp
+        dropped_to = _reverse(name, _with_copied_residuals, needs_perturbed)
 
         def value(function: Function, *operands: Any) -> list[Any]:
             return dropped_to(function, *operands)
 
     def jvp(primals: Any, tangents: Any) -> Any:
         (function, *operands), (_, *dots) = primals, tangents
-        wanted = [type(dot) is not SymbolicZero for dot in dots]
+        perturbed = [type(dot) is not SymbolicZero for dot in dots]
         with below(operands):
-            leaves, rule = _attached(function, operands, wanted)
+            leaves, rule = _attached(function, operands, perturbed)
         return leaves, _tangents(leaves, rule, dots)
 
     any_mode = jax.custom_jvp(_named(value, name))
-    any_mode.defjvp(_named(jvp, name), symbolic_zeros=asks)
-    return _reverse(name, lambda rule, operands: rule, asks), any_mode
+    any_mode.defjvp(_named(jvp, name), symbolic_zeros=needs_perturbed)
+    return _reverse(name, lambda rule, operands: rule, needs_perturbed), any_mode
 
 
-def _reverse(name: str, kept: Callable[[Rule, Sequence[Any]], Rule], asks: bool) -> Any:
+def _reverse(
+    name: str, to_keep: Callable[[Rule, Sequence[Any]], Rule], needs_perturbed: bool
+) -> Any:
     def forward(function: Function, *operands: Any) -> tuple[Any, Rule]:
-        wanted = [True] * len(operands)
-        if asks:
-            wanted = [o.perturbed for o in operands]
+        perturbed = [True] * len(operands)
+        if needs_perturbed:
+            perturbed = [o.perturbed for o in operands]
             operands = tuple(o.value for o in operands)
-        leaves, rule = _attached(function, operands, wanted)
-        return leaves, kept(rule, operands)
+        leaves, rule = _attached(function, operands, perturbed)
+        return leaves, to_keep(rule, operands)
 
     def backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         upstreams = [cotangents[i] for i in rule.outputs]
         return None, *rule([zeros(c.aval) if type(c) is SymbolicZero else c for c in upstreams])
 
-    pair = jax.custom_vjp(_named(_value, name))
-    pair.defvjp(_named(forward, name), _named(backward, name), symbolic_zeros=asks)
-    return pair
+    with_vjp = jax.custom_vjp(_named(_value, name))
+    with_vjp.defvjp(_named(forward, name), _named(backward, name), symbolic_zeros=needs_perturbed)
+    return with_vjp
 
 
 def _named(f: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return `f` under a name, with its signature: JAX derives it at every call otherwise."""
+    """Return `f` under a name, with its signature, which JAX would compute at every call."""
 
     @functools.wraps(f)
     def named(*args: Any) -> Any:
         return f(*args)
 
     named.__name__ = named.__qualname__ = name
-    of: Any = types.SimpleNamespace(__name__=name, __code__=f.__code__)
-    vars(named)["__wrapped__"] = of  # where JAX looks for the name that jaxprs show
+    shown: Any = types.SimpleNamespace(__name__=name, __code__=f.__code__)
+    vars(named)["__wrapped__"] = shown  # where JAX looks for the name that jaxprs show
     named.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
     return hidden(jax.named_scope(name)(named))  # the name of the operations in profiles
 
@@ -153,14 +154,14 @@ def _arrays(operands: Sequence[Any]) -> list[Any]:
 
 
 def _value(function: Function, *operands: Any) -> list[Any]:
-    """Return the leaves of the value, where JAX does not differentiate it."""
+    """Return the leaves of the value, in a call that JAX does not differentiate."""
     operands = tuple(_arrays(operands))
     if not is_traced(operands) or any(map(is_ref, operands)):
-        return _laid_out(function, function.value(operands))
+        return _with_axis_in_front(function, function.value(operands))
     if not is_staging():
-        return _laid_out(function, _kept(function.value(operands)))
-    # What is staged may be mapped and then differentiated. Then each output must be mapped
-    # that has a mapped operand, even if it ignores it: the rule may use that operand.
+        return _with_axis_in_front(function, _not_transposable(function.value(operands)))
+    # JAX may map the staged call later, and then differentiate it. If an operand is mapped, each
+    # output must be mapped, even one that ignores the operand: the rule may use it.
     value = function.source.named(lambda *args: function.value(args), function.names())
     closed = jax.jit(value).trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
@@ -171,21 +172,23 @@ def _value(function: Function, *operands: Any) -> list[Any]:
         ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
         if ignored:
             (leaves[i],) = depend([leaves[i]], ignored)
-    return _laid_out(function, _kept(leaves))
+    return _with_axis_in_front(function, _not_transposable(leaves))
 
 
-def _kept(leaves: list[Any]) -> list[Any]:
-    """Return leaves that `jax.linear_transpose` refuses: it would transpose the value.
+def _not_transposable(leaves: list[Any]) -> list[Any]:
+    """Return the leaves such that `jax.linear_transpose` raises.
 
-    Before JAX 0.12 it refuses the custom_vjp.
+    It would transpose `f`'s own operations, not run the rule. Before JAX 0.12, the custom_vjp makes
+    it raise.
     """
     return list(map(jax.lax.stop_gradient, leaves)) if keeps_custom_jvp() else leaves
 
 
 def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
-    """Return the leaves where JAX is looking for a transpose: their transpose is the rule.
+    """Return the leaves under `jax.linear_transpose`, with the rule as their transpose.
 
-    JAX transposes linear functions, whose rule is the same everywhere.
+    The rule of a linear function is the same at every point, so it runs at zero; a gradient that
+    depends on the point raises.
     """
     linear = {i: o for i, o in enumerate(operands) if is_transposed(o)}
     known = {i: o for i, o in enumerate(operands) if i not in linear}
@@ -200,8 +203,8 @@ def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
     ) -> list[Any]:
         at = [{**known, **linear}[i] for i in range(count)]
         _, rule = _attached(function, at, [i in linear for i in range(count)])
-        found = rule([cotangents[i] for i in rule.outputs])
-        return [at[i] if found[i] is None else found[i] for i in linear]
+        dxs = rule([cotangents[i] for i in rule.outputs])
+        return [at[i] if dxs[i] is None else dxs[i] for i in linear]
 
     def transpose(known: dict[int, Any], cotangents: Sequence[Any]) -> dict[int, Any]:
         at = {i: zeros(t) for i, t in types.items()}
@@ -216,8 +219,8 @@ def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
     return linear_call(value, transpose, known, linear)
 
 
-def _laid_out(function: Function, leaves: list[Any]) -> list[Any]:
-    """Return the leaves with a mapped axis in front, whether `primal` or `f` ran.
+def _with_axis_in_front(function: Function, leaves: list[Any]) -> list[Any]:
+    """Return the leaves with a mapped axis in front, so that `primal` and `f` agree about it.
 
     `expand_dims` forces it there; unlike `depend`, Pallas can lower it.
     """
@@ -227,22 +230,22 @@ def _laid_out(function: Function, leaves: list[Any]) -> list[Any]:
 
 
 def _attached(
-    function: Function, operands: Sequence[Any], wanted: Sequence[bool]
+    function: Function, operands: Sequence[Any], perturbed: Sequence[bool]
 ) -> tuple[list[Any], Rule]:
     """Return the leaves with the rule as their derivative, and the rule.
 
-    As in `_value`, each is mapped that has a mapped operand: JAX requires that the two agree.
+    If an operand is mapped, so are the leaves, as in `_value`: JAX requires that the two agree.
     """
     operands = _arrays(operands)
     has_tangents = [is_differentiable(o.dtype) for o in operands]
-    now = tuple(i for i, has in enumerate(has_tangents) if has and wanted[i])
-    leaves, outputs, run, residuals = _forward(function, operands, now)
+    positions = tuple(i for i, has in enumerate(has_tangents) if has and perturbed[i])
+    leaves, outputs, run, residuals = _forward(function, operands, positions)
     differentiable = [i for i, o in enumerate(operands) if has_tangents[i] and not is_ref(o)]
     rule = Rule(
         residuals,
         run,
         tuple(outputs),
-        now,
+        positions,
         tuple(differentiable),
         len(operands),
         function.source,
@@ -261,25 +264,25 @@ def _attached(
             ignored = others if i in outputs else list(traced.values())
             if ignored:
                 (leaves[i],) = depend([leaf], ignored)
-    return _laid_out(function, leaves), rule
+    return _with_axis_in_front(function, leaves), rule
 
 
-def _forward(function: Function, operands: Sequence[Any], wanted: Sequence[int]) -> Forward:
+def _forward(function: Function, operands: Sequence[Any], perturbed: Sequence[int]) -> Forward:
     """Return the value and the rule; name the function if JAX cannot differentiate its operations.
 
-    At the second order JAX differentiates them. What fails there alone, a callback for instance,
-    raises no error where nothing is differentiated.
+    For second derivatives JAX differentiates the operations of `f`, and fails at a callback, for
+    instance. If `f` runs with all derivatives stopped, that was the reason.
     """
     try:
-        return function.forward(operands, wanted)
-    except Exception as error:  # of any type, by version and operation
+        return function.forward(operands, perturbed)
+    except Exception as error:  # the type depends on the operation and the version of JAX
         known = isinstance(error, (*NeedsValuesError, HiddenTracerError, RecursionError))
         if known or getattr(error, _NAMED, False) or not is_traced(operands):
             raise
-        setattr(error, _NAMED, True)  # the functions around this one see the same error
+        setattr(error, _NAMED, True)  # the enclosing decorated functions see the same error
         stopped = [o if is_ref(o) else jax.lax.stop_gradient(o) for o in operands]
         try:
-            function.forward(stopped, wanted)
+            function.forward(stopped, perturbed)
         except Exception:
             raise error from None
         source, text = function.source, f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -297,18 +300,18 @@ def _tangents(leaves: Sequence[Any], rule: Rule, tangents: Sequence[Any]) -> lis
     dxs = [tangents[rule.differentiable[x]] for x in nonzero]
     ys = [leaves[i] for i in rule.outputs]
     dys = push(pull.only(nonzero), residuals, ys, dxs) if dxs else map(zero_tangent, ys)
-    found = dict(zip(rule.outputs, dys, strict=True))
+    tangent_of = dict(zip(rule.outputs, dys, strict=True))
     return [
-        found[i] if i in found else np.zeros(y.shape, jax.dtypes.float0)
+        tangent_of[i] if i in tangent_of else np.zeros(y.shape, jax.dtypes.float0)
         for i, y in enumerate(leaves)
     ]
 
 
-def _apart(rule: Rule, operands: Sequence[Any]) -> Rule:
+def _with_copied_residuals(rule: Rule, operands: Sequence[Any]) -> Rule:
     """Return the rule with a copy of each residual that is an operand.
 
-    JAX does not save a residual that is an operand, and before 0.12 it takes another value for it
-    where the custom_vjp was staged together with constants. Remove when 0.12 is the oldest.
+    JAX does not save a residual that is an operand. Before 0.12 it then uses the wrong value if
+    the custom_vjp was staged together with constants. Remove when 0.12 is the oldest supported.
     """
     if keeps_custom_jvp():
         return rule

@@ -1,9 +1,9 @@
 """Check that a rule is linear in its upstreams, before it is transposed.
 
-`check` follows the upstreams through the equations of the rule, into its loops and branches. What
-adds a constant to an upstream is refused, since JAX would drop the constant, and so is what JAX
-cannot transpose. Everything else is linear in the operand that the upstream reaches, or
-`jax.linear_transpose` refuses it.
+`check` follows the upstreams through the equations of the rule, into its loops and branches. It
+refuses operations that add a constant to an upstream, because JAX would drop the constant, and
+those that JAX cannot transpose. Any other operation is linear in the operand that the upstream
+reaches, or `jax.linear_transpose` refuses it.
 """
 
 import functools
@@ -20,15 +20,27 @@ from tfgrad_jax._jaxpr import IDENTITIES, ONE_BY_ONE, Followed, flow, without_co
 from tfgrad_jax._trace import is_staging
 from tfgrad_jax._types import is_differentiable, is_kind
 
-# What an intermediate value of a rule is, as a function of the upstream gradients.
+# The kinds of intermediate values of a rule, as functions of the upstream gradients.
 _ZERO, _CONSTANT, _LINEAR = range(3)  # max(a, b) is the kind of a sum
 
-# These are linear in all operands together, and not in one beside a constant.
+# Sums and the like: linear in all operands together, but an upstream plus a constant is not linear.
 _ADDS = {
-    "add", "add_any", "addupdate", "complex", "concatenate", "dynamic_update_slice", "pad",
-    "ragged_all_to_all", "scatter", "scatter-add", "scatter-sub", "select_n", "stack", "sub",
+    "add",
+    "add_any",
+    "addupdate",
+    "complex",
+    "concatenate",
+    "dynamic_update_slice",
+    "pad",
+    "ragged_all_to_all",
+    "scatter",
+    "scatter-add",
+    "scatter-sub",
+    "select_n",
+    "stack",
+    "sub",
     "swap",
-}  # fmt: skip
+}
 # These are linear in each operand, one at a time,
 _PRODUCTS = {"mul", "dot_general", "conv_general_dilated", "ragged_dot_general", "scatter-mul"}
 # and these in the operand at this position alone.
@@ -39,33 +51,46 @@ _LINEAR_IN = {
     "select_and_scatter_add": 0,
     "select_and_gather_add": 0,
 }
-# JAX cannot look into these. Some are in its registries, for the error that they raise.
+# JAX cannot differentiate or transpose the code in these. Some are in its registries all the same:
+# with a rule that raises.
 _OPAQUE = {"pure_callback", "io_callback", "ffi_call", "pallas_call", "mpmd_map"}
-# Transposed by JAX in another way than by its registry, in some version.
+# Linear, but some version of JAX does not transpose them by its registry.
 _LINEAR_TOO = {
-    "gather", "slice", "dynamic_slice", "copy_p", "stop_gradient", "psum2", "reshard", "mesh_cast",
-    "pcast", "optimization_barrier", "get", "swap", "addupdate", "relayout",
-}  # fmt: skip
+    "gather",
+    "slice",
+    "dynamic_slice",
+    "copy_p",
+    "stop_gradient",
+    "psum2",
+    "reshard",
+    "mesh_cast",
+    "pcast",
+    "optimization_barrier",
+    "get",
+    "swap",
+    "addupdate",
+    "relayout",
+}
 
 
-# Entries of a constant that is looked into, for whether all are zero.
+# The size up to which we check whether all entries of a constant are zero.
 _MANY = 1 << 16
 
 
 class NotLinearError(Exception):
-    """The rule is not linear in its upstream gradients; says which operation is not."""
+    """The rule is not linear in its upstream gradients; the text names the operation."""
 
     def __init__(self, text: str, eqn: Any = None, error: Exception | None = None) -> None:
         super().__init__(text)
         self.eqn = eqn  # of the operation, or of the `jit` that calls it
-        self.error = error  # or what Python code raised that wants a value
+        self.error = error  # or the error of Python code that needs a value
 
 
 def check(closed: ClosedJaxpr, upstreams: int | None = None) -> list[Any]:
     """Raise unless the traced rule is linear; return the calls that only their own rules transpose.
 
-    These are calls with a derivative of their own, around code that JAX cannot look into. Without
-    `upstreams`, all arguments are; or these many last ones.
+    Such a call has a declared derivative, and in its body a callback or a kernel, which JAX cannot
+    transpose. `upstreams` says how many of the last arguments are upstreams; None: all of them.
     """
     analysis, inputs = _Linearity(), len(closed.jaxpr.invars)
     others = 0 if upstreams is None else inputs - upstreams
@@ -89,18 +114,18 @@ class _Linearity:
     """Classify each value as a function of the upstreams; raise where it is not linear."""
 
     def __init__(self) -> None:
-        self.opaque: list[Any] = []  # equations that no rule declared here stands for
-        self.declared: list[Any] = []  # calls that hold such equations, and have a rule
+        self.opaque: list[Any] = []  # equations that JAX cannot transpose, outside of `declared`
+        self.declared: list[Any] = []  # calls of functions with a rule that have some inside
 
     def constant(self, value: Any) -> int:
-        """Return whether a constant is zero; large ones are not looked into."""
+        """Return whether a constant is zero; a large one counts as not zero."""
         if isinstance(value, jax.core.Tracer) or (is_ref(value) and is_staging()):
             return _CONSTANT  # its value is not known
         if np.size(value) > _MANY:
             return _CONSTANT
         try:
             return _CONSTANT if np.any(np.asarray(value)) else _ZERO
-        except (TypeError, ValueError, RuntimeError):  # a PRNG key; an array of several processes
+        except (TypeError, ValueError, RuntimeError):  # cannot be read: a PRNG key, say
             return _CONSTANT
 
     def call(self, eqn: Any, operands: Sequence[int], follow: Callable[..., Followed]) -> Followed:
@@ -108,17 +133,17 @@ class _Linearity:
             raise NotLinearError("`while`, which JAX cannot transpose", eqn)
         outside, self.opaque = self.opaque, []
         try:
-            found = follow(eqn, operands, self)
+            followed = follow(eqn, operands, self)
         except NotLinearError as error:
             if eqn.primitive.name != "jit":
                 raise
-            # JAX traces what is in it once: its lines may be those of another call.
+            # JAX traces the function once for all calls: the lines inside may be of another call.
             raise NotLinearError(f"{error} (in `{eqn.params['name']}`)", eqn) from None
         if self.opaque and is_declared(eqn):
             self.declared.append(eqn)
             self.opaque = []
         self.opaque = outside + self.opaque
-        return found
+        return followed
 
     def step(self, eqn: Any, operands: Sequence[int]) -> Any:
         try:
@@ -159,7 +184,7 @@ class _Linearity:
         return _LINEAR
 
     def _is_known(self, primitive: Any) -> bool:
-        """Return whether JAX transposes an operation, or says that it does not."""
+        """Return whether JAX has a transpose of an operation, or raises an error of its own."""
         if primitive.name in _OPAQUE:
             return False
         return primitive.name in _LINEAR_TOO or can_transpose(primitive)
@@ -170,4 +195,4 @@ class _Linearity:
         return max(a, b)
 
     def branch(self, name: str, predicate: int, result: int) -> int:
-        return result  # what makes a predicate of an upstream has been refused, or is opaque
+        return result  # no predicate is an upstream: `step` has refused, or it is opaque

@@ -1,9 +1,9 @@
-"""Three primitives of JAX, by its rules for primitives.
+"""Our three JAX primitives, registered as JAX's page on primitives says.
 
 `attach` is the identity on `ys`; its derivative with respect to `xs` is a rule. `push` maps
-tangents of the `xs` to tangents of the `ys`, and its transpose is the rule, which reverse mode runs
-as it is. Forward mode evaluates `push`, by transposing the rule (`transpose.py`). `depend` is the
-identity on `ys`, batched as soon as any other operand is.
+tangents of the `xs` to tangents of the `ys`. Its transpose is the rule, so reverse mode runs the
+rule as it is; forward mode evaluates `push` by transposing the rule (`transpose.py`). `depend` is
+the identity on `ys`; its results are batched if any operand is.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ attach_p, push_p, depend_p = map(_primitive, ("attach", "push", "depend"))
 
 
 def zero_tangent(value: Any) -> Any:
-    """Return the zero among the tangents of a value."""
+    """Return the tangent of a value that is zero."""
     return zeros(tangent_type(value))
 
 
@@ -41,21 +41,21 @@ def _instantiated(value: Any) -> Any:
 
 
 def _first(*args: Any, count: int, **_: Any) -> list[Any]:
-    """Return the `ys`: the value, and the type, of `attach` and `depend`."""
+    """Return the first operands, the `ys`: these are the results of `attach` and `depend`."""
     return list(args[:count])
 
 
 def _mapped(values: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[list[Any], list[int]]:
-    """Return the values with a mapped axis, in front where there was none, and where it is.
+    """Return the values, all with a mapped axis, and the positions of this axis.
 
-    It stays where it is: under `vmap` JAX takes the type of a value that it has staged for that of
-    the value that it differentiates, whatever axis is mapped there.
+    A value without one gets it in front. No axis is moved: under `vmap`, JAX assumes that a staged
+    value has the type of the value that it differentiates, mapped axis included.
     """
-    found = [
+    with_axis = [
         jnp.broadcast_to(v, (size, *jnp.shape(v))) if d is None else v
         for v, d in zip(values, dims, strict=True)
     ]
-    return found, [0 if d is None else d for d in dims]
+    return with_axis, [0 if d is None else d for d in dims]
 
 
 def _in_front(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
@@ -64,11 +64,11 @@ def _in_front(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
 
 
 def _life() -> ClosedJaxpr:
-    """Return a parameter that lives as long as its equation.
+    """Return a new, empty jaxpr as a parameter of an equation, so that JAX's caches forget it.
 
-    JAX caches the type of each equation that it records, by the parameters. It keeps jaxprs there
-    by weak references, and forgets the entry of one that is gone; otherwise the cache would keep
-    rules alive, and the arrays that they hold.
+    JAX caches the type of each equation that it records, by its parameters; these are rules, and
+    rules hold arrays. The cache has weak references to jaxprs, and drops an entry when one of them
+    is deleted. So the entry lives no longer than the equation.
     """
     return ClosedJaxpr(empty(), ())
 
@@ -77,7 +77,7 @@ def _life() -> ClosedJaxpr:
 
 
 def depend(ys: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """Return `ys`, which depend on the others for `vmap`."""
+    """Return `ys`; under `vmap` they are mapped if any of the others is."""
     return depend_p.bind(*ys, *others, count=len(ys))
 
 
@@ -109,7 +109,7 @@ def _attach_jvp(primals: Any, tangents: Any, *, count: int, xs: int, pull: Pull,
     nonzero = [i for i, t in enumerate(dxs) if type(t) is not ad.Zero]
     if not nonzero:
         if pull.pure and any(type(t) is not ad.Zero for t in tangents[:count]):
-            raise _errors.hidden_tracer(pull.source)  # y varies, and no operand does
+            raise _errors.hidden_tracer(pull.source)  # `y` has a tangent, and no operand has one
         return out, [ad.Zero(tangent_type(y)) for y in ys]
     return out, push(pull.only(nonzero), residuals, ys, [dxs[i] for i in nonzero])
 
@@ -159,7 +159,7 @@ def _push_jvp(primals: Any, tangents: Any, *, pull: Pull, types: Any, count: int
         total = _push(residuals, dts, pull, types)
     nonzero = [i for i, t in enumerate(tangents[:count]) if type(t) is not ad.Zero]
     if nonzero:
-        # Of forward mode that is differentiated again: what evaluates it is ordinary code.
+        # Forward mode that is differentiated again: JAX differentiates the code of `_push_value`.
         def at(*some: Any) -> list[Any]:
             mixed = list(residuals)
             for i, r in zip(nonzero, some, strict=True):
@@ -178,10 +178,10 @@ def _push_transpose(
     if any(map(ad.is_undefined_primal, args[:count])):
         text = "a gradient that depends on its inputs"
         raise _errors.not_linear(pull.source, text)
-    found = pull.run(args[:count], [_instantiated(c) for c in cotangents])
+    gradients = pull.run(args[:count], [_instantiated(c) for c in cotangents])
     back = [
         None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g
-        for g, t in zip(found, args[count:], strict=True)
+        for g, t in zip(gradients, args[count:], strict=True)
     ]
     return [*[None] * count, *back]
 
@@ -197,7 +197,7 @@ def _push_batch(
     return out, [0] * len(types)
 
 
-# --- what JAX asks of a primitive ---------------------------------------------------------------
+# --- registration with JAX ----------------------------------------------------------------------
 
 for _p, _value, _type in (
     (depend_p, _first, _first),
@@ -211,7 +211,7 @@ for _p, _value, _type in (
 
 
 def _only_mapped(primitive: Primitive, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule for `vmap`, which JAX asks even where nothing is mapped."""
+    """Return the rule for `vmap`, skipped if no operand is mapped: JAX calls it then, too."""
 
     def batch(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
         if any(d is not None for d in dims):

@@ -1,9 +1,9 @@
 """The derivative of a function at a point, in two forms.
 
-`Rule` is a pytree, which JAX carries from the forward to the backward pass: the residuals are its
-leaves. `Pull` is a parameter of our primitives, which carry the residuals themselves; what `vmap`
-makes of a rule is here. Both know which operands are being differentiated, because a rule may have
-to: it lists the variables among them.
+`Rule` is a pytree whose leaves are the residuals: JAX carries it from the forward to the backward
+pass. `Pull` has no residuals: it is a parameter of our primitives, which take the residuals as
+operands. `Pull.batched` is the rule under `vmap`. Both store which operands are being
+differentiated (JAX calls them *perturbed*), because undeclared `variables` are exactly those.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from tfgrad_jax._source import Source
 # -> for each of these operands its gradient, or None.
 Run: TypeAlias = Callable[[Sequence[Any], Sequence[Any], Sequence[int]], list[Any]]
 
-_STATIC = ["run", "outputs", "wanted", "differentiable", "count", "source", "pure"]
+_STATIC = ["run", "outputs", "perturbed", "differentiable", "count", "source", "pure"]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["residuals"], meta_fields=_STATIC)
@@ -30,9 +30,9 @@ class Rule:
 
     residuals: Sequence[Any]
     run: Run
-    outputs: tuple[int, ...]  # positions of the outputs that have cotangents
-    wanted: tuple[int, ...]  # positions of the operands that are being differentiated
-    differentiable: tuple[int, ...]  # positions of those that can be, and are no Refs
+    outputs: tuple[int, ...]  # positions of the outputs that have cotangents, the `ys` of `Pull`
+    perturbed: tuple[int, ...]  # positions of the operands that are being differentiated
+    differentiable: tuple[int, ...]  # positions of those that can be, without Refs: the `xs`
     count: int  # of all operands
     source: Source
     pure: bool  # whether no operand is a Ref
@@ -40,7 +40,7 @@ class Rule:
     def __call__(self, cotangents: Sequence[Any]) -> list[Any]:
         gradients: list[Any] = [None] * self.count
         for i, g in zip(
-            self.wanted, self.run(self.residuals, cotangents, self.wanted), strict=True
+            self.perturbed, self.run(self.residuals, cotangents, self.perturbed), strict=True
         ):
             gradients[i] = g
         return gradients
@@ -48,20 +48,20 @@ class Rule:
     def pull(self) -> tuple["Pull", list[Any]]:
         """Return the rule as the primitives know it, and its residuals.
 
-        A primitive takes no Refs: the rule reads and writes them beside it.
+        A primitive takes no Refs, so the pull holds them; the rule reads and writes them there.
         """
-        # Not `self`, which holds the residuals: tracers, and the pull ends up in a jaxpr.
+        # Do not close over `self`: it holds tracers, and the pull may outlive them in a jaxpr.
         every, inner, positions = list(self.residuals), self.run, self.differentiable
         places = [i for i, r in enumerate(every) if not is_ref(r)]
         refs = [r if is_ref(r) else None for r in every]
 
         def run(
-            residuals: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]
+            residuals: Sequence[Any], cotangents: Sequence[Any], perturbed: Sequence[int]
         ) -> list[Any]:
             filled = list(refs)
             for i, r in zip(places, residuals, strict=True):
                 filled[i] = r
-            return inner(filled, cotangents, [positions[x] for x in wanted])
+            return inner(filled, cotangents, [positions[x] for x in perturbed])
 
         xs = tuple(range(len(positions)))
         return Pull(run, xs, self.source, self.pure), [every[i] for i in places]
@@ -73,7 +73,7 @@ class Pull:
     """Cotangents of the `ys` -> gradients of those of the `xs` that are being differentiated."""
 
     at: Run
-    wanted: Sequence[int]  # positions among the `xs`
+    perturbed: Sequence[int]  # positions among the `xs`
     source: Source
     pure: bool = True  # whether the function reads no Ref
 
@@ -81,35 +81,35 @@ class Pull:
         return f"the rule of {self.source}"
 
     def run(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        return self.at(residuals, cotangents, self.wanted)
+        return self.at(residuals, cotangents, self.perturbed)
 
     def only(self, some: Sequence[int]) -> "Pull":
-        """Return the rule where only some of these are being differentiated."""
-        return dataclasses.replace(self, wanted=[self.wanted[i] for i in some])
+        """Return the rule for some of these operands; the others are not being differentiated."""
+        return dataclasses.replace(self, perturbed=[self.perturbed[i] for i in some])
 
     def batched(
         self, axis: Any, dims: Sequence[Any], ys: Sequence[int], mapped: Sequence[bool]
     ) -> "Pull":
-        """Return the rule over an axis: `dims` and `ys` say where residuals and cotangents have it.
+        """Return the rule under `vmap`. `dims` and `ys` are the axes of residuals and cotangents.
 
-        The gradients of the wanted `xs` that are not `mapped` are summed.
+        All examples share an `x` that is not `mapped`, so its gradients are summed.
         """
-        at, is_mapped = self.at, dict(zip(self.wanted, mapped, strict=True))
+        at, is_mapped = self.at, dict(zip(self.perturbed, mapped, strict=True))
 
         def run(
-            residuals: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]
+            residuals: Sequence[Any], cotangents: Sequence[Any], perturbed: Sequence[int]
         ) -> list[Any]:
             over_axis = jax.vmap(
-                lambda residuals, cotangents: at(residuals, cotangents, wanted),
+                lambda residuals, cotangents: at(residuals, cotangents, perturbed),
                 (list(dims), list(ys)),
                 axis_size=axis.size,
                 axis_name=axis.name,
                 spmd_axis_name=axis.spmd_name,
             )
-            found = over_axis(list(residuals), list(cotangents))
+            gradients = over_axis(list(residuals), list(cotangents))
             return [
                 g if g is None or is_mapped[i] else g.sum(0)
-                for i, g in zip(wanted, found, strict=True)
+                for i, g in zip(perturbed, gradients, strict=True)
             ]
 
         return dataclasses.replace(self, at=run)

@@ -1,8 +1,9 @@
-"""Evaluate `push`: transpose a rule, which is what forward mode is made of.
+"""Evaluate `push`: forward mode is the transpose of the rule.
 
-`push_forward` runs when a tangent is pushed through a rule and not transposed again: `jvp`,
-`jacfwd`, `hessian`. `jax.linear_transpose` alone would accept `dy + c` and drop the `c`, so
-`linearity.check` is asked first.
+A rule maps cotangents of `y` to cotangents of `x`. It is linear, and its transpose maps tangents of
+`x` to tangents of `y`. `push_forward` computes that under `jvp`, `jacfwd` and `hessian`; in `grad`,
+JAX transposes `push` instead, which runs the rule. Three steps: trace the rule, check that it is
+linear, transpose the jaxpr. `jax.linear_transpose` alone would accept `dy + c` and drop the `c`.
 """
 
 import functools
@@ -55,13 +56,13 @@ def push_forward(
 def transposed(
     rule: Callable[[Sequence[Any]], Sequence[Any]], types: Sequence[Any], tangents: Sequence[Any]
 ) -> list[Any]:
-    """Do what `push_forward` does; raise `NotLinearError` where there is no transpose."""
+    """Do the same; raise `NotLinearError` if the rule has no transpose."""
     kept: list[int] = []
 
     def gradients(cotangents: Sequence[Any]) -> list[Any]:
-        found = rule(cotangents)
-        kept[:] = [i for i, g in enumerate(found) if g is not None]
-        return [found[i] for i in kept]
+        every = rule(cotangents)
+        kept[:] = [i for i, g in enumerate(every) if g is not None]
+        return [every[i] for i in kept]
 
     try:
         closed = jax.make_jaxpr(gradients)(types)
@@ -71,26 +72,27 @@ def transposed(
     linear = _linear_part(closed, declared)
     tangents = [tangents[i] for i in kept]
     if declared:
-        return _differentiated(linear, types, tangents, declared)
+        return _transposed_by_vjp(linear, types, tangents, declared)
     try:
         return list(jax.linear_transpose(linear, *types)(tangents))
     except NotLinearError:
         raise
-    except Exception as error:  # of any type, by version and operation
-        return _differentiated(linear, types, tangents, cause=error)
+    except Exception as error:  # the type depends on the operation and the version of JAX
+        return _transposed_by_vjp(linear, types, tangents, cause=error)
 
 
-def _differentiated(
+def _transposed_by_vjp(
     linear: Callable[..., list[Any]],
     types: Sequence[Any],
     tangents: Sequence[Any],
     declared: Sequence[Any] = (),
     cause: Exception | None = None,
 ) -> list[Any]:
-    """Transpose a map by its derivative, where `jax.linear_transpose` cannot.
+    """Transpose a map with `jax.vjp`, where `jax.linear_transpose` cannot.
 
-    A linear map is its own derivative. So that derivative is the same at every point; a map whose
-    derivative is not is refused. The calls that are `declared` have the derivative of their rules.
+    A linear map is its own derivative, so its vjp is its transpose, the same at every point. If the
+    derivative depends on the point, the map is not linear, and this raises. The `declared` calls in
+    the map have rules of their own, which `jax.vjp` runs.
     """
     eqn = declared[0] if declared else None
     points = tuple(map(zeros, types))
@@ -113,14 +115,16 @@ def _differentiated(
 def _traced_on_values(rule: Callable[..., Sequence[Any]], types: Sequence[Any]) -> ClosedJaxpr:
     """Trace a rule that branches on values of the forward pass.
 
-    JAX records what a rule for tangents does with these, and evaluates everything else.
+    `make_jaxpr` would have no values. So the rule runs as the jvp rule of a probe, under
+    `jax.linearize`: JAX records the operations on its tangents, the cotangents of the rule, and
+    evaluates all others.
     """
     probe = jax.custom_jvp(lambda *ys: ys)
 
     @probe.defjvp
     def _(_: Any, tangents: Any) -> Any:
-        found = rule(list(tangents))
-        return [np.zeros(g.shape, g.dtype) for g in found], list(found)
+        dxs = rule(list(tangents))
+        return [np.zeros(g.shape, g.dtype) for g in dxs], list(dxs)
 
     try:
         push = jax.linearize(probe, *map(zeros, types))[1]
@@ -137,11 +141,10 @@ def _traced_on_values(rule: Callable[..., Sequence[Any]], types: Sequence[Any]) 
 def _linear_part(closed: ClosedJaxpr, declared: Sequence[Any]) -> Callable[..., list[Any]]:
     """Evaluate what does not depend on the arguments; return the rest, a linear function.
 
-    Left in, it would be evaluated by the transposition, where JAX forgets the custom derivatives of
-    what is in it.
+    Otherwise `jax.linear_transpose` would evaluate that, and drop the custom derivatives inside.
     """
-    jaxpr, plain = closed.jaxpr, _Plain(declared)
-    if not any(map(plain.replaces, jaxpr.eqns)):
+    jaxpr, stripped = closed.jaxpr, _Stripped(declared)
+    if not any(map(stripped.replaces, jaxpr.eqns)):
         return jaxpr_as_fun(closed)
     known, rest = dict(zip(jaxpr.constvars, closed.consts, strict=True)), []
     for eqn in jaxpr.eqns:
@@ -152,7 +155,7 @@ def _linear_part(closed: ClosedJaxpr, declared: Sequence[Any]) -> Callable[..., 
             rest.append(eqn)
     after = jaxpr.replace(constvars=[], invars=[*known, *jaxpr.invars], eqns=rest)
     linear = [False] * len(known) + [True] * len(jaxpr.invars)
-    return lambda *cts: plain.evaluate(after, [*known.values(), *cts], linear)[0]
+    return lambda *cts: stripped.evaluate(after, [*known.values(), *cts], linear)[0]
 
 
 @functools.cache
@@ -167,35 +170,41 @@ def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
     return evaluate(jaxpr, *known.values())
 
 
-class _Plain:
-    """Evaluates a jaxpr with nothing in it that matters to derivatives alone.
+class _Stripped:
+    """Evaluates a jaxpr without the parts that only affect derivatives.
 
-    To transpose a map is not to differentiate it: what is declared for its derivative governs the
-    derivative of the rule, and not the rule. So calls with a derivative of their own become their
-    bodies, except those `declared` whose bodies JAX cannot look into, and stops do nothing. So do
-    calls with a `vmap` of their own, which JAX cannot transpose. That holds for the linear values,
-    which depend on the upstreams; all others are left as they are. An equation that has both side
-    by side becomes one for each: JAX takes all its results for linear, and refuses to transpose
-    what reads them. A solver such as `cg` has one, a `device_put`.
+    Transposing a map is not differentiating it: a declared derivative concerns the derivative of
+    the rule, not the rule. So, on values that depend on the upstreams (*linear* ones):
+
+    - A call with a derivative of its own becomes its body, unless it is one of the `declared`,
+      whose bodies JAX cannot transpose.
+    - A call with a `vmap` rule of its own becomes its body, as JAX cannot transpose the call.
+    - `stop_gradient` does nothing.
+    - An equation with several operands and as many results becomes one equation for each. If one
+      operand is linear, JAX takes all results for linear, and refuses to transpose code that reads
+      the others. A solver such as `cg` has such a `device_put`.
+
+    Equations on other values stay as they are.
     """
 
     def __init__(self, declared: Sequence[Any]) -> None:
         self._declared = {id(eqn) for eqn in declared}
 
-    def replaces(self, eqn: Any, here: bool = True) -> bool:
+    def replaces(self, eqn: Any, in_shard_map: bool = False) -> bool:
         """Return whether an equation becomes something else, or holds one that does.
 
-        On the devices of a `shard_map`, and not `here`, nothing does that need not.
+        `_equation` cannot rebuild a `shard_map`. So inside one, this counts only the equations that
+        must be replaced.
         """
         if id(eqn) in self._declared:
             return False
         if eqn.primitive.name in ("stop_gradient", "custom_vmap_call") or is_declared(eqn):
             return True
-        if here and (_puts_nowhere(eqn) or _is_side_by_side(eqn)):
+        if not in_shard_map and (_names_no_device(eqn) or _has_several_results(eqn)):
             return True
-        here = here and eqn.primitive.name != "shard_map"
+        in_shard_map = in_shard_map or eqn.primitive.name == "shard_map"
         inside = itertools.chain.from_iterable(open_jaxpr(b).eqns for b in _bodies(eqn))
-        return any(self.replaces(e, here) for e in inside)
+        return any(self.replaces(e, in_shard_map) for e in inside)
 
     def evaluate(
         self, jaxpr: Any, args: Sequence[Any], linear: Sequence[bool]
@@ -216,19 +225,19 @@ class _Plain:
             else:
                 results, flags = _bind(eqn, values), _linear_results(eqn, flags)
             known.update(zip(eqn.outvars, zip(results, flags, strict=True), strict=True))
-        found = [read(v) for v in jaxpr.outvars]
-        return [value for value, _ in found], [flag for _, flag in found]
+        pairs = [read(v) for v in jaxpr.outvars]
+        return [value for value, _ in pairs], [flag for _, flag in pairs]
 
     def _equation(
         self, eqn: Any, values: list[Any], linear: list[bool]
     ) -> tuple[list[Any], list[bool]]:
         name, body = eqn.primitive.name, call_body(eqn)
-        if name == "stop_gradient" or _puts_nowhere(eqn):
+        if name == "stop_gradient" or _names_no_device(eqn):
             return values, linear
-        if _is_side_by_side(eqn):
+        if _has_several_results(eqn):
             apart = zip(_one_by_one(eqn), values, strict=True)
             return [result for one, value in apart for result in _bind(one, [value])], linear
-        if name == "shard_map":  # what is in it runs on each device
+        if name == "shard_map":  # its body runs on each device, so it cannot be inlined
             raise NotLinearError("a `stop_gradient`, or the like, in a `shard_map`", eqn)
         if body is not None:
             return self._called(body, values, linear)
@@ -252,18 +261,18 @@ class _Plain:
         return jax.make_jaxpr(lambda *args: self._called(parameter, args, linear)[0])(*types)
 
 
-def _puts_nowhere(eqn: Any) -> bool:
+def _names_no_device(eqn: Any) -> bool:
     """Return whether a `device_put` names no device. JAX may be unable to transpose it eagerly."""
     is_put = eqn.primitive.name == "device_put"
     return is_put and all(device is None for device in eqn.params["devices"])
 
 
-def _is_side_by_side(eqn: Any) -> bool:
+def _has_several_results(eqn: Any) -> bool:
     return eqn.primitive.name in ONE_BY_ONE and len(eqn.outvars) > 1
 
 
 def _one_by_one(eqn: Any) -> Iterator[Any]:
-    """Return an equation for each operand of one that has them side by side."""
+    """Split an equation with several results into one for each operand and its result."""
     for i, operand in enumerate(eqn.invars):
         params = eqn.params
         if eqn.primitive.name == "device_put":  # a tuple for each parameter
@@ -272,7 +281,7 @@ def _one_by_one(eqn: Any) -> Iterator[Any]:
 
 
 def _linear_results(eqn: Any, linear: Sequence[bool]) -> list[bool]:
-    """Return which results of an equation depend on those operands that are linear."""
+    """Return which results of an equation depend on its linear operands."""
     atoms = {a: flag for a, flag in zip(eqn.invars, linear, strict=True) if type(a) is not Literal}
     jaxpr = empty().replace(invars=list(atoms), outvars=list(eqn.outvars), eqns=[eqn])
     mask = sum(1 << i for i, flag in enumerate(atoms.values()) if flag)
@@ -282,21 +291,21 @@ def _linear_results(eqn: Any, linear: Sequence[bool]) -> list[bool]:
 def _linear_within(eqn: Any, linear: Sequence[bool]) -> Sequence[bool]:
     """Return which operands of the body of a scan or a branch are linear.
 
-    A `while` of linear values has been refused.
+    `linearity.check` has refused a `while` of linear values.
     """
     if eqn.primitive.name == "cond":
         return linear[1:]
     if eqn.primitive.name != "scan":
         return linear
     body, (start, end) = without_consts(eqn.params["jaxpr"]), carry_of(eqn)
-    consts, found = len(body.invars) - len(linear), list(linear)
-    while True:  # what the carry becomes is linear, too
-        mask = sum(1 << consts + i for i, flag in enumerate(found) if flag)
+    consts, flags = len(body.invars) - len(linear), list(linear)
+    while True:  # a carry that becomes linear is linear in the next iteration
+        mask = sum(1 << consts + i for i, flag in enumerate(flags) if flag)
         results = [bool(depends & mask) for depends in dependence(body)]
-        carry = [a or b for a, b in zip(found[start:end], results, strict=False)]
-        if carry == found[start:end]:
-            return found
-        found[start:end] = carry
+        carry = [a or b for a, b in zip(flags[start:end], results, strict=False)]
+        if carry == flags[start:end]:
+            return flags
+        flags[start:end] = carry
 
 
 def _bodies(eqn: Any) -> Iterator[Any]:
@@ -305,13 +314,13 @@ def _bodies(eqn: Any) -> Iterator[Any]:
     if body is not None:
         return iter((body,))
     if eqn.primitive.name not in _LOOPS_AND_BRANCHES:
-        return iter(())  # a solver, say, has a transpose of its own
+        return iter(())  # such as a solver, which has a transpose of its own
     values = (eqn.params[key] for key in ("jaxpr", "cond_jaxpr", "body_jaxpr") if key in eqn.params)
     return itertools.chain(values, eqn.params.get("branches", ()))
 
 
 def _evaluate_needed(jaxpr: Any, *args: Any) -> list[Any]:
-    """Evaluate a jaxpr without what nothing reads: the value of the rule at the point."""
+    """Evaluate a jaxpr without its dead code: `jax.vjp` also computes the value at the point."""
     needed, eqns = set(map(id, jaxpr.outvars)), []
     for eqn in reversed(jaxpr.eqns):
         if any(id(v) in needed for v in eqn.outvars):

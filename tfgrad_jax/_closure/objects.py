@@ -2,9 +2,9 @@
 
 `recipe` runs for each object that leads to a tracer. Functions are made from their code, cells and
 defaults; the containers of Python from their items; registered pytrees by `tree_unflatten`; other
-objects from their attributes, without running code of their class. A class that has a say in how
-its objects are copied is not second-guessed: such an object, and one that something refers to
-weakly, raises `OpaqueError`.
+objects from their attributes, without running code of their class. If a class defines how its
+objects are copied, we do not guess: such an object raises `OpaqueError`, and so does one with a
+weak reference to it.
 """
 
 import collections
@@ -24,31 +24,31 @@ _FUNCTION, _METHOD = types.FunctionType, types.MethodType
 _PARTIAL = (functools.partial, jax.tree_util.Partial)
 _MAPPINGS = (collections.OrderedDict, collections.defaultdict, dict)
 _CONTAINERS = (*_MAPPINGS, list, set, collections.deque)
-# Whoever writes one of these means that `object.__new__` and the attributes are not all.
+# A class that defines one of these says that its objects are more than their attributes.
 HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 HOOKS += ("__new__", "__del__", "__getattribute__")
 
 
-# Puts contents into a new object.
+# A function that puts contents into a new object, and the contents.
 Fill = tuple[Callable[..., None], Sequence[Any]]
 
 
 class Recipe(NamedTuple):
-    """What makes an object, and from which values."""
+    """How to make a copy of an object, and from which values."""
 
     make: Callable[..., Any]
-    parts: Sequence[Any] = ()  # what must exist before it
-    fill: Sequence[Fill] = ()  # what comes into it then, and may refer to it
+    parts: Sequence[Any] = ()  # the arguments of `make`, which must exist before the copy
+    fill: Sequence[Fill] = ()  # the contents, which may refer to the copy: a list may hold itself
 
 
 def recipe(value: Any, cls: Any, walk: Walk | None) -> Recipe:
-    """Return how an object is copied; raise `OpaqueError` if it is not."""
+    """Return how to copy an object; raise `OpaqueError` if it cannot be copied."""
     if cls is _FUNCTION:
         return _function(value)
     if issubclass(cls, Wrapper):
         make, parts, attributes = value.unwrapped()
         return Recipe(make, parts, _attributes(attributes))
-    assert walk is not None  # without one, functions alone are copied
+    assert walk is not None  # without a walk, only functions are copied
     if cls is tuple or cls is frozenset:
         return Recipe(lambda *items: cls(items), tuple(value))
     if cls is _METHOD:
@@ -74,7 +74,7 @@ def _function(f: types.FunctionType) -> Recipe:
         new.__qualname__ = qualname
         return new
 
-    # A wrapper reads the signature of its function, so the defaults come first.
+    # The defaults come first: a wrapper reads the signature of its function when it is made.
     defaults = {"__defaults__": f.__defaults__, "__kwdefaults__": f.__kwdefaults__}
     attributes = {name: held for name, held in defaults.items() if held} | vars(f)
     return Recipe(make, f.__closure__ or (), _attributes(attributes))
@@ -85,7 +85,8 @@ def _attributes(attributes: Mapping[str, Any]) -> list[Fill]:
 
 
 def _setter(name: str) -> Callable[[Any, Any], None]:
-    return lambda new, value: object.__setattr__(new, name, value)  # and not one of the user's
+    # Not the `__setattr__` of a user's class.
+    return lambda new, value: object.__setattr__(new, name, value)
 
 
 def _object_array(value: Any) -> Recipe:
@@ -100,7 +101,7 @@ def _object_array(value: Any) -> Recipe:
 
 
 def _container(value: Any, cls: Any, base: Any) -> Recipe:
-    """Return how a list, a dict, a set or a deque is copied, of a class of the user's, too."""
+    """Return how to copy a list, a dict, a set or a deque, also of a user's subclass."""
     fill: list[Fill] = []
     if cls is not base:
         fill += _ordinary(value, cls, base).fill
@@ -118,13 +119,16 @@ def _container(value: Any, cls: Any, base: Any) -> Recipe:
 
 
 def _pytree(value: Any, walk: Walk) -> Recipe | None:
-    """Return how a registered pytree is copied: from its children and its static part."""
+    """Return how to copy a registered pytree, from its children and its static part.
+
+    Return None for any other object.
+    """
     children, treedef = tree_flatten(value, is_leaf=lambda v: v is not value)
     if len(children) == 1 and children[0] is value:
         return None
     if weakref.getweakrefcount(value):
         raise OpaqueError(value)
-    walk.leads(children)  # which `tree_flatten` may have made
+    walk.leads(children)  # `tree_flatten` may have made objects that the walk has not seen
     cls, static = treedef.node_data()
     if not walk.leads([static]):
         return Recipe(lambda *children: tree_unflatten(treedef, children), children)
@@ -138,15 +142,16 @@ def _pytree(value: Any, walk: Walk) -> Recipe | None:
 
 
 def _ordinary(value: Any, cls: Any, base: Any = object) -> Recipe:
-    """Return how an object is copied that is what `base` makes, and its attributes."""
+    """Return how to copy an object from its attributes; `base` makes the empty object."""
     has_hooks = any(getattr(cls, n, None) is not getattr(base, n, None) for n in HOOKS)
     if has_hooks or weakref.getweakrefcount(value):
         raise OpaqueError(value)
     try:
-        base.__new__(cls)  # which runs none of its code
-    except TypeError:  # it is written in C
+        base.__new__(cls)  # runs no code of the class
+    except TypeError:  # the class is written in C
         raise OpaqueError(value) from None
     state: Any = object.__getstate__(value)  # type: ignore[attr-defined]
-    parts: Iterable[Any] = state if isinstance(state, tuple) else (state,)  # then those in slots
+    # A tuple also has the attributes in slots.
+    parts: Iterable[Any] = state if isinstance(state, tuple) else (state,)
     fill = [put for attributes in parts if attributes for put in _attributes(attributes)]
     return Recipe(functools.partial(base.__new__, cls), fill=fill)

@@ -1,8 +1,8 @@
 """Find the way from what a function holds to the tracers in it.
 
-A `Walk` looks once at everything that the decorated function can see beside its operands, as the
-garbage collector does, and notes which objects lead to a tracer. `skeleton.py` copies these and no
-others.
+A `Walk` visits every object that the decorated function can reach, apart from its operands, once,
+as the garbage collector does. It notes which objects lead to a tracer: `skeleton.py` copies only
+these.
 """
 
 import collections
@@ -21,13 +21,13 @@ from jax.extend.core import Jaxpr
 
 from tfgrad_jax._trace import TRACES, is_live, is_operand, is_staging
 
-# How many objects to look at before the call is traced instead. Under staging a trace costs little
-# and shows `f` the same; eagerly it would take the values away, so there it is the last resort.
+# How many objects to visit before we trace the call instead. Under staging a trace costs little,
+# and `f` sees tracers anyway. Eagerly `f` would lose its values, so there it is the last resort.
 _BUDGET, _BUDGET_STAGED = 10_000, 2_000
-_BUDGET_INERT = 100_000  # numbers, words and the like in one container, which take no time
+_BUDGET_INERT = 100_000  # numbers, strings and the like in one container: fast to skip
 
 _FUNCTION, _BUILTIN = types.FunctionType, types.BuiltinFunctionType
-# Objects of these very types hold nothing that could be used, or are asked in another way.
+# Objects of exactly these types hold no tracers, or are searched in another way.
 INERT: set[type] = {bool, int, float, complex, str, bytes, bytearray, range, slice, type(None)}
 INERT |= {type(Ellipsis), type(NotImplemented), types.ModuleType, types.CodeType, Jaxpr, np.ufunc}
 INERT |= {types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberDescriptorType}
@@ -41,11 +41,11 @@ _SIZED = (list, tuple, dict, set, frozenset, collections.deque)
 
 
 class TooMuchError(Exception):
-    """There is too much to look at."""
+    """There are too many objects to visit."""
 
 
 class OpaqueError(Exception):
-    """A tracer is where it cannot be replaced: in an object of this kind, which is not copied."""
+    """An object of this `kind` holds a tracer, and we cannot copy it to replace the tracer."""
 
     def __init__(self, holder: Any) -> None:
         super().__init__(type(holder).__qualname__)
@@ -53,23 +53,23 @@ class OpaqueError(Exception):
 
 
 class Wrapper:
-    """An object around functions, which is copied where these are."""
+    """A callable object made from functions, such as a decorated one. It is copied with them."""
 
     __slots__ = ()
     __wrapped__: Callable[..., Any]
 
     def unwrapped(self) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
-        """Return what makes a copy, the arguments for it, and the attributes."""
+        """Return a function that makes a copy, its arguments, and the attributes of the copy."""
         raise NotImplementedError
 
 
-_HOLDERS = {_FUNCTION, types.MethodType, *_SIZED}  # which no predicate takes
-# These do not count as much to look at: if the call were traced instead, they would have to run.
+_HOLDERS = {_FUNCTION, types.MethodType, *_SIZED}  # not searched for by any predicate
+# These do not count towards the budget: a trace of the call would have to run them anyway.
 _CODE = (_FUNCTION, types.MethodType, Wrapper)
 
 
 def is_captured(value: Any) -> bool:
-    """Return whether JAX must be given a value that a function holds as an operand."""
+    """Return whether a value that a function holds must become an operand: a live tracer, a Ref."""
     if issubclass(type(value), Tracer):
         return is_live(value)
     return is_operand(value)
@@ -77,16 +77,17 @@ def is_captured(value: Any) -> bool:
 
 def is_leaf(cls: type) -> bool:
     """Return whether objects of a type hold nothing."""
-    # Not cached: that would keep classes alive that are made in a function, and what they hold.
+    # Not cached: a cache would keep alive classes made in a function, and the values they hold.
     return cls in INERT or issubclass(cls, _LEAVES)
 
 
 class Walk:
-    """A walk from values to those among what they hold that a predicate `takes`.
+    """A walk from values, through the objects that they hold, to those that a predicate `takes`.
 
-    It looks at each object once, whatever leads to it. `way` has the ids of the values that are
-    taken, and of the objects that lead to one; `way_to_left` the same for the tracers whose ids
-    are in `left`, which are not taken. A patient walk looks at more before it gives up.
+    It visits each object once, however many others hold it. `taken` has the values that it took,
+    and `way` the ids of these and of all objects that lead to one. Some tracers are `unused`: the
+    function reaches them, but does not use them. They are not taken; `way_to_unused` has the ids of
+    the objects that lead to them. A patient walk visits more objects before it gives up.
     """
 
     def __init__(
@@ -95,33 +96,36 @@ class Walk:
         takes: Callable[[Any], bool] = is_captured,
         patient: bool = True,
         lenient: bool = False,
-        left: Container[int] = (),
+        unused: Container[int] = (),
     ) -> None:
         self.way: set[int] = set()
-        self.way_to_left: set[int] = set()
+        self.way_to_unused: set[int] = set()
         self.taken: dict[int, Any] = {}  # by id
-        self.takes, self.lenient, self._left = takes, lenient, left
+        self.takes, self.lenient, self._unused = takes, lenient, unused
         self._budget = _BUDGET if patient or not is_staging() else _BUDGET_STAGED
-        self._seen: dict[int, Any] = {}  # by id, and kept, so that no id is used twice
-        self._holders: dict[int, list[int]] = {}  # of each object
+        self._seen: dict[int, Any] = {}  # by id; holds the objects, so that no id is used twice
+        self._holders: dict[int, list[int]] = {}  # for each id, the ids of the objects that hold it
         self._pending: collections.deque[Any] = collections.deque()
         self.leads(values)
 
-    def narrow(self, wanted: Container[int]) -> None:
-        """Take only those that have these ids, and leave the others."""
+    def narrow(self, ids: Container[int]) -> None:
+        """Take only the values with these ids; the others that were taken become `unused`.
+
+        `_holders` has all the ways, so this marks them again, without another walk.
+        """
         takes, reached = self.takes, self.taken
-        self.takes = lambda value: id(value) in wanted and takes(value)
-        self.taken = {key: value for key, value in reached.items() if key in wanted}
-        self._left = reached.keys() - self.taken.keys()
-        self.way, self.way_to_left = set(), set()
+        self.takes = lambda value: id(value) in ids and takes(value)
+        self.taken = {key: value for key, value in reached.items() if key in ids}
+        self._unused = reached.keys() - self.taken.keys()
+        self.way, self.way_to_unused = set(), set()
         for key in reached:
-            self._mark(key, self.way if key in wanted else self.way_to_left)
+            self._mark(key, self.way if key in ids else self.way_to_unused)
 
     def leads(self, values: Sequence[Any]) -> bool:
-        """Return whether the values lead to one that is taken.
+        """Visit what the values hold; return whether they lead to a value that is taken.
 
-        Raises `TooMuchError` where there is too much to look at; `OpaqueError`, unless `lenient`,
-        as soon as a weak reference leads there, which is not copied: the rest need not be seen.
+        Raises `TooMuchError` if there are too many objects. Raises `OpaqueError`, unless `lenient`,
+        as soon as a weak reference leads to such a value: it cannot be copied.
         """
         self._meet(values, 0)
         while self._pending:
@@ -141,7 +145,7 @@ class Walk:
                 continue
             self._holders.setdefault(key, []).append(holder)
             if key in self._seen:
-                for way in (self.way, self.way_to_left):
+                for way in (self.way, self.way_to_unused):
                     if key in way:
                         self._mark(holder, way)
                 continue
@@ -149,13 +153,13 @@ class Walk:
             if cls not in _HOLDERS and self.takes(value):
                 self.taken[key] = value
                 self._mark(key, self.way)
-            elif key in self._left:
-                self._mark(key, self.way_to_left)
+            elif key in self._unused:
+                self._mark(key, self.way_to_unused)
             elif not is_leaf(cls):
                 self._pending.append(value)
 
     def _mark(self, key: int, way: set[int]) -> None:
-        """Note that an object is on a way, and all that lead to it."""
+        """Put an object on a way, with all objects that lead to it."""
         marked = [key]
         while marked:
             key = marked.pop()
@@ -168,12 +172,15 @@ class Walk:
 
 
 def _held(value: Any, most: int) -> Sequence[Any]:
-    """Return what an object holds, if it is not more than `most`."""
+    """Return the objects that an object holds; raise `TooMuchError` if there are more than `most`.
+
+    A long container of numbers and strings counts as empty.
+    """
     cls = type(value)
     if cls is _FUNCTION:
         held = [value.__defaults__, value.__kwdefaults__, value.__dict__ or None]
         return held + [content_of(cell) for cell in value.__closure__ or ()]
-    if issubclass(cls, Wrapper):  # all else that it holds is made of these
+    if issubclass(cls, Wrapper):  # everything else that it holds is derived from these
         _, parts, attributes = value.unwrapped()
         return [*parts, *attributes.values()]
     if cls is _BUILTIN:
@@ -191,7 +198,7 @@ def _held(value: Any, most: int) -> Sequence[Any]:
         return list(value.flat) if value.dtype == object else ()
     if cls is weakref.ref:
         return (value(),)
-    if cls in CACHED:  # not what is cached: it depends on what was called before
+    if cls in CACHED:  # not the cached results: they depend on earlier calls
         return (value.__wrapped__,)
     if issubclass(cls, dict):  # Python 3.13 shows the attributes of an object to it alone
         held = [*dict.keys(value), *dict.values(value)]
@@ -200,9 +207,9 @@ def _held(value: Any, most: int) -> Sequence[Any]:
 
 
 def _is_inert(value: Any, cls: type) -> bool:
-    """Return whether a list, a tuple or a dict holds nothing but numbers, words and the like."""
+    """Return whether a list, a tuple or a dict holds only numbers, strings and the like."""
     if cls is dict and not gc.is_tracked(value):
-        return True  # before Python 3.14, which has to be asked about each entry
+        return True  # up to Python 3.13; 3.14 tracks every dict, so we look at each entry
     if cls is dict:
         return INERT.issuperset(map(type, value)) and INERT.issuperset(map(type, value.values()))
     return cls in (list, tuple) and INERT.issuperset(map(type, value))
@@ -213,11 +220,11 @@ def _size(value: Any, cls: type) -> int:
     if issubclass(cls, np.ndarray):
         return value.size if value.dtype == object else 0
     sized: Any = next((base for base in _SIZED if issubclass(cls, base)), None)
-    return 0 if sized is None else sized.__len__(value)  # and not a `__len__` of the user's
+    return 0 if sized is None else sized.__len__(value)  # not the `__len__` of a user's class
 
 
 def is_importable(value: Any) -> bool:
-    """Return whether a module has a class or a function under its name."""
+    """Return whether a class or a function can be imported by its name."""
     found: Any = sys.modules.get(getattr(value, "__module__", ""))
     for name in getattr(value, "__qualname__", "").split("."):
         found = getattr(found, name, None)

@@ -1,10 +1,11 @@
-"""Copy functions and objects around other values for the tracers that they hold.
+"""Copy functions and objects, with other values in the places of the tracers that they hold.
 
-`dissect` takes the tracers out of values; the `Skeleton` that is left makes `Copies` of these
-around other values, as `objects.py` says. Only what leads to a tracer is copied, and every function
-with cells, because a rule must see its closure as it was at the call, as it does under `jit`. All
-else stays itself. What is copied keeps its identities: a dict that has a copied object as a key has
-the copy as its key, and a parent pointer leads to the copy of the parent.
+`dissect` removes the tracers from values and returns a `Skeleton`. Given other values for them, the
+skeleton makes `Copies`; `objects.py` says how each object is copied. It copies only objects that
+lead to a tracer, and every function with cells, because a rule must see its closure as it was at
+the call, as it does under `jit`. Copies share all other objects with the originals. Copies keep
+identities among themselves: a dict that has a copied object as a key has the copy as its key, and
+a parent pointer leads to the copy of the parent.
 """
 
 import contextlib
@@ -31,32 +32,32 @@ from .reach import (
 
 _FUNCTION, _CELL = types.FunctionType, types.CellType
 
-# The user's variables, by the ids of the cells that are copies of theirs.
+# The cells of the user's variables, by the ids of their copies.
 Cells: TypeAlias = Mapping[int, types.CellType]
 
 
 class _Step(NamedTuple):
-    """Makes an object, or puts contents into one."""
+    """One step of copying: it makes an object, or puts contents into one."""
 
     call: Callable[..., Any]
-    arguments: Sequence[int]  # their places
-    place: int | None  # of the new object
+    arguments: Sequence[int]  # places of the arguments
+    place: int | None  # place of the new object; None if the step only fills one
 
 
 class _Cell:
     """The cell of a variable that functions close over."""
 
     def __init__(self, variable: types.CellType | None, place: int) -> None:
-        # The user's: what a copy assigns is assigned to it, too. None if it leads to a tracer.
+        # The user's cell, which gets what a copy assigns. None if the cell leads to a tracer.
         self.variable, self.place = variable, place
-        # The same, once a copy has assigned to it: the next copy goes on from its present value.
+        # The same, after a copy has assigned to it: the next copy starts from the current value.
         self._assigned: types.CellType | None = None
 
     def fill(self, new: types.CellType, content: Any) -> None:
         new.cell_contents = content if self._assigned is None else content_of(self._assigned)
 
     def update(self, new: types.CellType, content: Any) -> None:
-        """Assign to the variable what a copy of it got after it had this content."""
+        """Assign to the user's variable what a copy has assigned, if that is not `content`."""
         variable = self.variable
         if variable is not None and content_of(new) is not content:
             variable.cell_contents = new.cell_contents
@@ -67,10 +68,10 @@ class Copies:
     """Copies of the values of a skeleton."""
 
     def __init__(
-        self, values: Sequence[Any], cells: Sequence[tuple[_Cell, types.CellType]], left: set[int]
+        self, values: Sequence[Any], cells: Sequence[tuple[_Cell, types.CellType]], unused: set[int]
     ) -> None:
         self.values = values
-        self.left = left  # the ids of tracers in them for which there was no value
+        self.unused = unused  # ids of tracers that stay in the copies, as `f` does not use them
         self._cells = [(cell, new, new.cell_contents) for cell, new in cells]
 
     def cells(self) -> Cells:
@@ -78,18 +79,21 @@ class Copies:
         return {id(new): cell.variable for cell, new, _ in self._cells if cell.variable}
 
     def assign(self) -> None:
-        """Assign to the user's variables (`nonlocal`) what the copies have assigned to theirs."""
+        """Assign to the user's `nonlocal` variables what the copies have assigned to theirs."""
         for cell, new, content in self._cells:
             cell.update(new, content)
 
 
 class Skeleton:
-    """Values, and what they hold, without the values that a walk has taken.
+    """A plan for copying values, with other values in the places of those that a walk has taken.
 
-    It is a list of steps, one after the other, however deep the values lie: each works on what
-    stands at some places, and may give another its object. With no walk, only functions with cells
-    are copied. Where the walk is lenient, an object that cannot be copied stays itself, and a
-    jitted function is copied without the `jit`.
+    Each object has a *place*: an index into one list. The places of shared objects hold the objects
+    from the start; `copies` puts the new values at the places of the taken ones, and then runs the
+    steps in order. Each step reads its arguments from their places and writes a new object to its
+    own. A flat list of steps needs no recursion, however deep the values are nested.
+
+    Without a walk, only functions with cells are copied. If the walk is lenient, an object that
+    cannot be copied is shared, and a jitted function is copied without the `jit`.
     """
 
     def __init__(
@@ -98,9 +102,9 @@ class Skeleton:
         self.taken: list[Any] = []
         self._walk, self._variables = walk, cells or {}
         self._lenient = walk is not None and walk.lenient
-        self._places: list[Any] = []  # what stays itself, and None for the rest
+        self._places: list[Any] = []  # shared objects, and None at all other places
         self._of_taken: list[int] = []
-        self._left: list[int] = []  # places of the tracers that the walk has left
+        self._unused: list[int] = []  # places of the tracers that `f` does not use
         self._steps: list[_Step] = []
         self._cells: list[_Cell] = []
         self._known: dict[int, tuple[Any, int]] = {}  # by id: a value, and the place of its copy
@@ -109,12 +113,12 @@ class Skeleton:
         self._results = self._at(values)
 
     def finish(self) -> "Skeleton":
-        """Forget what was taken out: tracers must not outlive their trace."""
+        """Drop the references to what was taken: a skeleton must not keep tracers alive."""
         self.taken, self._known, self._walk, self._variables = [], {}, None, {}
         return self
 
     def copies(self, values: Sequence[Any]) -> Copies:
-        """Return the values, copied around others for those that were taken out."""
+        """Return copies of the values, with these in the places of those that were taken."""
         at = self._places.copy()
         for i, value in zip(self._of_taken, values, strict=True):
             at[i] = value
@@ -122,14 +126,14 @@ class Skeleton:
             made = call(*[at[i] for i in arguments])
             if place is not None:
                 at[place] = made
-        results, left = ([at[i] for i in places] for places in (self._results, self._left))
-        return Copies(results, [(c, at[c.place]) for c in self._cells], set(map(id, left)))
+        results, unused = ([at[i] for i in places] for places in (self._results, self._unused))
+        return Copies(results, [(c, at[c.place]) for c in self._cells], set(map(id, unused)))
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         return list(self.copies(values).values)
 
     def _plan(self, values: Sequence[Any]) -> None:
-        """Write down the steps that copy values: what an object is made from comes before it."""
+        """Record the steps that copy values: the parts of an object come before the object."""
         waiting: list[Iterator[Any]] = [iter(values)]
         while waiting:
             for value in waiting[-1]:
@@ -140,15 +144,15 @@ class Skeleton:
                 waiting.pop()
 
     def _place_atom(self, value: Any) -> bool:
-        """Give a value its place if it was taken or left, or stays itself; return whether."""
+        """Give a value a place if it is taken, unused or shared; return whether it is."""
         cls, walk = type(value), self._walk
         if walk is not None and id(value) in walk.taken:
             self.taken.append(value)
             self._of_taken.append(self._place(value))
-        elif issubclass(cls, Tracer) and self._leads(value):  # it must not outlive its trace
-            self._left.append(self._place(value))
+        elif issubclass(cls, Tracer) and self._leads(value):  # unused, and must not be kept alive
+            self._unused.append(self._place(value))
             recall = functools.partial(_recalled, weakref.ref(value), value.aval)
-            self._steps.append(_Step(recall, (), self._left[-1]))
+            self._steps.append(_Step(recall, (), self._unused[-1]))
         elif cls is not _CELL and (is_leaf(cls) or not self._is_copied(value)):
             self._place(value, value)
         else:
@@ -156,7 +160,7 @@ class Skeleton:
         return True
 
     def _steps_of(self, value: Any) -> Iterator[Any]:
-        """Write down the steps that copy a value, and yield what must be copied before the next."""
+        """Record the steps that copy a value; yield each object that must be copied before."""
         cls = type(value)
         if cls is _CELL:
             yield from self._cell(value)
@@ -164,7 +168,7 @@ class Skeleton:
             try:
                 steps = self._object(value, cls)
             except OpaqueError:
-                if not self._leads(value, to_left=False):  # what it holds outlives its trace then
+                if not self._leads(value, to_unused=False):  # it may keep an unused tracer
                     self._place(value, value)
                     return
                 if not self._lenient:
@@ -178,13 +182,13 @@ class Skeleton:
             else:
                 yield from steps
 
-    def _leads(self, value: Any, to_left: bool = True) -> bool:
-        """Return whether a value leads to a tracer that is taken, or left."""
+    def _leads(self, value: Any, to_unused: bool = True) -> bool:
+        """Return whether a value leads to a taken tracer, or (`to_unused`) to an unused one."""
         walk, key = self._walk, id(value)
-        return walk is not None and (key in walk.way or (to_left and key in walk.way_to_left))
+        return walk is not None and (key in walk.way or (to_unused and key in walk.way_to_unused))
 
     def _is_copied(self, value: Any) -> bool:
-        """Return whether a value leads to a tracer, or is a function with cells."""
+        """Return whether to copy a value: it leads to a tracer, or is a function with cells."""
         inner = value.__wrapped__ if issubclass(type(value), Wrapper) else value
         has_cells = type(inner) is _FUNCTION and inner.__closure__ is not None
         return has_cells or self._leads(value)
@@ -200,10 +204,10 @@ class Skeleton:
         return [self._known[id(value)][1] for value in values]
 
     def _object(self, value: Any, cls: type) -> Iterator[Any]:
-        is_local = self._leads(cls, to_left=False)  # a class that is made in a function
+        is_local = self._leads(cls, to_unused=False)  # a class made in a function
         if is_local and not self._lenient:
             raise OpaqueError(value)
-        if self._begun.get(id(value)) == len(self._steps):  # it is made from itself
+        if self._begun.get(id(value)) == len(self._steps):  # no step since: it is a part of itself
             raise OpaqueError(value)
         self._begun[id(value)] = len(self._steps)
         return self._made(value, *recipe(value, cls, self._walk))
@@ -212,7 +216,7 @@ class Skeleton:
         self, value: Any, make: Any, parts: Sequence[Any], fill: Sequence[tuple[Any, Any]]
     ) -> Iterator[Any]:
         yield from parts
-        if id(value) in self._known:  # one of its parts holds it
+        if id(value) in self._known:  # one of its parts holds it and has made the copy
             return
         arguments = self._at(parts)
         place = self._place(value)
@@ -224,7 +228,7 @@ class Skeleton:
     def _cell(self, cell: types.CellType) -> Iterator[Any]:
         try:
             content = cell.cell_contents
-        except ValueError:  # it is assigned later: it stays shared
+        except ValueError:  # not assigned yet: the copies share the cell
             self._place(cell, cell)
             return
         variable = None if self._leads(content) else self._variables.get(id(cell), cell)
@@ -239,7 +243,7 @@ INERT.add(Skeleton)
 
 
 def _recalled(known: weakref.ref[Any], aval: Any) -> Any:
-    """Return a tracer, or its type once the tracer is gone."""
+    """Return the tracer, or only its type if the tracer has been deleted."""
     tracer = known()
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype) if tracer is None else tracer
 
@@ -247,9 +251,10 @@ def _recalled(known: weakref.ref[Any], aval: Any) -> Any:
 def dissect(
     values: Sequence[Any], walk: Walk | None = None, cells: Cells | None = None
 ) -> tuple[Skeleton, list[Any]]:
-    """Return the values without the tracers in them, or what a walk from them took, and these.
+    """Remove the tracers from values: return a skeleton, and the tracers.
 
-    Raises `OpaqueError` where one cannot be taken out.
+    A `walk` from the values may say which to remove. Raises `OpaqueError` if an object that holds
+    one cannot be copied.
     """
     skeleton = Skeleton(values, walk or Walk(values), cells)
     captured = skeleton.taken
@@ -257,14 +262,14 @@ def dissect(
 
 
 def snapshot(
-    values: Sequence[Any], cells: Cells | None = None, left: Container[int] = ()
+    values: Sequence[Any], cells: Cells | None = None, unused: Container[int] = ()
 ) -> Skeleton:
-    """Return a skeleton that copies nothing but functions, as their closures are now.
+    """Return a skeleton that copies only functions, to keep their closures as they are now.
 
-    It holds no tracer that a walk has `left`, unless in what is not copied.
+    It keeps no `unused` tracer alive, except in objects that cannot be copied.
     """
     walk = None
-    if left:
+    if unused:
         with contextlib.suppress(TooMuchError):
-            walk = Walk(values, lambda _: False, left=left)
+            walk = Walk(values, lambda _: False, unused=unused)
     return Skeleton(values, walk, cells).finish()

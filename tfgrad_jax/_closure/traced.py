@@ -1,7 +1,7 @@
-"""Trace a function: to hold what it captures in a list, or to learn what its results depend on.
+"""Trace a function, to get its captured values in a list, or to see what its results depend on.
 
-`converted` runs for each rule that holds tracers and `kept` for any other, `traced` for what cannot
-be copied, `dependence_on` for variables that nobody declared.
+`converted` runs for each rule that may hold tracers, `unconverted` for any other, `traced` for
+functions that cannot be copied, and `dependence_on` for undeclared variables.
 """
 
 import contextvars
@@ -22,7 +22,7 @@ from tfgrad_jax._types import NeedsValuesError, spec
 from .reach import OpaqueError, TooMuchError, Walk
 from .skeleton import Cells, Skeleton, dissect, snapshot
 
-# Python itself has no room for twice as many traces inside each other.
+# Python's recursion limit allows fewer than twice as many nested traces.
 _DEEP = 10
 
 _tracing: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
@@ -37,21 +37,22 @@ def is_being_traced(source: Source) -> bool:
 def traced(
     f: Callable[..., Any], *examples: Any, source: Source | None = None, names: Sequence[str] = ()
 ) -> tuple[Callable[..., Any], ClosedJaxpr]:
-    """Return a function that evaluates a jaxpr of `f`, and the jaxpr, whose constants `f` captured.
+    """Return a function that evaluates a jaxpr of `f`, and the jaxpr.
 
-    The function holds these constants in a list, so that it can be copied around others. JAX's own
-    errors name the `source`, and the arguments by these names. Raises `RecursionError` for a
-    function that is traced inside its own trace, again and again.
+    The constants of the jaxpr are the tracers and arrays that `f` captured. The function holds them
+    in a list, so it can be copied with others in their places. JAX's own errors show the name and
+    the line of `source`, and these names of the arguments. Raises `RecursionError` if `f` calls
+    itself and would be traced forever.
     """
-    around, code = _tracing.get(), source and source.code
-    if code is not None and around.count(code) == _DEEP:
+    outer, code = _tracing.get(), source and source.code
+    if code is not None and outer.count(code) == _DEEP:
         raise _errors.endless(source)
 
     def run(*args: Any) -> Any:  # a new function at each call: JAX caches no trace of it
         return f(*args)
 
     named = run if source is None else source.named(run, names)
-    token = _tracing.set((*around, code))
+    token = _tracing.set((*outer, code))
     try:
         closed, y = jax.make_jaxpr(named, return_shape=True)(*examples)
     finally:
@@ -65,11 +66,11 @@ def traced(
 
 
 class Converted(NamedTuple):
-    """A rule as a function of residuals, cotangents, and of which variables it is to list."""
+    """A rule as a function of residuals, cotangents and the positions of its variables."""
 
     run: Callable[[Sequence[Any], Sequence[Any], Any], list[Any]]
     residuals: list[Any]
-    is_traced: bool = False  # then it lists the variables that it was traced with
+    is_traced: bool = False  # then its variables are those that it was traced with
 
 
 def converted(
@@ -80,38 +81,39 @@ def converted(
     source: Source,
     patient: bool,
     cells: Cells,
-    left: Container[int],
+    unused: Container[int],
 ) -> Converted:
-    """Return `rule(parts, cotangents, listed)`; the residuals are the tracers that the parts hold.
+    """Turn `rule(parts, cotangents, listed)` into a function of the tracers that the parts hold.
 
-    Parts that cannot be copied are traced, on cotangents like the `examples`. If the rule branches
-    on values, it runs as it is: these are concrete one level down, where it will run.
+    These tracers are the residuals. If the parts cannot be copied, JAX traces the rule, on
+    cotangents like the `examples`. If it then branches on a value, the parts stay as they are: the
+    value is concrete one level down, where the rule will run.
     """
     try:
-        walk = Walk(parts, patient=patient, left=left)
+        walk = Walk(parts, patient=patient, unused=unused)
         skeleton, residuals = dissect(parts, walk, cells)
     except (OpaqueError, TooMuchError):
         try:
             at, _ = traced(lambda *cts: rule(parts, cts, listed), *examples, source=source)
         except NeedsValuesError:
-            return kept(rule, parts, cells, left)
+            return unconverted(rule, parts, cells, unused)
         skeleton, residuals = dissect([at])
         run = lambda residuals, cotangents, _: skeleton(residuals)[0](*cotangents)  # noqa: E731
         return Converted(run, residuals, is_traced=True)
     return Converted(_copying(rule, skeleton), residuals)
 
 
-def kept(rule: Any, parts: Sequence[Any], cells: Cells, left: Container[int]) -> Converted:
-    """Return the rule with its parts as they are, and its closure as it is now."""
-    return Converted(_copying(rule, snapshot(parts, cells, left)), [])
+def unconverted(rule: Any, parts: Sequence[Any], cells: Cells, unused: Container[int]) -> Converted:
+    """Return the rule with its parts unchanged, and its closure as it is now."""
+    return Converted(_copying(rule, snapshot(parts, cells, unused)), [])
 
 
 def _copying(rule: Any, skeleton: Skeleton) -> Any:
     def run(residuals: Sequence[Any], cotangents: Sequence[Any], listed: Any) -> list[Any]:
         copies = skeleton.copies(residuals)
-        found = rule(copies.values, cotangents, listed)
+        gradients = rule(copies.values, cotangents, listed)
         copies.assign()
-        return found
+        return gradients
 
     return run
 
@@ -121,16 +123,16 @@ def dependence_on(
 ) -> dict[int, Any]:
     """Return which of `values` the results of `f(values, others)` depend on.
 
-    They come by position in the order of their first use, each with the equation that uses it, or
-    None where it is only returned.
+    The keys are their positions, in the order of first use. Each has the equation that uses it
+    first, or None if it is only returned.
     """
     positions = list(range(len(values)))
     try:
         closed = jax.make_jaxpr(lambda *both: f(*both))(values, others)
     except NeedsValuesError:
         if not all(isinstance(v, jax.Array) for v in values):
-            return dict.fromkeys(positions)  # the values are not known any more
-        # It branches on values, so these are concrete, and its derivative can be looked at.
+            return dict.fromkeys(positions)  # types alone: assume that all are used
+        # `f` branches on values, so it cannot be traced; its derivative at these values can be.
         positions = [i for i in positions if spec(values[i]).differentiable]
 
         def of_some(*some: Any) -> Any:
@@ -142,21 +144,22 @@ def dependence_on(
         tangents = [values[i] for i in positions]
         closed = jax.make_jaxpr(jax.linearize(of_some, *tangents)[1])(*tangents)
     uses, first = first_uses(closed), len(closed.consts)
-    found = {i - first: eqn for i, eqn in uses.items() if i >= first}
-    return {positions[i]: eqn for i, eqn in found.items() if i < len(positions)}
+    of_operands = {i - first: eqn for i, eqn in uses.items() if i >= first}
+    return {positions[i]: eqn for i, eqn in of_operands.items() if i < len(positions)}
 
 
 def first_uses(closed: ClosedJaxpr, results: int | None = None) -> dict[int, Any]:
-    """Return which constants and operands the (first so many) results of a jaxpr depend on.
+    """Return which constants and operands the results of a jaxpr depend on, like `dependence_on`.
 
-    They come as in `dependence_on`, the constants before the operands.
+    Positions count the constants, then the operands. `results` limits this to the first so many
+    results.
     """
     jaxpr = without_consts(closed)
     mask = functools.reduce(operator.or_, dependence(jaxpr)[:results], 0)
-    wanted = {v: i for i, v in enumerate(jaxpr.invars) if mask >> i & 1}
+    relevant = {v: i for i, v in enumerate(jaxpr.invars) if mask >> i & 1}
     uses: dict[int, Any] = {}
     for eqn in jaxpr.eqns:
         for atom in eqn.invars:
-            if not isinstance(atom, Literal) and atom in wanted:
-                uses.setdefault(wanted[atom], eqn)
-    return uses | {i: None for i in wanted.values() if i not in uses}
+            if not isinstance(atom, Literal) and atom in relevant:
+                uses.setdefault(relevant[atom], eqn)
+    return uses | {i: None for i in relevant.values() if i not in uses}

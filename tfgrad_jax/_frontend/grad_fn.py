@@ -1,9 +1,9 @@
 """One call of a decorated function: run `f`, and run the rule that it returned.
 
-A `Contract` says how this is done: `apply` runs `f`, `gradients` runs a `grad_fn` and gives each
-operand its gradient. It outlives the call, inside jaxprs, and so holds no value of it; it is given
-the `Surroundings` and the operands each time. Nothing here differentiates: `_autodiff` decides
-what runs when.
+A `Contract` does both: `apply` runs `f`, `gradients` runs a `grad_fn` and gives each operand its
+gradient. It lives on in jaxprs after the call, so it holds no values. Each run gets the operands,
+and the `Surroundings`: everything else that the call has. Nothing here differentiates; `_autodiff`
+decides what runs when.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from tfgrad_jax._types import Spec, is_array
 from .structure import Layout, Outputs, conjugate, split
 
 _PLAIN = (jax.Array, int, float, complex)
-_MARK = "written inside a rule"  # among the constants of the code of such a function
+_MARK = "written inside a rule"  # a constant that `_marked` adds to the code of such a function
 
 
 def checked_pair(f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
@@ -74,7 +74,7 @@ class Variables(NamedTuple):
     def listed(cls, values: Sequence[Any], specs: Sequence[Spec]) -> "Variables":
         """Return a list of undeclared variables, of these types in the forward pass."""
         layout = Layout(tree_structure(([*values],)), values, ("variables",))
-        # All of them are being differentiated, even where eager code has their values.
+        # All are being differentiated, so each gets a gradient, even if its value is concrete.
         layout.operands, layout.wanted = range(len(specs)), [True] * len(specs)
         layout.specs = [*specs]
         return cls([None] * len(specs), layout, declared=False)
@@ -94,7 +94,7 @@ NO_VARIABLES = Variables.of([])[0]
 
 
 class Surroundings(NamedTuple):
-    """What a call has beside its operands: whatever may hold tracers of its own."""
+    """Everything that a call has beside its operands. Any of these may hold tracers."""
 
     f: Callable[..., Any]
     bound_to: tuple[Any, ...]  # what a method is bound to, or ()
@@ -105,39 +105,39 @@ class Surroundings(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contract:
-    """How `f` and its rules are called, and how their results are read."""
+    """How to call `f` and its rules, and how to read their results."""
 
     source: Source
     inputs: Layout
-    named: Sequence[str]  # the names of the last inputs, where these are passed by name
+    named: Sequence[str]  # the names of the last inputs, if these are passed by name
     convention: str
-    is_rule_traced: bool = False  # with variables that are fixed, then
+    is_rule_traced: bool = False  # if so, its variables are fixed
 
-    def value(self, around: Surroundings, operands: Sequence[Any]) -> Any:
+    def value(self, surroundings: Surroundings, operands: Sequence[Any]) -> Any:
         """Return `y` alone."""
-        args, keywords = self._arguments(around, operands)
-        if around.primal is not None:
-            return primal_value(self.source, around.primal, args, keywords)
-        y, _ = checked_pair(around.f, around.f(*args, **keywords))
-        return checked_outputs(around.f, y)
+        args, keywords = self._arguments(surroundings, operands)
+        if surroundings.primal is not None:
+            return primal_value(self.source, surroundings.primal, args, keywords)
+        y, _ = checked_pair(surroundings.f, surroundings.f(*args, **keywords))
+        return checked_outputs(surroundings.f, y)
 
     def apply(
-        self, around: Surroundings, operands: Sequence[Any]
+        self, surroundings: Surroundings, operands: Sequence[Any]
     ) -> tuple[list[Any], Outputs, Callable[..., Any]]:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
-        args, keywords = self._arguments(around, operands)
-        y, grad_fn = checked_pair(around.f, around.f(*args, **keywords))
-        leaves, treedef = tree_flatten(checked_outputs(around.f, y))
+        args, keywords = self._arguments(surroundings, operands)
+        y, grad_fn = checked_pair(surroundings.f, surroundings.f(*args, **keywords))
+        leaves, treedef = tree_flatten(checked_outputs(surroundings.f, y))
         leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
         return leaves, Outputs(leaves, treedef, self.convention), grad_fn
 
     def _arguments(
-        self, around: Surroundings, operands: Sequence[Any]
+        self, surroundings: Surroundings, operands: Sequence[Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        values = [*around.bound_to, *self.inputs.join(around.constants, operands)]
+        values = [*surroundings.bound_to, *self.inputs.join(surroundings.constants, operands)]
         first = len(values) - len(self.named)
         named = dict(zip(self.named, values[first:], strict=True))
-        return values[:first], {**named, **around.keywords}
+        return values[:first], {**named, **surroundings.keywords}
 
     def gradients(
         self,
@@ -148,7 +148,7 @@ class Contract:
         traced: Sequence[Any],
     ) -> list[Any]:
         """Run a rule; return the gradients of the operands, then those of the traced variables."""
-        if self.is_rule_traced:  # which returns just that
+        if self.is_rule_traced:  # a traced rule returns the gradients in this form
             return grad_fn(*cotangents)
         upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)
         if variables is None and requires_variables(grad_fn):
@@ -166,7 +166,7 @@ class Contract:
             if result is None and any(self.inputs.wanted):
                 _errors.warn_of_bare_none(where, self.inputs.names)
             if is_pair and accepts_variables(where.grad_fn) and self.inputs.read(result) is None:
-                result = result[0]  # nobody asked for gradients of variables
+                result = result[0]  # no variable is differentiated
             return self._finished(self.inputs, result, where)
         if not is_pair:
             raise _errors.no_variable_pair(where, kind_of(result))
@@ -192,11 +192,11 @@ class Contract:
 
 
 class Call(NamedTuple):
-    """One call: how it runs, and with what."""
+    """One call: how it runs, its operands, and everything else that it has."""
 
     contract: Contract
-    around: Surroundings
-    operands: list[Any]  # those of the inputs
+    surroundings: Surroundings
+    operands: list[Any]  # the leaves of the inputs that JAX is tracing
     variables: Any  # None, "autodiff" or the declared pytree
 
     @property
@@ -209,7 +209,7 @@ class Call(NamedTuple):
         return self.variables is None and accepts_variables(grad_fn)
 
     def declared(self) -> tuple[Variables | None, list[Any]]:
-        """Return the declared variables and the traced ones; raise if there is no array."""
+        """Return the declared variables, and those that JAX is tracing; raise without any array."""
         if self.variables is None or self.autodiff:
             return None, []
         variables, traced = Variables.of(self.variables)
@@ -219,12 +219,12 @@ class Call(NamedTuple):
 
 
 def _marking(grad_fn: Any, code: types.CodeType | None) -> Any:
-    """Return a rule such that the functions that it makes are known to be written inside it.
+    """Return the rule such that the functions that it makes carry the mark "written inside a rule".
 
-    That is a property of their code: the rule runs with a copy of its code, whose inner functions
-    have a mark. So it does not depend on what was called before. A decorated rule is marked itself
-    if it stands in the code of the function; one that stands elsewhere, such as an operator that is
-    its own rule, is a function like any other.
+    The rule runs with a copy of its code, in which we mark the code of each inner function. So the
+    answer is a property of the code and does not depend on earlier calls. A decorated rule gets the
+    mark itself if it is written inside the function. If it is written elsewhere, such as an
+    operator that is its own rule, it is an ordinary function.
     """
     if isinstance(grad_fn, types.MethodType):
         return types.MethodType(_marking(grad_fn.__func__, code), grad_fn.__self__)
@@ -267,18 +267,18 @@ def _marked(code: types.CodeType) -> types.CodeType:
 
 
 def is_written_in_rule(source: Source) -> bool:
-    """Return whether a running rule made a function."""
+    """Return whether a function was made by a running rule."""
     return source.code is not None and _MARK in source.code.co_consts
 
 
 def _called(f: Any, args: Sequence[Any], kwargs: Any, misfit: Callable[[TypeError], Any]) -> Any:
-    """Call a function; raise the `misfit` if it cannot be called with these arguments."""
+    """Call a function; raise `misfit(error)` if its signature does not accept these arguments."""
     try:
         return f(*args, **kwargs)
     except TypeError as error:
-        # Only a call that never entered `f` leaves no frame below this one.
+        # If Python could not even enter `f`, the traceback has no frame below this one.
         if getattr(error.__traceback__, "tb_next", None) is None:
-            with contextlib.suppress(ValueError):  # no signature is known
+            with contextlib.suppress(ValueError):  # a builtin without a signature
                 try:
                     inspect.signature(f).bind(*args, **kwargs)
                 except TypeError as reason:
@@ -287,10 +287,10 @@ def _called(f: Any, args: Sequence[Any], kwargs: Any, misfit: Callable[[TypeErro
 
 
 def _variables_parameter(grad_fn: Callable[..., Any]) -> inspect.Parameter | None:
-    """Return the parameter of `grad_fn` that `variables=` would reach."""
+    """Return the parameter of `grad_fn` that would get `variables=`."""
     code = getattr(grad_fn, "__code__", None)
     if code and "variables" not in code.co_varnames and not code.co_flags & inspect.CO_VARKEYWORDS:
-        return None  # the usual rule, without the price of a signature
+        return None  # fast path for the usual rule: computing a signature is slow
     try:
         parameters = inspect.signature(grad_fn).parameters
     except (TypeError, ValueError):

@@ -1,8 +1,9 @@
-"""Flatten what goes in, and give every gradient that comes back its place.
+"""Flatten the inputs, and assign every returned gradient to its leaf.
 
-At the call: `split` sorts the leaves of the inputs into *operands* (what JAX is tracing) and
-constants (everything else, left alone); `Layout.join` puts them together again. When a rule has
-run, `Layout.gradients` reads what it returned.
+At the call, `split` sorts the leaves of the inputs into *operands* (those that JAX is tracing) and
+constants (all others, which stay unchanged). `Layout.join` puts them together again, with new
+operands. After a rule has run, `Layout.gradients` reads the gradients that it returned, in any of
+the accepted formats.
 """
 
 import collections
@@ -48,11 +49,14 @@ class Layout:
         self.specs = [spec(leaf) if is_array(leaf) else None for leaf in leaves]
         self.wanted = [s is not None and s.differentiable for s in self.specs]  # has a gradient
         self._classes = [type(leaf) for leaf in leaves]
-        # The layout of the values and the omitted defaults, and which of its leaves are ours.
+        # The layout of the values together with omitted defaults, and which of its leaves are ours.
         self._full: tuple[Layout, Sequence[int]] | None = None
 
     def accept_omitted(self, values: Sequence[Any], omitted: Mapping[int, Any]) -> None:
-        """Accept gradients for omitted defaults too, given by position, and ignore them."""
+        """Accept gradients for omitted defaults too, and ignore them.
+
+        The keys of `omitted` are the positions of the defaults among all parameters.
+        """
         if omitted:
             every = list(values)
             for position, default in omitted.items():
@@ -78,9 +82,10 @@ class Layout:
         return paths
 
     def counted(self) -> list[bool]:
-        """Return which leaves a flat list has a gradient or None for.
+        """Return for which leaves the short flat list has an entry (a gradient or None).
 
-        A number that is not differentiated in this call may be in another, and is one under `jit`.
+        These are the differentiable arrays and the Python floats. JAX may trace a float in another
+        call, under `jit` for instance, and the rule should return the same list for both.
         """
         return [
             w or issubclass(c, (float, complex))
@@ -92,13 +97,14 @@ class Layout:
 
         Accepted are the structure of the values (a single value needs no tuple; lists and
         tuples are interchangeable; None for any subtree), one entry per leaf, and one entry
-        per differentiable leaf. Those of arrays that are no operands are checked all the same.
+        per differentiable leaf. Gradients for arrays that are not operands are checked, too.
         """
         given = self.read(result)
         if given is None:
             raise _errors.wrong_structure(where, result, self)
         wanted = self.wanted
-        # A flat list for the arrays may have this form, too: then a number's gradient is in doubt.
+        # This may be a flat list for the arrays alone. Then an entry that we have read as the
+        # gradient of a number may be meant for an array.
         flat = (
             isinstance(result, (list, tuple))
             and len(result) == sum(wanted)
@@ -118,7 +124,7 @@ class Layout:
         return [_cast(given[i], self.specs[i]) for i in self.operands]
 
     def read(self, result: Any) -> list[Any] | None:
-        """Return what a result has for each leaf, or None if it has none of the forms."""
+        """Return the gradient for each leaf, or None if the result has no accepted format."""
         found = self._read(result)
         if found is None and self._full is not None:
             full, ours = self._full
@@ -129,7 +135,7 @@ class Layout:
     def _read(self, result: Any) -> list[Any] | None:
         values = self.treedef.children()
         if values == [_LEAF] and not isinstance(result, (list, tuple, dict)):
-            return [result]  # by far the most frequent: one array in, one gradient out
+            return [result]  # the common case: one array in, one gradient out
         for treedef in (*values[: len(values) == 1], self.treedef):
             found: list[Any] = []
             if _match(treedef, result, found) and self._keeps(found):
@@ -147,9 +153,9 @@ class Layout:
         return None
 
     def _keeps(self, found: Sequence[Any]) -> bool:
-        """Return whether no gradient is in the place of what has none, such as a callable.
+        """Return whether no gradient is in the place of a leaf without one, such as a callable.
 
-        With a pytree among the inputs, it may be meant for an array in another form.
+        If there is one, the result may have another format, in which it belongs to an array.
         """
         return all(
             s is not None or issubclass(c, (float, complex)) or not _has_gradient(g)
@@ -169,7 +175,7 @@ class Layout:
                 for kind in (jnp.floating, jnp.complexfloating)
             ) or (is_kind(dtype_wanted, jax.dtypes.extended) and is_kind(dtype, jnp.floating))
         else:
-            # Python numbers are weakly typed: they take the kind that they are added to.
+            # Python numbers are weakly typed: they adopt the dtype that they are added to.
             shape, kinds = (), (int, float, complex)
             kinds = kinds if is_kind(dtype_wanted, jnp.complexfloating) else kinds[:2]
             same_kind = isinstance(gradient, kinds) and not isinstance(gradient, bool)
@@ -198,13 +204,13 @@ def _cast(gradient: Any, wanted: Any) -> Any:
     if gradient is None:
         return None
     dtype = tangent_dtype(wanted.dtype)
-    if getattr(gradient, "dtype", None) == dtype:  # by far the most frequent
+    if getattr(gradient, "dtype", None) == dtype:  # the common case
         return gradient
     return lax.convert_element_type(gradient, dtype)
 
 
 def _has_gradient(value: Any) -> bool:
-    """Return whether a container that stands for no gradient has one in it: a wrong place."""
+    """Return whether the entry for a leaf without a gradient holds one, which is misplaced."""
     return any(
         isinstance(leaf, (jax.Array, np.ndarray)) and is_kind(leaf.dtype, jnp.inexact)
         for leaf in tree_leaves(value)
@@ -212,7 +218,7 @@ def _has_gradient(value: Any) -> bool:
 
 
 def _match(treedef: Any, got: Any, found: list[Any]) -> bool:
-    """Append to `found` what `got` has for each leaf of `treedef`; False if it does not fit."""
+    """Append to `found` the part of `got` for each leaf of `treedef`; False if it does not fit."""
     if got is None:
         found += [None] * treedef.num_leaves
         return True
@@ -239,7 +245,7 @@ def _match(treedef: Any, got: Any, found: list[Any]) -> bool:
 
 
 def split(values: Any, names: Sequence[str]) -> tuple[list[Any], list[Any], Layout]:
-    """Separate the leaves of `values`: return operands, constants and where both belong.
+    """Separate the leaves of `values`: return operands, constants, and the layout of both.
 
     The constants have None in the places of the operands.
     """
@@ -252,7 +258,7 @@ def split(values: Any, names: Sequence[str]) -> tuple[list[Any], list[Any], Layo
 
 
 def conjugate(value: Any, wanted: Spec) -> Any:
-    """Go between TensorFlow's convention for complex gradients and JAX's."""
+    """Convert a complex gradient from TensorFlow's convention to JAX's, or back."""
     return jnp.conj(value) if is_kind(wanted.dtype, jnp.complexfloating) else value
 
 
@@ -268,7 +274,7 @@ class Outputs:
         self._specs = [spec(leaf) for leaf in leaves]
         # Positions of the outputs that have a derivative: only these have cotangents.
         self.differentiable = [i for i, s in enumerate(self._specs) if s.differentiable]
-        # Nothing has to be done to the cotangents of real outputs.
+        # If all outputs are real, the cotangents are the upstreams.
         self._plain = all(is_kind(s.dtype, jnp.floating) for s in self._specs)
 
     def upstreams(self, cotangents: Sequence[Any]) -> Sequence[Any]:
