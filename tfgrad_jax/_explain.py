@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,12 +152,13 @@ class _Call:
         try:
             closed, shapes = jax.make_jaxpr(self._look, return_shape=True)(*self._values)
             found = tree_unflatten(jax.tree.structure(shapes), closed.jaxpr.outvars)
-            return self._explanation(closed.jaxpr.invars, closed.jaxpr.eqns, *found)
+            constants = zip(closed.jaxpr.constvars, closed.consts, strict=True)
+            return self._explanation(closed.jaxpr.invars, closed.jaxpr.eqns, constants, *found)
         except NeedsValuesError as error:
             if any(isinstance(v, _TYPE) for v in self._values):
                 raise _tool_errors.explain_needs_values(self.name) from error
             self._eager, values = True, list(map(jnp.asarray, self._values))
-            return self._explanation(values, (), *self._look(*values))
+            return self._explanation(values, (), (), *self._look(*values))
 
     def _value(self, values: Sequence[Any], plain: bool = False) -> Any:
         """Return the value of a copy of the function, or of the undecorated one."""
@@ -220,7 +221,9 @@ class _Call:
         held = {(i, name): v for i, (name, v) in enumerate(arrays) if is_known(v)}
         kept += held.values() if self._eager else ()  # the rule keeps what JAX is not tracing
         self._ys = jax.tree.map(jax.typeof, ys)
-        self._look_at_rule(ys, pull, values, grad_fn)
+        read = self._look_at_rule(ys, pull, values, grad_fn)
+        if not self._eager:  # what the rule reads and no operand stands for, such as a global array
+            kept += [a.value for a in self._held.constants if id(a.value) in read]
         plain = None
         with contextlib.suppress(Exception):  # of any type: that of what has no derivative
             zs, plain_pull, kept_plainly = self._vjp(positions, values, plain=True)
@@ -228,8 +231,11 @@ class _Call:
             plain = kept_plainly
         return kept, outputs, held, plain
 
-    def _look_at_rule(self, ys: Any, pull: Any, values: Sequence[Any], grad_fn: Any) -> None:
-        """Find out whether forward mode works, and which gradients are zero."""
+    def _look_at_rule(self, ys: Any, pull: Any, values: Sequence[Any], grad_fn: Any) -> set[int]:
+        """Find out whether forward mode works, and which gradients are zero.
+
+        Return the ids of the constants that the rule reads.
+        """
         arrays = [values[i] for i in self._differentiated]
         tangents = [jnp.zeros_like(v, tangent_dtype(v.dtype)) for v in arrays]
         closed: Any = None
@@ -250,14 +256,19 @@ class _Call:
         for i, mask in zip(self._differentiated, masks, strict=False):
             if not mask >> len(closed.consts):
                 self._gradients[i] = zero
+        return set(map(id, closed.consts)) if closed else set()
 
-    def _explanation(self, operands: Any, eqns: Any, *found: Any) -> Explanation:
+    def _explanation(
+        self, operands: Any, eqns: Any, fixed: Iterable[tuple[Any, Any]], *found: Any
+    ) -> Explanation:
         """Return what was found out: variables of a jaxpr, or arrays, stand for the values."""
         kept, outputs, held, plain = found
         constants, n = self._held.constants, len(self._held.arrays)
         rows = [(name, "new", v) for (_, name), v in held.items()]
         rows += [(name, "output", v) for name, v in outputs.items()]
         rows += [(a.name, "captured", a.value) for a in constants]
+        names = {id(a.value): a.name for a in constants}
+        rows += [(names.get(id(c), "(unnamed)"), "captured", v) for v, c in fixed]
         origins = ["captured"] * n + ["input"] * len(self._given)
         rows += zip(self._names, origins, operands, strict=True)
         known: dict[int, tuple[str, str]] = {}
