@@ -31,6 +31,8 @@ def test_raises_with_the_table():
     with pytest.raises(AssertionError) as caught:
         assert_gradient(half_square, X, transforms=False)
     assert str(caught.value) == str(wrong)
+    _, *ours = caught.traceback  # pytest shows none of these
+    assert ours and all(entry.frame.f_locals.get("__tracebackhide__") for entry in ours)
 
 
 def test_is_deterministic():
