@@ -50,6 +50,7 @@ class Held:
             a.name if a else f"(unnamed {type_name(v)})"
             for a, v in zip(found, self.arrays, strict=True)
         ]
+        self.whys = [a.why if a else "" for a in found]  # of a second place that holds it
         self.constants = list(named.values())
 
     def __call__(self, arrays: Iterable[Any]) -> list[Any]:

@@ -170,6 +170,9 @@ def test_surrogates_are_measured_at_the_point_alone():
     assert report.ok and report.rows[0].note == "differs by 0.1 x expected, cosine 1.000"
     report = quick(clipped, X, expect="surrogate")
     assert report.ok and "cosine 0." in report.rows[0].note
+    hint = "If the gradient differs on purpose: expect='surrogate'"
+    assert fact(quick(clipped, X), "linear").text.endswith(hint)
+    assert "surrogate" not in str(report) + str(quick(declare(jnp.sin, lambda x, dy: dy + 1), X))
     none = quick(declare(jnp.sin, lambda x, dy: (None,)), X, expect="surrogate")
     assert none.ok and none.rows[0].note == "declared is zero"
 

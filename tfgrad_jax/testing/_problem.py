@@ -146,7 +146,8 @@ class Problem:
         self.xs += [held.arrays[i] for i in with_gradient]
         self.names += [held.names[i] for i in with_gradient]
         known = {id(v): (name, why) for name, v, why in held.constants}
-        known |= {id(v): (name, "") for name, v in zip(held.names, held.arrays, strict=True)}
+        replaced = zip(held.arrays, held.names, held.whys, strict=True)
+        known |= {id(v): (name, why) for v, name, why in replaced}
         for i, (v, reason) in missed.items():
             name, why = known.get(i, (f"a {type_name(v)}", "found in no object"))
             self.unchecked.append(f"{name} ({why or reason})")
