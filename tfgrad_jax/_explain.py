@@ -1,4 +1,4 @@
-"""Show what a custom gradient does at some arguments: what it keeps, for whom, and what it costs.
+"""Show what a custom gradient does: what it keeps, where that comes from, and what it costs.
 
 A call keeps for its backward pass what `jax.vjp` of it returns: the leaves of its pull-back.
 `explain` reads where these come from, in a jaxpr in which every array is an operand.
@@ -48,7 +48,7 @@ class Residual(NamedTuple):
     name: str  # the rule's variable, or the operation and the line that compute it
     type: str
     bytes: int
-    origin: str  # "new", or an array that there is anyway: "input", "captured" or "output"
+    origin: str  # "new", or an array in memory anyway: "input", "captured" or "output"
 
 
 class Explanation(NamedTuple):
@@ -84,10 +84,10 @@ class Explanation(NamedTuple):
 
 
 def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Report which gradients a custom gradient has, what it keeps, and what it costs.
+    """Report where each gradient comes from, what the rule keeps, and what that costs.
 
-    Every array among the arguments counts as traced, as under `jax.jit`, and so does every array
-    that the function closes over. `h` is traced, and executed only if it branches on values.
+    All arrays among the arguments, and all that the function closes over, are treated as traced,
+    as under `jax.jit`. `h` is traced, and executed only if it branches on values.
 
     Args:
         h: a function that `custom_gradient`, `grad_pass_through` or `recompute_grad` returned.
@@ -96,8 +96,8 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
 
     Returns:
         An `Explanation`, which prints as a table: the arrays that `h` reads and the gradient of
-        each; what the rule keeps, and what JAX would keep for the undecorated function (by
-        version); whether forward mode works. `costs()` compiles, and returns estimates.
+        each; what the rule keeps, and what JAX would keep for the undecorated function (depends on
+        its version); whether forward mode works. `costs()` compiles, and returns estimates.
 
     Raises:
         TypeError: if `h` is not such a function, or needs values and got none.

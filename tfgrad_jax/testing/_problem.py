@@ -164,8 +164,8 @@ class Problem:
     def _reads(self, f: Any) -> tuple[set[int], dict[int, tuple[Any, str]]]:
         """Return on which weights the value of `f` depends, and on which other arrays.
 
-        These come by id, each with why no other array is in its place: it is held in a second
-        place, too, which was not seen.
+        The second is a dict from the id to the array and why it cannot be replaced: something else
+        holds it as well.
         """
         weights = self._weights
         xs, n = [*self.xs, *(self._held.arrays[i] for i in weights)], len(self.xs)
