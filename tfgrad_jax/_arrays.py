@@ -28,13 +28,13 @@ class Array(NamedTuple):
 
     name: str
     value: Any
-    why: str  # no copy has another in its place, if it is not among those of `Held`
+    why: str  # copies keep this very array, if it is not among those of `Held`
 
 
 class Held:
-    """The arrays that values hold, by name. Called with others, it copies the values around them.
+    """The arrays that values hold, by name. Called with others, it returns copies that hold these.
 
-    What is not copied stays itself: its arrays, and those in global variables, are `constants`.
+    What cannot be copied is shared: its arrays, and those in global variables, are `constants`.
     A jitted function is copied without the `jit`.
     """
 
@@ -50,6 +50,7 @@ class Held:
             a.name if a else f"(unnamed {type_name(v)})"
             for a, v in zip(found, self.arrays, strict=True)
         ]
+        self.whys = [a.why if a else "" for a in found]  # of a second place that holds it
         self.constants = list(named.values())
 
     def __call__(self, arrays: Iterable[Any]) -> list[Any]:
@@ -78,7 +79,7 @@ def is_known(value: Any) -> bool:
 
 
 def primal_of(value: Any) -> Any:
-    """Return what JAX differentiates, given a tracer of its derivative; or else the value."""
+    """Return the primal of a tracer of a derivative, and any other value itself."""
     found = []
     probe = jax.custom_jvp(lambda value: value)
 
@@ -124,7 +125,7 @@ _CALLABLES = (types.FunctionType, types.MethodType, functools.partial, Wrapper, 
 
 
 def _why_not_copied(value: Any) -> str:
-    """Return what about an object forbids to copy it by its attributes."""
+    """Return why an object cannot be copied by its attributes, or ""."""
     if isinstance(value, _CALLABLES) or not all_leaves([value]):
         return ""
     cls = type(value)

@@ -1,4 +1,4 @@
-"""Show what a custom gradient does at some arguments: what it keeps, for whom, and what it costs.
+"""Show what a custom gradient does: what it keeps, where that comes from, and what it costs.
 
 A call keeps for its backward pass what `jax.vjp` of it returns: the leaves of its pull-back.
 `explain` reads where these come from, in a jaxpr in which every array is an operand.
@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ class Residual(NamedTuple):
     name: str  # the rule's variable, or the operation and the line that compute it
     type: str
     bytes: int
-    origin: str  # "new", or an array that there is anyway: "input", "captured" or "output"
+    origin: str  # "new", or an array in memory anyway: "input", "captured" or "output"
 
 
 class Explanation(NamedTuple):
@@ -84,10 +84,10 @@ class Explanation(NamedTuple):
 
 
 def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Report which gradients a custom gradient has, what it keeps, and what it costs.
+    """Report where each gradient comes from, what the rule keeps, and what that costs.
 
-    Every array among the arguments counts as traced, as under `jax.jit`, and so does every array
-    that the function closes over. `h` is traced, and executed only if it branches on values.
+    All arrays among the arguments, and all that the function closes over, are treated as traced,
+    as under `jax.jit`. `h` is traced, and executed only if it branches on values.
 
     Args:
         h: a function that `custom_gradient`, `grad_pass_through` or `recompute_grad` returned.
@@ -96,8 +96,8 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
 
     Returns:
         An `Explanation`, which prints as a table: the arrays that `h` reads and the gradient of
-        each; what the rule keeps, and what JAX would keep for the undecorated function (by
-        version); whether forward mode works. `costs()` compiles, and returns estimates.
+        each; what the rule keeps, and what JAX would keep for the undecorated function (depends on
+        its version); whether forward mode works. `costs()` compiles, and returns estimates.
 
     Raises:
         TypeError: if `h` is not such a function, or needs values and got none.
@@ -152,12 +152,13 @@ class _Call:
         try:
             closed, shapes = jax.make_jaxpr(self._look, return_shape=True)(*self._values)
             found = tree_unflatten(jax.tree.structure(shapes), closed.jaxpr.outvars)
-            return self._explanation(closed.jaxpr.invars, closed.jaxpr.eqns, *found)
+            constants = zip(closed.jaxpr.constvars, closed.consts, strict=True)
+            return self._explanation(closed.jaxpr.invars, closed.jaxpr.eqns, constants, *found)
         except NeedsValuesError as error:
             if any(isinstance(v, _TYPE) for v in self._values):
                 raise _tool_errors.explain_needs_values(self.name) from error
             self._eager, values = True, list(map(jnp.asarray, self._values))
-            return self._explanation(values, (), *self._look(*values))
+            return self._explanation(values, (), (), *self._look(*values))
 
     def _value(self, values: Sequence[Any], plain: bool = False) -> Any:
         """Return the value of a copy of the function, or of the undecorated one."""
@@ -220,7 +221,9 @@ class _Call:
         held = {(i, name): v for i, (name, v) in enumerate(arrays) if is_known(v)}
         kept += held.values() if self._eager else ()  # the rule keeps what JAX is not tracing
         self._ys = jax.tree.map(jax.typeof, ys)
-        self._look_at_rule(ys, pull, values, grad_fn)
+        read = self._look_at_rule(ys, pull, values, grad_fn)
+        if not self._eager:  # what the rule reads and no operand stands for, such as a global array
+            kept += [a.value for a in self._held.constants if id(a.value) in read]
         plain = None
         with contextlib.suppress(Exception):  # of any type: that of what has no derivative
             zs, plain_pull, kept_plainly = self._vjp(positions, values, plain=True)
@@ -228,8 +231,11 @@ class _Call:
             plain = kept_plainly
         return kept, outputs, held, plain
 
-    def _look_at_rule(self, ys: Any, pull: Any, values: Sequence[Any], grad_fn: Any) -> None:
-        """Find out whether forward mode works, and which gradients are zero."""
+    def _look_at_rule(self, ys: Any, pull: Any, values: Sequence[Any], grad_fn: Any) -> set[int]:
+        """Find out whether forward mode works, and which gradients are zero.
+
+        Return the ids of the constants that the rule reads.
+        """
         arrays = [values[i] for i in self._differentiated]
         tangents = [jnp.zeros_like(v, tangent_dtype(v.dtype)) for v in arrays]
         closed: Any = None
@@ -250,14 +256,19 @@ class _Call:
         for i, mask in zip(self._differentiated, masks, strict=False):
             if not mask >> len(closed.consts):
                 self._gradients[i] = zero
+        return set(map(id, closed.consts)) if closed else set()
 
-    def _explanation(self, operands: Any, eqns: Any, *found: Any) -> Explanation:
+    def _explanation(
+        self, operands: Any, eqns: Any, fixed: Iterable[tuple[Any, Any]], *found: Any
+    ) -> Explanation:
         """Return what was found out: variables of a jaxpr, or arrays, stand for the values."""
         kept, outputs, held, plain = found
         constants, n = self._held.constants, len(self._held.arrays)
         rows = [(name, "new", v) for (_, name), v in held.items()]
         rows += [(name, "output", v) for name, v in outputs.items()]
         rows += [(a.name, "captured", a.value) for a in constants]
+        names = {id(a.value): a.name for a in constants}
+        rows += [(names.get(id(c), "(unnamed)"), "captured", v) for v, c in fixed]
         origins = ["captured"] * n + ["input"] * len(self._given)
         rows += zip(self._names, origins, operands, strict=True)
         known: dict[int, tuple[str, str]] = {}

@@ -10,7 +10,7 @@ explain_needs_values = builder(
 )
 checks_values = builder(
     "check_gradient compares values, but {} got an argument that JAX is tracing. Call it outside "
-    "of `jax.jit`, `jax.grad` and the like: it looks at these itself."
+    "of `jax.jit`, `jax.grad` and the like: it runs them itself."
 )
 nothing_to_check = builder(
     "check_gradient found nothing to differentiate in {}: there is no floating array among its {}. "
@@ -23,8 +23,8 @@ bad_reference = builder(
     ValueError,
 )
 unchecked_weights = builder(
-    "{}\nNot every weight was checked: pass the missing ones as arguments, hold them in the layer "
-    "itself, or accept that with `assert_gradient(..., unchecked='allow')`.",
+    "{}\nNot every weight was checked: pass the missing ones as arguments, store them on the layer "
+    "itself, or accept it with `assert_gradient(..., unchecked='allow')`.",
     AssertionError,
 )
 

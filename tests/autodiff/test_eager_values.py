@@ -152,7 +152,7 @@ def test_a_call_that_is_traced_names_the_function_and_the_remedy(held):
     ) as caught:
         jax.grad(loss)(jnp.float32(3))
     (note,) = [n for n in caught.value.__notes__ if "JAX traces" in n]
-    assert "branching" in note and "To see values there, pass the value as an argument" in note
+    assert "branching" in note and "To run it on values, pass that value as an argument" in note
 
 
 def test_a_jax_that_cannot_set_a_trace_gives_the_same(monkeypatch):

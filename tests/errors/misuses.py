@@ -211,7 +211,7 @@ class Model:
         "got an object of type property", "Write `@property` above `@custom_gradient`", of="",
     ),
     misuse("Misspell an option", "custom_gradient(varables=[w])",
-        "has no option 'varables'", "There are `variables`, `primal` and `convention`", of=""),
+        "has no option 'varables'", "options are `variables`, `primal` and `convention`", of=""),
     misuse("Name arguments that are not differentiated, as for `jax.custom_vjp`",
         "custom_gradient(nondiff_argnums=(1,))",
         "has no option 'nondiff_argnums'", "Leave it out", "reaches the function unchanged", of=""),
@@ -293,7 +293,7 @@ RETURNED_BY_F = [
 
 ONE = "cannot be called with 1 upstream gradient, one positional argument per leaf of y (dicts in "
 TWO = "cannot be called with 2 upstream gradients, one positional argument per leaf of y (dicts in "
-ALONE = "A rule takes nothing but upstreams: it closes over what it needs from the function"
+ALONE = "A rule takes only upstreams: it reads anything else from the function around it"
 
 UPSTREAMS = [
     misuse("Take residuals, as for `jax.custom_vjp`",
@@ -319,7 +319,7 @@ UPSTREAMS = [
 ]  # fmt: skip
 
 STRUCTURE = "returned gradients in a structure that does not fit the inputs"
-FLAT = "or a flat list with one gradient for each of the leaves above; None stands for no gradient"
+FLAT = "or a flat list with one gradient for each input; None stands for no gradient"
 WANTED = "for the input `x`; expected an array of dtype float32 and shape (3, 2)"
 NONE = "Did it forget its `return`? `return {}` means no gradient without this warning"
 WARNING: Any = {"error": UserWarning}
@@ -361,7 +361,7 @@ GRADIENTS = [
     misuse("Return the gradient in the place of a function",
         function("jax.grad(lambda x: f(jnp.sin, x).sum())(x)",
                  "2 * x, lambda dy: (2 * dy, None)", "act, x"),
-        "returned a gradient in the place of `act`, which is no array; expected None",
+        "returned a gradient for `act`, which is not an array; expected None",
         "in the order of the inputs"),
     misuse("Forget to sum over a broadcast axis", rule("return dy, dy"),
         "returned a gradient of shape (3, 2) for the input `b`; expected its own shape, (2,). The "
@@ -418,10 +418,10 @@ with jax.set_mesh(mesh):
     misuse("Return a real gradient of a complex input",
         rule("return dy", "z", "z.real").replace("(z)\n", "(x + 1j)\n"),
         "returned an array of dtype float32 and shape (3, 2) for the input `z`",
-        "Convert it, `.astype(complex64)`, if it really has no imaginary part"),
+        "Convert it with `.astype(complex64)`, if its imaginary part is really zero"),
     misuse("Return integers", of_one("jnp.ones((3, 2), int)"),
         f"returned an array of dtype int32 and shape (3, 2) {WANTED}",
-        "Convert it, `.astype(float32)`, or return None"),
+        "Convert it with `.astype(float32)`, or return None"),
     misuse("Return a function", of_one("lambda dy: 2 * dy"),
         f"returned the callable `f.grad.<lambda>` (model.py:4) {WANTED}",
         "Maybe you wrote `return g` instead of `return g(dy)`"),
@@ -451,23 +451,23 @@ def loss(w, x):
 jax.grad(loss, (0, 1))(w, x)
 """,
         UNDECLARED, "float32[], first used at model.py:6\n",
-        "TensorFlow ignores a value that is computed from weights: close over "
-        "`jax.lax.stop_gradient(...)` of it for the same", **LOSS),
+        "For none, as in TensorFlow for what is computed from weights, use `jax.lax.stop_gradient`",
+        **LOSS),
     misuse("Differentiate a keyword-only argument",
         function("jax.grad(lambda b: f(x, scale=b).sum())(b)", "x * scale, lambda dy: dy * scale",
                  args="x, *, scale"),
         UNDECLARED, "float32[2], first used at model.py:3"),
     misuse("Declare other variables than those in use",
         weight("return dy @ w.T, [None]", option="variables=[b]"),
-        UNDECLARED, "not among its declared variables", "Add them to `custom_gradient(variables=",
+        UNDECLARED, "missing from its `variables`", "Add them, `custom_gradient(variables=",
         **LOSS),
     misuse("Return the gradient of the input alone", weight("return dy @ w.T"),
         GROUPS + "an array of dtype float32 and shape (3, 2).", **LOSS),
     misuse("Return the gradient of a frozen weight too",
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v").replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
-        f"returned 2 gradients; expected 1, {FEW}. A frozen weight is not among them",
-        "To have it at every call, declare it: `custom_gradient(variables=...)`", **LOSS_COUNT),
+        f"returned 2 gradients; expected 1, {FEW}. A frozen weight is not one",
+        "`custom_gradient(variables=...)` lists it always", **LOSS_COUNT),
     misuse("Differentiate some of the weights that an object with copy hooks holds under `jit`", """
 class Emptied:
     def __init__(self, w, b):
@@ -488,8 +488,8 @@ def loss(w, b, x):
 
 jax.jit(jax.grad(loss))(1.0, 2.0, 3.0)
 """,
-        "was traced with all the variables that the function uses, and now only some of them are "
-        "differentiated", "Declare the variables: `custom_gradient(variables=...)`",
+        "was traced with gradients for all variables that the function uses, but now only some are "
+        "differentiated", "Declare them: `custom_gradient(variables=...)`",
         of="loss.f"),
     misuse("Call the function in its rule, with the weight in a class made in a function", """
 def loss(w, x):
@@ -505,14 +505,15 @@ def loss(w, x):
 
 jax.grad(loss)(1.0, 2.0)
 """,
-        "is traced inside its own trace, without end", "Store the weight on an ordinary instance",
+        "would be traced forever: its gradient function calls it",
+        "Store the weight on an ordinary instance",
         of="loss.f", error=RecursionError),
     misuse("Return the gradients of variables in another order than that of their first use",
         weight("return dy @ w.T, [dy.sum(0), x.T @ dy]", y="x @ w + v").replace(
             "(w, x):", "(w, v, x):").replace("(0, 1))(w, x)", "(0, 1, 2))(w, jnp.ones(4), x)"),
         "returned a gradient of shape (4,) for the undeclared variable `variables[0]`",
         "It fits the undeclared variable `variables[1]`: return the gradients in the order of "
-        "`variables`, which is that of their first use; or declare them", **LOSS_COUNT),
+        "`variables` (the order of first use), or declare them", **LOSS_COUNT),
     misuse("Return the gradients of declared variables in another order",
         weight("return dy @ w.T, [dy.sum(0), x.T @ dy]", y="x @ w + v",
                option="variables=[w, v]").replace(
@@ -544,8 +545,8 @@ class Param:
 jax.tree_util.register_dataclass(Param, ["value"], [])
 """
         + weight("return dy @ w.T, {'w': x.T @ dy}", option='variables={"w": Param(w)}'),
-        "structure that does not fit the variables", "`variables['w']` is an object that holds an "
-        "array: declare its array, `param[...]` in nnx", **LOSS),
+        "structure that does not fit the variables", "`variables['w']` is an object: declare the "
+        "array that it holds, `param[...]` in nnx", **LOSS),
     misuse("Assign a weight to a layer that outlives the loss",
         """
 class Layer:
@@ -594,37 +595,45 @@ jax.grad(lambda x: jnp.sum(f(x)))(x)
 ]  # fmt: skip
 
 LINEAR = "is not linear in its upstream gradients: it contains"
-INSTEAD = "or use reverse mode (`jax.grad`, `jax.vjp`, `jax.jacrev`)"
+WHY = "Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) transposes the gradient function."
+REVERSE = (
+    "or use reverse mode (`jax.grad`, `jax.vjp`; instead of `jax.hessian(f)`, "
+    "`jax.jacrev(jax.jacrev(f))`)."
+)
 
 FORWARD_MODE = [
     *(
-        misuse(title, forward(returned), LINEAR, operation, INSTEAD)
+        misuse(title, forward(returned), LINEAR, operation, WHY,
+               "write the rule as one of the upstreams", REVERSE)
         for title, returned, operation in (
             ("Clip the gradient", "jnp.clip(2 * x * dy, -1, 1)",
-             "`max`, which JAX cannot transpose (in `clip`), at model.py:3."),
+             "`max`, which is not linear (in `clip`), at model.py:3."),
             ("Add a constant", "2 * x * dy + 1",
              "`add` of an upstream and a constant, at model.py:3."),
             ("Forget to multiply by the upstream", "2 * x", "does not depend on the upstreams"),
             ("Square the upstream", "dy * dy", "`mul` of two"),
-            ("Drop negative gradients", "jnp.where(dy > 0, dy, 0)", "`gt`, which JAX cannot"),
+            ("Drop negative gradients", "jnp.where(dy > 0, dy, 0)", "`gt`, which is not linear"),
             ("Branch on the upstream", "dy if dy.sum() > 0 else -dy",
              "a branch on the upstream, at model.py:3."),
-            ("Compute the gradient outside of JAX",
-             "jax.pure_callback(lambda dy: 2 * dy, dy, dy)",
-             "`pure_callback`, which JAX cannot transpose"),
-            ("Loop until the upstream is small",
-             "jax.lax.while_loop(lambda d: d.sum() > 1, lambda d: d / 2, dy)",
-             "`while`, which JAX cannot transpose, at model.py:3."),
             ("Use NumPy on the upstream", "2 * np.asarray(dy) * x",
              "NumPy code that reads the upstream, at model.py:3."),
             ("Convert the upstream to a Python number", "x * float(dy.sum())",
              "Python code that reads the value of the upstream, at model.py:3."),
         )
     ),
+    misuse("Compute the gradient outside of JAX",
+        forward("jax.pure_callback(lambda dy: 2 * dy, dy, dy)"),
+        "(model.py:1) contains `pure_callback`, which JAX cannot transpose, at model.py:3.", WHY,
+        "Decorate this operation and its adjoint as each other's rules", REVERSE),
+    misuse("Loop until the upstream is small",
+        forward("jax.lax.while_loop(lambda d: d.sum() > 1, lambda d: d / 2, dy)"),
+        "(model.py:1) contains `while`, which JAX cannot transpose, at model.py:3.", WHY,
+        "Write the loop as a `scan`, or as a `fori_loop` whose bounds are Python integers",
+        REVERSE),
 ]  # fmt: skip
 
 BODY = "computes something that JAX cannot differentiate, at model.py:"
-STOP = "Write `jax.lax.stop_gradient` around the arguments of what only the value needs"
+STOP = "only the value needs this one, write `jax.lax.stop_gradient` around its arguments (not in"
 
 
 def outside(called: str, before: str = "") -> str:
@@ -649,7 +658,7 @@ BODIES = [
         BODY + "9 (ValueError: Linearization failed to produce known values", STOP),
 ]  # fmt: skip
 
-MATCH = "the gradient of the output in its place, so inputs and outputs must match in number"
+MATCH = "the gradient of the corresponding output, so inputs and outputs must match in number"
 
 HELPERS = [
     misuse("Recompute the result of a call", "recompute_grad(jnp.sin(x))",

@@ -170,7 +170,7 @@ def test_a_gradient_in_doubt_is_refused(mode):
     assert_same(got, {"a": jnp.float32(0), "b": jnp.float32(10)})
     with pytest.raises(ValueError, match=r"2 gradients; expected 3, .*, `n`. Return None"):
         by_p(lambda p, dy: [7 * dy * p["b"], 5 * dy * p["a"]])
-    with pytest.raises(TypeError, match="in the place of `n`, which is no array"):
+    with pytest.raises(TypeError, match="a gradient for `n`, which is not an array"):
         by_p(lambda p, dy: [None, 5 * dy * p["a"]])
 
 

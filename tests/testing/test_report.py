@@ -31,6 +31,8 @@ def test_raises_with_the_table():
     with pytest.raises(AssertionError) as caught:
         assert_gradient(half_square, X, transforms=False)
     assert str(caught.value) == str(wrong)
+    _, *ours = caught.traceback  # pytest shows none of these
+    assert ours and all(entry.frame.f_locals.get("__tracebackhide__") for entry in ours)
 
 
 def test_is_deterministic():
@@ -63,6 +65,51 @@ def test_second_order():
     assert first.ok and not second.ok
     assert (second.order, second.note) == (2, "declared no gradient, expected one")
     assert [r.order for r in quick(full_square, X, order=3).rows] == [1, 2, 3]
+
+
+COMPLEX = jax.lax.complex(X, X[::-1])
+
+
+@pytest.mark.parametrize("x", [2.0, jnp.zeros(3), X.astype("bfloat16"), COMPLEX])
+def test_second_order_in_the_upstreams(x):
+    """The Hessian of a loss needs the derivative of the rule in its upstreams."""
+    stop, w = jax.lax.stop_gradient, 2 * jnp.ones_like(x)
+
+    def several(stopped):
+        @functools.partial(custom_gradient, variables=[w], convention="jax")
+        def h(x):
+            (y, z), pull = jax.vjp(lambda w, x: (w * x, 3 * jnp.sum(x)), w, x)
+
+            def grad(dys, variables):
+                dw, dx = pull((dys[0], stopped(dys[2])))
+                return (dx,), [dw]
+
+            return (y, jnp.arange(3), z), grad
+
+        return h
+
+    inner = declare(lambda x: 3 * x, lambda x, dy: 3 * stop(dy))
+    for h, order, failed in (
+        (several(lambda dy: dy), 2, ""),
+        (several(stop), 2, "order 2, dy"),
+        (inner, 2, "order 2, dy"),
+        (declare(jnp.square, lambda x, dy: 2 / 3 * dy * jnp.conj(inner(x))), 3, "order 3, dy"),
+    ):
+        report = quick(h, x, order=order, near=1)
+        assert [f.name for f in report.facts if f.ok is False] == [failed] * bool(failed), report
+        assert report.ok is not bool(failed) and all(row.ok for row in report.rows)
+        assert not failed or "is dy under a `stop_gradient`?" in fact(report, failed).text
+    assert quick(inner, x, order=2, expect="surrogate").ok  # on purpose
+
+
+def test_upstreams_that_are_not_judged_at_second_order():
+    callback = declare(lambda x: x, lambda x, dy: jax.pure_callback(np.asarray, dy, dy))
+    report = quick(callback, X, order=2)
+    assert report.ok and fact(report, "order 2, dy").text.startswith("Pure callbacks do not")
+    # Not linear: its derivative is not known.
+    stop = jax.lax.stop_gradient
+    report = quick(declare(lambda x: x, lambda x, dy: stop(jnp.clip(dy, -50, 50))), X, order=2)
+    assert report.ok and "order 2, dy" not in [f.name for f in report.facts]
 
 
 def test_rule_or_function_that_cannot_run():
@@ -123,6 +170,9 @@ def test_surrogates_are_measured_at_the_point_alone():
     assert report.ok and report.rows[0].note == "differs by 0.1 x expected, cosine 1.000"
     report = quick(clipped, X, expect="surrogate")
     assert report.ok and "cosine 0." in report.rows[0].note
+    hint = "If the gradient differs on purpose: expect='surrogate'"
+    assert fact(quick(clipped, X), "linear").text.endswith(hint)
+    assert "surrogate" not in str(report) + str(quick(declare(jnp.sin, lambda x, dy: dy + 1), X))
     none = quick(declare(jnp.sin, lambda x, dy: (None,)), X, expect="surrogate")
     assert none.ok and none.rows[0].note == "declared is zero"
 

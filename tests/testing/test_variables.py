@@ -115,8 +115,9 @@ def test_a_global_variable_is_reported_as_not_checked():
     def f(x):
         return x * GLOBAL, lambda dy, variables: (dy * GLOBAL, [dy * x])
 
-    for x in (X, GLOBAL):
-        report = quick(f, x)
+    declared = custom_gradient(f.__wrapped__, variables=[GLOBAL])
+    for h, x in ((f, X), (f, GLOBAL), (declared, X)):
+        report = quick(h, x)
         assert report.ok and notes(report) == {"x": ""}
         assert report.unchecked == ("GLOBAL (a global variable)",)
 

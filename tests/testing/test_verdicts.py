@@ -36,12 +36,19 @@ def test_a_gradient_that_is_zero_but_for_rounding(f):
     assert not quick(declare(f, lambda x, dy: 1e-6 * x * jnp.sum(dy)), X).ok
 
 
+def test_a_value_that_is_zero_by_cancellation():
+    h = declare(lambda x: x @ jnp.ones((3, 2)), lambda x, dy: jnp.full_like(x, dy.sum()))
+    (row,) = quick(h, jnp.asarray([1.0, 2.0, -3.0]), near=0).rows
+    assert row.ok and row.differences < 1e-8 and not row.note
+
+
 def test_at_a_jump_plain_autodiff_decides():
     at_jump = jnp.asarray([0.5, 1.5])
     flat = declare(jnp.round, lambda x, dy: (None,))
     for x, differences in (at_jump, None), (at_jump + 0.2, 0.0):
         (row,) = quick(flat, x).rows
         assert (row.ok, row.differences, row.autodiff) == (True, differences, 0.0)
+        assert row.note == "finite differences are too noisy here" * (differences is None)
     assert not quick(declare(jnp.round, lambda x, dy: dy), at_jump).ok
 
 

@@ -179,7 +179,7 @@ class _Linearity:
         if known or not eqn.outvars:
             return _LINEAR
         if name not in _OPAQUE and can_differentiate(eqn.primitive):
-            raise NotLinearError(f"`{name}`, which JAX cannot transpose")
+            raise NotLinearError(f"`{name}`, which is not linear")
         self.opaque.append(eqn)
         return _LINEAR
 

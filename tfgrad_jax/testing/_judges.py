@@ -1,9 +1,10 @@
 """Judge one argument of a function at one point, and name the mistake where it is wrong.
 
-`Flat` makes a function of arrays one of vectors, a complex number being a pair. For upstreams, the
-rows of `us`, and directions, the columns of `vs`, `Study` compares `us @ J @ vs` as the rule
-declares it with what finite differences (`true`) and plain autodiff say. `mistake` names the first
-guess that explains a failed row at all points where it is wrong; `nearby` makes these points.
+`Flat` turns a function of arrays into one of vectors; a complex number becomes a pair. For
+upstreams, the rows of `us`, and directions, the columns of `vs`, `Study` compares `us @ J @ vs` as
+the rule declares it with what finite differences (`true`) and plain autodiff say. `mistake` names
+the first guess that explains a failed row at all points where it is wrong; `nearby` makes these
+points.
 """
 
 import itertools
@@ -125,8 +126,8 @@ def nearby(x: Any, radius: float, *seed: int) -> Matrix:
 class Study:
     """The declared derivative in the i-th argument, whose part of the Jacobian it is.
 
-    Near the given point a rule is wrong only where nothing speaks for it: no kink, no noise, and
-    both judges against it.
+    At a nearby point, a rule counts as wrong only if there is no kink and no noise, and both judges
+    disagree with it.
     """
 
     def __init__(
@@ -169,9 +170,9 @@ class Study:
     def true(self, x: Matrix, us: Matrix, vs: Matrix) -> Matrix:
         """Return `us @ J @ vs`, its error, the least and greatest it may be, its rounding error.
 
-        Central differences at two steps tell their own error. Steps longer than the period of the
-        function tell nothing: shorter ones have larger errors then. One-sided differences tell a
-        kink: there, every number between the two is a derivative.
+        Central differences at two steps estimate their own error. Steps longer than the period of
+        the function tell nothing: shorter ones have larger errors then. One-sided differences
+        reveal a kink: there, every number between the two is a derivative.
         """
         y, own, eps = self.f(x), x[self.part], float(jnp.finfo(self._dtype).eps)
         finite = np.isfinite(y)

@@ -146,7 +146,8 @@ class Problem:
         self.xs += [held.arrays[i] for i in with_gradient]
         self.names += [held.names[i] for i in with_gradient]
         known = {id(v): (name, why) for name, v, why in held.constants}
-        known |= {id(v): (name, "") for name, v in zip(held.names, held.arrays, strict=True)}
+        replaced = zip(held.arrays, held.names, held.whys, strict=True)
+        known |= {id(v): (name, why) for v, name, why in replaced}
         for i, (v, reason) in missed.items():
             name, why = known.get(i, (f"a {type_name(v)}", "found in no object"))
             self.unchecked.append(f"{name} ({why or reason})")
@@ -163,8 +164,8 @@ class Problem:
     def _reads(self, f: Any) -> tuple[set[int], dict[int, tuple[Any, str]]]:
         """Return on which weights the value of `f` depends, and on which other arrays.
 
-        These come by id, each with why no other array is in its place: it is held in a second
-        place, too, which was not seen.
+        The second is a dict from the id to the array and why it cannot be replaced: something else
+        holds it as well.
         """
         weights = self._weights
         xs, n = [*self.xs, *(self._held.arrays[i] for i in weights)], len(self.xs)
