@@ -7,6 +7,7 @@ JAX gives each operation the innermost source line outside of excluded files; we
 
 import functools
 import itertools
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -19,11 +20,20 @@ _R = TypeVar("_R")
 
 _CONFIG: Any = jax.config
 _OURS = str(Path(__file__).parent / "_")[:-1]
+_OWN = "_tfgrad_jax_own"  # an attribute of our errors, whose traceback no longer shows it
 source_info_util.register_exclusion(_OURS)
+
+
+def is_own(error: BaseException) -> bool:
+    """Return whether this package raised an error: then its message says what to do."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return hasattr(error, _OWN) or files[-1].startswith(_OURS)
 
 
 def hide(error: BaseException) -> None:
     """Remove our frames from the traceback of an error that is being handled."""
+    if is_own(error):
+        setattr(error, _OWN, True)
     if _CONFIG.jax_traceback_filtering == "off":
         return
     kept, tb = [], error.__traceback__

@@ -294,3 +294,38 @@ def test_a_rule_of_three_upstreams_is_shown():
 def test_a_value_that_is_merely_traced_needs_no_gradient(around, mode):
     """168 = 7 (dy @ w.T = 2) (w.sum() b.sum() = 12)."""
     assert_same(mode(over(3, AROUND[around])(uncovered))(ARGS), jnp.full(3, 168.0))
+
+
+@pytest.mark.parametrize("filtering", ["off", "auto"])
+@pytest.mark.parametrize("way", ["hessian", "jit(hessian)", "grad(grad)", "jvp(grad)"])
+def test_an_error_of_a_nested_function_keeps_its_remedies(way, filtering):
+    """It is not taken for an operation that JAX cannot differentiate."""
+
+    @custom_gradient
+    def outer(x):
+        w = 2 * x
+
+        @custom_gradient
+        def inner(y):
+            return y * w, lambda dy: dy * w
+
+        return inner(x), lambda dy: 7 * dy * x
+
+    assert_same(jax.grad(outer)(1.0), 7.0)
+    ways = {
+        "hessian": jax.hessian(outer),
+        "jit(hessian)": jax.jit(jax.hessian(outer)),
+        "grad(grad)": jax.grad(jax.grad(outer)),
+        "jvp(grad)": lambda x: jax.jvp(jax.grad(outer), (x,), (x,)),
+    }
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", filtering)
+    try:
+        with pytest.raises(TypeError) as caught:
+            ways[way](1.0)
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+    text = str(caught.value)
+    assert text.startswith("`test_an_error_of_a_nested_function_keeps_its_remedies.outer.inner`")
+    assert "is differentiated with respect to values that it closes over" in text
+    assert 'custom_gradient(variables="autodiff")' in text

@@ -33,13 +33,13 @@ from tfgrad_jax._compat import is_ref, keeps_custom_jvp, tangent_type, zeros
 from tfgrad_jax._jaxpr import dependence, evaluate, without_consts
 from tfgrad_jax._source import Source
 from tfgrad_jax._trace import below, is_reverse, is_staging, is_transposed
-from tfgrad_jax._tracebacks import hidden
+from tfgrad_jax._tracebacks import hidden, is_own
 from tfgrad_jax._types import NeedsValuesError, is_differentiable, is_traced
 
 from .primitives import attach, depend, push, zero_tangent
 from .rule import Rule, Run
 
-_NAMED = "_tfgrad_jax_named"  # marks errors for which `_forward` has named the function
+_SEEN = "_tfgrad_jax_seen"  # an attribute of errors that `_forward` has looked at
 
 
 class HiddenTracerError(Exception):
@@ -277,18 +277,17 @@ def _forward(function: Function, operands: Sequence[Any], perturbed: Sequence[in
         return function.forward(operands, perturbed)
     except Exception as error:  # the type depends on the operation and the version of JAX
         known = isinstance(error, (*NeedsValuesError, HiddenTracerError, RecursionError))
-        if known or getattr(error, _NAMED, False) or not is_traced(operands):
+        if known or is_own(error) or hasattr(error, _SEEN) or not is_traced(operands):
             raise
-        setattr(error, _NAMED, True)  # the enclosing decorated functions see the same error
+        setattr(error, _SEEN, True)  # the enclosing decorated functions meet the same error
         stopped = [o if is_ref(o) else jax.lax.stop_gradient(o) for o in operands]
         try:
             function.forward(stopped, perturbed)
         except Exception:
             raise error from None
         source, text = function.source, f"{type(error).__name__}: {error}".partition("\n")[0]
-        named = _errors.not_differentiable(source, source.line_in(error), text.rstrip(".: "))
-        setattr(named, _NAMED, True)
-        raise named from error
+        line = source.line_in(error)
+        raise _errors.not_differentiable(source, line, text.rstrip(".: ")) from error
 
 
 def _tangents(leaves: Sequence[Any], rule: Rule, tangents: Sequence[Any]) -> list[Any]:
