@@ -166,6 +166,8 @@ def test_surrogates_are_measured_at_the_point_alone():
     assert not quick(straight, X).ok
     report = quick(straight, X, expect="surrogate")
     assert report.ok and report.rows[0].note == "expected is zero" and len(report.points) == 1
+    (row,) = quick(straight, X + 0.25, expect="surrogate").rows  # where no step is near
+    assert row.differences == row.autodiff == 1 and row.note == "expected is zero"
     report = quick(declare(jnp.sin, lambda x, dy: dy * 1.1 * jnp.cos(x)), X, expect="surrogate")
     assert report.ok and report.rows[0].note == "differs by 0.1 x expected, cosine 1.000"
     report = quick(clipped, X, expect="surrogate")

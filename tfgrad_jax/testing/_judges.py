@@ -198,8 +198,9 @@ class Study:
         value, blur, *_ = long
         if (blur > 1e-6 * abs(value)).any():
             short = differences(eps**0.4 * typical)
-            other, its_blur, *_ = short
+            other, its_blur, _, _, its_noise = short
             is_periodic = (blur > 0.3 * abs(value)) & (its_blur > blur)
+            is_periodic &= its_blur > 10 * its_noise  # that of a step function is rounding
             is_periodic |= abs(other - value) > its_blur + blur
             best = np.where(its_blur < blur, short, long)
             if is_periodic.any():
