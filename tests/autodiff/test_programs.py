@@ -357,7 +357,7 @@ def test_every_program(name):
         check(name, way)
 
 
-@pytest.mark.parametrize(("name", "way"), [*CORE, *sample(EVERY, 18)])
+@pytest.mark.parametrize(("name", "way"), [*CORE, *sample(EVERY, 30)])
 def test_every_transformation(name, way):
     check(name, way)
 

@@ -419,7 +419,7 @@ DECLARED |= {"of one in a branch", "stopped", "stopped in scan", "stopped sum in
 DECLARED |= {"stopped in cond", "stopped carry in scan"}
 
 
-@pytest.mark.parametrize("name", sorted({*DECLARED, *sample(LINEAR, 10)}))
+@pytest.mark.parametrize("name", sorted({*DECLARED, *sample(LINEAR, 15)}))
 def test_forward_mode_applies_the_transpose(name):
     """Eagerly, compiled, and compiled where all operands are constants."""
     rule = LINEAR[name]

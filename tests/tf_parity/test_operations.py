@@ -22,7 +22,7 @@ def as_users_run_it():
         yield
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("row", OPERATIONS, ids=lambda row: row[0])
 def test_what_stands_for_an_operation(row):
     assert agrees(of_jax(row[1], INPUTS), ANSWERS[row[0]])
