@@ -15,6 +15,7 @@ HIGH = "JAX hides what a decorated function calls, and lowers no `linear_call`, 
 
 UNDER_FLAGS = {
     "autodiff/test_eager_values.py": VALUES,
+    "closure/test_captures.py::test_eagerly": VALUES,
     "closure/test_cost.py::test_eagerly": VALUES,
     "closure/test_cost.py::test_runs_grow_with_the_depth_alone": VALUES,
     "closure/test_cost.py::test_values_are_seen": VALUES,
@@ -41,9 +42,15 @@ UNDER_FLAGS = {
     "closure/test_undeclared.py::test_what_y_ignores_is_no_variable": REMAT,
     "autodiff/test_operators.py": HIGH,
     "test_the_nested_pattern_has_the_second_derivatives": HIGH,
-    "test_forward_mode_applies_the_transpose[of one in a branch]": HIGH,
+    "transpose[of one in a branch]": HIGH,
+    "transposed[of one in a branch]": HIGH,
+    "transpose[of such functions in loops]": HIGH,
+    "transposed[of such functions in loops]": HIGH,
+    "transpose[of a function with another gradient]": HIGH,
+    "transposed[of a function with another gradient]": HIGH,
     "test_forward_mode_names_the_operation[round in a function with a linear": HIGH,
-    "test_forward_mode_applies_the_transpose[checkpoint]": REMAT,
+    "transpose[checkpoint]": REMAT,
+    "transposed[checkpoint]": REMAT,
     "test_forward_mode_names_the_operation[checkpoint]": REMAT,
 }
 
