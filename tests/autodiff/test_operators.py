@@ -42,8 +42,9 @@ foreign_p.def_impl(lambda matrix, x: matrix @ x)
 foreign_p.def_abstract_eval(lambda matrix, x: x)
 mlir.register_lowering(foreign_p, mlir.lower_fun(jnp.matmul, multiple_results=False))
 batching.primitive_batchers[foreign_p] = lambda args, dims: (
-    jnp.moveaxis(args[1], dims[1], 0) @ args[0].T, 0,
-)  # fmt: skip
+    jnp.moveaxis(args[1], dims[1], 0) @ args[0].T,
+    0,
+)
 OPAQUE = {"callback": by_callback, "kernel": by_kernel, "primitive": foreign_p.bind}
 
 

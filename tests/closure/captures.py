@@ -259,10 +259,20 @@ def decorated_helper(w):
 
 # Those that are not copied: JAX traces the call.
 TRACED = {
-    "bound builtin", "object array of itself", "class", "object of a class with it",
-    "tree definition", "jitted function", "cached function", "weak key", "weak member",
-    "copy hooks", "finalizer", "iterator", "weak reference",
-}  # fmt: skip
+    "bound builtin",
+    "object array of itself",
+    "class",
+    "object of a class with it",
+    "tree definition",
+    "jitted function",
+    "cached function",
+    "weak key",
+    "weak member",
+    "copy hooks",
+    "finalizer",
+    "iterator",
+    "weak reference",
+}
 # More of those that are, of mechanisms that have an entry, each with code of its own here.
 COPIED: dict[str, Any] = {
     name: lambda w, make=make, read=read: functools.partial(read, make(w))

@@ -252,10 +252,14 @@ def test_hints_that_do_not_fit_are_not_given():
         ((1, 2), (3, 2), " Maybe a broadcast is missing, `jnp.broadcast_to(g, (3, 2))`."),
         ((5, 1), (3,), ""),
         ((4, 3), (2, 3), ""),
-        ((4, 3), (), " The forward pass broadcasts this input along axis (0, 1) of the gradient: "
-         "did you forget to sum over axis (0, 1), as in `g.sum(axis=(0, 1))`?"),
+        (
+            (4, 3),
+            (),
+            " The forward pass broadcasts this input along axis (0, 1) of the gradient: "
+            "did you forget to sum over axis (0, 1), as in `g.sum(axis=(0, 1))`?",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_would_mend_a_shape(got, wanted, hint):
     h = custom_gradient(lambda x: (jnp.sum(x), lambda dy: jnp.ones(got)))
     text = said(ValueError, jax.grad(h), jnp.ones(wanted))

@@ -55,8 +55,10 @@ def test_one_wrong_entry_is_found():
     assert note(h, x, near=0).startswith("differs by ")
     assert quick(declare(jnp.sin, lambda x, dy: dy * jnp.cos(x)), x).ok
     # The transpose of a matrix has the same trace: an error so small fits that guess, too.
-    h = rule(lambda x, a: x * a.trace(), lambda dy, y, x, a: (
-        (dy * a.trace()).at[617].multiply(1.01), jnp.sum(dy * x) * jnp.eye(3)))  # fmt: skip
+    h = rule(
+        lambda x, a: x * a.trace(),
+        lambda dy, y, x, a: ((dy * a.trace()).at[617].multiply(1.01), jnp.sum(dy * x) * jnp.eye(3)),
+    )
     found = notes(quick(h, x, SQUARE, near=0))
     assert found.pop("xs[0]").startswith("differs by ") and found == {"xs[1]": ""}
 
