@@ -30,7 +30,7 @@ def test_every_limit_has_a_reason():
         assert limit.sentence.endswith(".") and limit.reason.endswith(".")
 
 
-@pytest.mark.parametrize("page", {limit.page for limit in LIMITS.values()})
+@pytest.mark.parametrize("page", sorted({limit.page for limit in LIMITS.values()}))
 def test_the_list_of_the_page_is_made_of_the_limits(page):
     """`python tests/limits.py` prints it; lines may be broken elsewhere."""
     _, _, section = (ROOT / page).read_text().partition("imits\n\n- ")
