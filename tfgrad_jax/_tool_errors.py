@@ -1,4 +1,4 @@
-"""Every message of `explain` and of `tfgrad_jax.testing`, as in `_errors.py`."""
+"""The messages of `explain` and of `tfgrad_jax.testing`, as in `_errors.py`."""
 
 from typing import Any
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
-from tfgrad_jax import _errors
+from tfgrad_jax import _errors, _gradient_errors
 from tfgrad_jax._compat import summed_over, varying
 from tfgrad_jax._source import Source, Where
 from tfgrad_jax._text import kind_of
@@ -75,7 +75,7 @@ class Variables(NamedTuple):
         """Return a list of undeclared variables, of these types in the forward pass."""
         layout = Layout(tree_structure(([*values],)), values, ("variables",))
         # All are being differentiated, so each gets a gradient, even if its value is concrete.
-        layout.operands, layout.wanted = range(len(specs)), [True] * len(specs)
+        layout.operands, layout.differentiable = range(len(specs)), [True] * len(specs)
         layout.specs = [*specs]
         return cls([None] * len(specs), layout, declared=False)
 
@@ -155,7 +155,7 @@ class Contract:
             variables = NO_VARIABLES
         keywords = {} if variables is None else {"variables": variables.value(traced)}
         mirrored = self.convention == "tf"
-        arity = functools.partial(_errors.wrong_arity, where, len(upstreams), mirrored)
+        arity = functools.partial(_gradient_errors.wrong_arity, where, len(upstreams), mirrored)
         result = _called(_marking(grad_fn, self.source.code), upstreams, keywords, arity)
         return self._read(variables, result, where)
 
@@ -163,13 +163,13 @@ class Contract:
         """Return the gradients of the operands, then of the traced variables."""
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
         if variables is None:
-            if result is None and any(self.inputs.wanted):
-                _errors.warn_of_bare_none(where, self.inputs.names)
+            if result is None and any(self.inputs.differentiable):
+                _gradient_errors.warn_of_bare_none(where, self.inputs.names)
             if is_pair and accepts_variables(where.grad_fn) and self.inputs.read(result) is None:
                 result = result[0]  # no variable is differentiated
             return self._finished(self.inputs, result, where)
         if not is_pair:
-            raise _errors.no_variable_pair(where, kind_of(result))
+            raise _gradient_errors.no_variable_pair(where, kind_of(result))
         gradients = self._finished(self.inputs, result[0], where)
         if any(s is not None for s in variables.layout.specs):
             where = where._replace(of="variable" if variables.declared else "undeclared variable")
@@ -180,14 +180,14 @@ class Contract:
         gradients = layout.gradients(result, where)
         for i, position in enumerate(layout.operands):
             if gradients[i] is not None:
-                wanted: Any = layout.specs[position]
+                expected: Any = layout.specs[position]
                 if self.convention == "tf":
-                    gradients[i] = conjugate(gradients[i], wanted)
+                    gradients[i] = conjugate(gradients[i], expected)
                 axes = varying(gradients[i])
-                if wanted.axes - axes:
+                if expected.axes - axes:
                     path = layout.leaf_paths()[position]
-                    raise _errors.not_varying(where, wanted.axes - axes, path)
-                gradients[i] = summed_over(gradients[i], axes - wanted.axes)
+                    raise _gradient_errors.not_varying(where, expected.axes - axes, path)
+                gradients[i] = summed_over(gradients[i], axes - expected.axes)
         return gradients
 
 

@@ -23,7 +23,7 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
-from tfgrad_jax import _errors
+from tfgrad_jax import _gradient_errors
 from tfgrad_jax._compat import explicit_sharding, tangent_dtype
 from tfgrad_jax._source import Where
 from tfgrad_jax._trace import is_operand
@@ -40,14 +40,15 @@ class Layout:
     gradients for the arrays. `operands` has the positions of those that JAX is tracing.
     """
 
-    __slots__ = ("_classes", "_full", "names", "operands", "specs", "treedef", "wanted")
+    __slots__ = ("_classes", "_full", "differentiable", "names", "operands", "specs", "treedef")
 
     def __init__(self, treedef: Any, leaves: Sequence[Any], names: Sequence[str]) -> None:
         self.treedef = treedef
         self.names = names
         self.operands: Sequence[int] = [i for i, leaf in enumerate(leaves) if is_operand(leaf)]
         self.specs = [spec(leaf) if is_array(leaf) else None for leaf in leaves]
-        self.wanted = [s is not None and s.differentiable for s in self.specs]  # has a gradient
+        # By leaf: whether it has a gradient.
+        self.differentiable = [s is not None and s.differentiable for s in self.specs]
         self._classes = [type(leaf) for leaf in leaves]
         # The layout of the values together with omitted defaults, and which of its leaves are ours.
         self._full: tuple[Layout, Sequence[int]] | None = None
@@ -88,8 +89,8 @@ class Layout:
         call, under `jit` for instance, and the rule should return the same list for both.
         """
         return [
-            w or issubclass(c, (float, complex))
-            for w, c in zip(self.wanted, self._classes, strict=True)
+            d or issubclass(c, (float, complex))
+            for d, c in zip(self.differentiable, self._classes, strict=True)
         ]
 
     def gradients(self, result: Any, where: Where) -> list[Any]:
@@ -101,13 +102,13 @@ class Layout:
         """
         given = self.read(result)
         if given is None:
-            raise _errors.wrong_structure(where, result, self)
-        wanted = self.wanted
+            raise _gradient_errors.wrong_structure(where, result, self)
+        has = self.differentiable
         # This may be a flat list for the arrays alone. Then an entry that we have read as the
         # gradient of a number may be meant for an array.
         flat = (
             isinstance(result, (list, tuple))
-            and len(result) == sum(wanted)
+            and len(result) == sum(has)
             and all_leaves(result, is_leaf=lambda g: g is None)
         )
         misplaced = [
@@ -115,9 +116,9 @@ class Layout:
             for i, (s, c) in enumerate(zip(self.specs, self._classes, strict=True))
             if s is None and (flat or not issubclass(c, _NUMBERS)) and _has_gradient(given[i])
         ]
-        if misplaced and any(w and g is None for w, g in zip(wanted, given, strict=True)):
-            raise _errors.gradient_of_no_array(where, self.leaf_paths()[misplaced[0]])
-        given = [g if w else None for w, g in zip(wanted, given, strict=True)]
+        if misplaced and any(h and g is None for h, g in zip(has, given, strict=True)):
+            raise _gradient_errors.gradient_of_no_array(where, self.leaf_paths()[misplaced[0]])
+        given = [g if h else None for h, g in zip(has, given, strict=True)]
         for i, gradient in enumerate(given):
             if gradient is not None:
                 self._check(gradient, i, given, where)
@@ -140,16 +141,16 @@ class Layout:
             found: list[Any] = []
             if _match(treedef, result, found) and self._keeps(found):
                 return found
-        wanted = self.counted()
+        counted = self.counted()
         flat = list(result) if isinstance(result, (list, tuple)) else [result]
         nested = [g is not None and not all_leaves([g]) for g in flat]
-        if len(flat) == len(wanted) and not any(
+        if len(flat) == len(counted) and not any(
             n and _has_gradient(g) for n, g in zip(nested, flat, strict=True)
         ):
             return flat
-        if len(flat) == sum(wanted) and not any(nested):
+        if len(flat) == sum(counted) and not any(nested):
             rest = iter(flat)
-            return [next(rest) if w else None for w in wanted]
+            return [next(rest) if is_counted else None for is_counted in counted]
         return None
 
     def _keeps(self, found: Sequence[Any]) -> bool:
@@ -164,46 +165,48 @@ class Layout:
 
     def _check(self, gradient: Any, leaf: int, given: Sequence[Any], where: Where) -> None:
         """Raise unless a gradient has the kind and the shape of its leaf."""
-        wanted: Any = self.specs[leaf]
-        dtype_wanted = tangent_dtype(wanted.dtype)
+        expected: Any = self.specs[leaf]
+        dtype_expected = tangent_dtype(expected.dtype)
         if isinstance(gradient, (jax.Array, *NUMPY)):
             shape, dtype = gradient.shape, gradient.dtype
-            if dtype == dtype_wanted and shape == wanted.shape and wanted.sharding is None:
+            if dtype == dtype_expected and shape == expected.shape and expected.sharding is None:
                 return
             same_kind = any(
-                is_kind(dtype, kind) and is_kind(dtype_wanted, kind)
+                is_kind(dtype, kind) and is_kind(dtype_expected, kind)
                 for kind in (jnp.floating, jnp.complexfloating)
-            ) or (is_kind(dtype_wanted, jax.dtypes.extended) and is_kind(dtype, jnp.floating))
+            ) or (is_kind(dtype_expected, jax.dtypes.extended) and is_kind(dtype, jnp.floating))
         else:
             # Python numbers are weakly typed: they adopt the dtype that they are added to.
             shape, kinds = (), (int, float, complex)
-            kinds = kinds if is_kind(dtype_wanted, jnp.complexfloating) else kinds[:2]
+            kinds = kinds if is_kind(dtype_expected, jnp.complexfloating) else kinds[:2]
             same_kind = isinstance(gradient, kinds) and not isinstance(gradient, bool)
-        path = self.leaf_paths()[leaf] if not same_kind or shape != wanted.shape else ""
+        path = self.leaf_paths()[leaf] if not same_kind or shape != expected.shape else ""
         if not same_kind:
-            raise _errors.wrong_kind(where, gradient, wanted, path)
-        if shape != wanted.shape:
+            raise _gradient_errors.wrong_kind(where, gradient, expected, path)
+        if shape != expected.shape:
             others = [
                 p
                 for p, s, g in zip(self.leaf_paths(), self.specs, given, strict=True)
                 if s is not None and getattr(g, "shape", s.shape) != s.shape == shape
             ]
             idle = leaf not in self.operands
-            raise _errors.wrong_shape(where, shape, wanted.shape, path, others, idle)
-        if wanted.sharding is not None and _axes(explicit_sharding(gradient)) != _axes(
-            wanted.sharding
+            raise _gradient_errors.wrong_shape(where, shape, expected.shape, path, others, idle)
+        if expected.sharding is not None and _axes(explicit_sharding(gradient)) != _axes(
+            expected.sharding
         ):
-            raise _errors.wrong_sharding(where, gradient, wanted, self.leaf_paths()[leaf])
+            raise _gradient_errors.wrong_sharding(
+                where, gradient, expected, self.leaf_paths()[leaf]
+            )
 
 
 def _axes(sharding: Any) -> tuple[Any, ...]:
     return tuple(sharding) if sharding and any(sharding) else ()
 
 
-def _cast(gradient: Any, wanted: Any) -> Any:
+def _cast(gradient: Any, expected: Any) -> Any:
     if gradient is None:
         return None
-    dtype = tangent_dtype(wanted.dtype)
+    dtype = tangent_dtype(expected.dtype)
     if getattr(gradient, "dtype", None) == dtype:  # the common case
         return gradient
     return lax.convert_element_type(gradient, dtype)
@@ -257,9 +260,9 @@ def split(values: Any, names: Sequence[str]) -> tuple[list[Any], list[Any], Layo
     return operands, leaves, layout
 
 
-def conjugate(value: Any, wanted: Spec) -> Any:
+def conjugate(value: Any, expected: Spec) -> Any:
     """Convert a complex gradient from TensorFlow's convention to JAX's, or back."""
-    return jnp.conj(value) if is_kind(wanted.dtype, jnp.complexfloating) else value
+    return jnp.conj(value) if is_kind(expected.dtype, jnp.complexfloating) else value
 
 
 class Outputs:
@@ -287,11 +290,11 @@ class Outputs:
             return cotangents
         return (tree_unflatten(self.treedef, cotangents),)
 
-    def _upstream(self, given: Any, wanted: Spec, mirrored: bool) -> Any:
-        if wanted.differentiable:
-            return conjugate(next(given), wanted) if mirrored else next(given)
+    def _upstream(self, given: Any, expected: Spec, mirrored: bool) -> Any:
+        if expected.differentiable:
+            return conjugate(next(given), expected) if mirrored else next(given)
         if not mirrored:
-            return np.zeros(wanted.shape, jax.dtypes.float0)
-        if is_kind(wanted.dtype, jax.dtypes.extended):
+            return np.zeros(expected.shape, jax.dtypes.float0)
+        if is_kind(expected.dtype, jax.dtypes.extended):
             return None  # a PRNG key has no zero
-        return jnp.zeros(wanted.shape, wanted.dtype)
+        return jnp.zeros(expected.shape, expected.dtype)

@@ -1,0 +1,171 @@
+"""The messages on how a rule is called and on the gradients that it returns, as in `_errors.py`."""
+
+import itertools
+import math
+import warnings
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from jax.tree_util import all_leaves, tree_structure
+
+from ._errors import builder
+from ._source import Source, Where
+from ._text import counted, kind_of, tree_of, type_name
+
+no_variable_pair = builder(
+    "{} was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned {}."
+)
+gradient_of_no_array = builder(
+    "{} returned a gradient for `{}`, which is not an array; expected None. Return the gradients "
+    "in the order of the inputs."
+)
+
+
+def wrong_arity(where: Where, upstreams: int, mirrored: bool, error: TypeError) -> TypeError:
+    count = counted(upstreams, "upstream gradient")
+    expected = f"{count}, one positional argument per leaf of y (dicts in the order of sorted keys)"
+    if not mirrored:
+        expected = "one argument, the upstream gradients in the structure of y"
+    hint = "A rule takes only upstreams: it reads anything else from the function around it."
+    if "'variables'" in str(error):
+        return TypeError(
+            f"{where} takes no `variables`, but `custom_gradient(variables=...)` declares them. "
+            "Write `def grad(dy, variables)`, which returns (grad_xs, grad_vars)."
+        )
+    if "too many" in str(error):
+        each = "dy" if upstreams == 1 else "da, db" + ", ..." * (upstreams > 2)
+        hint = f"Write `def grad({each})` or `def grad(*dys)`."
+    return TypeError(f"{where} cannot be called with {expected}: {error}. {hint}")
+
+
+def _the(where: Where, paths: Sequence[str]) -> str:
+    listed = ", ".join(f"`{path}`" for path in paths)
+    return f"the {where.of} {listed}" if len(paths) == 1 else f"the {where.of}s {listed}".rstrip()
+
+
+def _returned(kind: type[Exception], where: Where, what: str, expected: str, hint: str) -> Any:
+    return kind(f"{where} returned {what}; expected {expected}. {hint}".rstrip())
+
+
+def wrong_structure(where: Where, result: Any, layout: Any) -> Exception:
+    paths = layout.leaf_paths()
+    needed = list(itertools.compress(paths, layout.counted()))
+    wanted, hint = _the(where, needed), ""
+    flat = [result] if all_leaves([result]) else result
+    if isinstance(flat, list | tuple) and all(g is None or all_leaves([g]) for g in flat):
+        if any(hasattr(g, "__next__") for g in flat):  # an iterator
+            hint = f"Instead of {kind_of(result)}, return a list: `list(...)`."
+        elif len(flat) < len(needed):
+            hint = f"Return None for every {where.of} that has no gradient."
+        elif where.of == "undeclared variable":
+            hint = "A frozen weight is not one: `custom_gradient(variables=...)` lists it always."
+        elif len(paths) == 1:
+            hint = f"`{paths[0]}` is one array: return one gradient of its shape."
+        count = len(needed) if len(needed) == len(paths) else f"{len(needed)} or {len(paths)}"
+        given = counted(len(flat), "gradient")
+        return _returned(ValueError, where, given, f"{count}, for {wanted}", hint)
+    if where.of != "input" and (held := [p[:-6] for p in needed if p.endswith(".value")]):
+        hint = f" `{held[0]}` is an object: declare the array that it holds, `param[...]` in nnx."
+    values = layout.treedef.children()
+    expected = values[0] if len(values) == 1 else layout.treedef
+    return TypeError(
+        f"{where} returned gradients in a structure that does not fit {_the(where, ())}.\n"
+        f"  expected: {tree_of(expected)}, for {wanted}\n"
+        f"  got:      {tree_of(tree_structure(result, is_leaf=lambda g: g is None))}\n"
+        f"Return the structure of {_the(where, ())}, or a flat list with one gradient for each "
+        f"{where.of}; None stands for no gradient.{hint}"
+    )
+
+
+def warn_of_bare_none(where: Where, names: Sequence[str]) -> None:
+    """Warn at the rule itself, so that Python's filters show it once for each, or not at all."""
+    code = Source.of(where.grad_fn).code or where.source.code
+    file, line = (code.co_filename, code.co_firstlineno) if code else ("<unknown>", 0)
+    space = getattr(where.grad_fn, "__globals__", globals())
+    warnings.warn_explicit(
+        f"{where} returned None, which means no gradient for {_the(where, names)}. Did it forget "
+        f"its `return`? `return {(None,) * len(names)}` means no gradient without this warning.",
+        UserWarning,
+        file,
+        line,
+        space.get("__name__"),
+        space.setdefault("__warningregistry__", {}),
+    )
+
+
+_CONVERT = {
+    "c": "Return its real part, `jnp.real(...)`, if that is what you mean.",
+    "f": "Convert it with `.astype({})`, if its imaginary part is really zero.",
+    **dict.fromkeys("biu", "Convert it with `.astype({})`, or return None for no gradient."),
+}
+
+
+def wrong_kind(where: Where, gradient: Any, wanted: Any, path: str) -> TypeError:
+    dtype = getattr(gradient, "dtype", None)
+    kind = "c" if isinstance(gradient, complex) else getattr(dtype, "kind", "")
+    hint = _CONVERT.get(kind, "Return None if there is no gradient.").format(wanted.dtype)
+    if callable(gradient):
+        hint = "Maybe you wrote `return g` instead of `return g(dy)`."
+    came = f"{kind_of(gradient)} for the {where.of} `{path}`"
+    expected = f"an array of dtype {wanted.dtype} and shape {wanted.shape}"
+    return _returned(TypeError, where, came, expected, hint)
+
+
+_ORDERS = {
+    "input": "the inputs",
+    "variable": "the declared variables",
+    "undeclared variable": "`variables` (the order of first use), or declare them",
+}
+
+
+def wrong_shape(
+    where: Where, got: Any, wanted: Any, path: str, others: Any, idle: bool
+) -> ValueError:
+    hint = _shape_hint(where.of, got, wanted)
+    if others:
+        order = _ORDERS[where.of]
+        hint = f"It fits {_the(where, others)}: return the gradients in the order of {order}."
+    if idle:
+        hint += (
+            f" Nothing differentiates `{path}` in this call, but another call may: return a "
+            "gradient of its shape, or None for no gradient."
+        )
+    came = f"a gradient of shape {got} for the {where.of} `{path}`"
+    return _returned(ValueError, where, came, f"its own shape, {wanted}", hint.lstrip())
+
+
+def wrong_sharding(where: Where, gradient: Any, wanted: Any, path: str) -> ValueError:
+    hint = f"Return `jax.sharding.reshard(g, jax.{wanted.sharding!r})`."
+    came = f"a gradient of type {type_name(gradient)} for the {where.of} `{path}`"
+    return _returned(ValueError, where, came, f"its own sharding, {type_name(wanted)}", hint)
+
+
+def not_varying(where: Where, axes: Collection[Any], path: str) -> ValueError:
+    names = ", ".join(f"'{a}'" for a in sorted(axes, key=str))
+    return ValueError(
+        f"{where} returned a gradient for the {where.of} `{path}` that is the same along the mesh "
+        f"axis {names}; expected one that varies along it, as the {where.of} does. If the value is "
+        f"right, return `jax.lax.pcast(g, ({names},), to='varying')`. In a rule for "
+        "`shard_map(..., check_vma=False)`, check every `psum` too: a checked `shard_map` has "
+        "already summed the upstreams of values that all devices share."
+    )
+
+
+def _shape_hint(of: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    extra = len(got) - len(wanted)
+    padded = (None,) * extra + tuple(wanted)  # the wanted shape, aligned as in broadcasting
+    axes = [i for i, (g, w) in enumerate(zip(got, padded, strict=False)) if g != w]
+    if extra >= 0 and all(padded[i] in (None, 1) for i in axes):
+        axis = axes[0] if len(axes) == 1 else tuple(axes)
+        keep = ", keepdims=True" if any(padded[i] == 1 for i in axes) else ""
+        return (
+            f"The forward pass broadcasts this {of} along axis {axis} of the gradient: did you "
+            f"forget to sum over axis {axis}, as in `g.sum(axis={axis}{keep})`?"
+        )
+    missing = {
+        "transpose is missing, `g.T`": got == wanted[::-1],
+        f"reshape is missing, `g.reshape{wanted}`": math.prod(got) == math.prod(wanted),
+        f"broadcast is missing, `jnp.broadcast_to(g, {wanted})`": extra <= 0
+        and all(g in (1, w) for g, w in zip(got[::-1], wanted[::-1], strict=False)),
+    }
+    return next((f"Maybe a {what}." for what, fits in missing.items() if fits), "")
