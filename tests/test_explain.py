@@ -129,6 +129,21 @@ def test_an_array_in_a_global_variable_is_kept_and_not_new():
         assert gradients(found)["W"] == "unknown: a global variable"
 
 
+@jax.jit
+def back(dy):
+    return lax.cond(dy.sum() > 0, lambda dy: dy @ W.T, lambda dy: dy @ COUNTS.astype(dy.dtype), dy)
+
+
+COUNTS, UNUSED = jnp.arange(M * M).reshape(M, M), jnp.ones(M)
+
+
+def test_what_the_rule_reads_in_a_jitted_function_is_kept_and_not_new():
+    found = explain(custom_gradient(lambda x: (x, lambda dy: back(dy) + 0 * len(UNUSED))), X)
+    both = {"back.W": (OF_W, "captured"), "back.COUNTS": (OF_W, "captured")}
+    assert (kept(found), found.new_bytes) == (both, 0)
+    assert gradients(found)["back.COUNTS"] == "unknown: a global variable"
+
+
 def test_forward_mode_of_what_is_recomputed():
     clipped = custom_gradient(lambda x: (2 * x, lambda dy: jnp.clip(dy, -1, 1)))
     block = recompute_grad(lambda x: jnp.sin(clipped(x)))

@@ -25,7 +25,7 @@ from ._compat import cotangent_type, is_ref, tangent_dtype
 from ._custom_gradient import CustomGradient
 from ._family import is_recomputed
 from ._frontend.signature import Signature
-from ._jaxpr import dependence, without_consts
+from ._jaxpr import reads
 from ._source import Source
 from ._text import aligned, type_name
 from ._types import NeedsValuesError, is_array, spec
@@ -252,11 +252,11 @@ class _Call:
                 raise
             text = f"the rule raised {type(error).__name__}: {error}".partition("\n")[0]
             self._forward, closed = (None, text), None
-        masks = dependence(without_consts(closed)) if closed else ()
-        for i, mask in zip(self._differentiated, masks, strict=False):
-            if not mask >> len(closed.consts):
+        every = reads(closed) if closed else []
+        for i, (upstreams, _) in zip(self._differentiated, every, strict=False):
+            if not upstreams:
                 self._gradients[i] = zero
-        return set(map(id, closed.consts)) if closed else set()
+        return {id(array) for _, arrays in every for array in arrays}
 
     def _explanation(
         self, operands: Any, eqns: Any, fixed: Iterable[tuple[Any, Any]], *found: Any

@@ -109,6 +109,51 @@ def dependence(jaxpr: Any) -> list[int]:
     return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], _Dependence())
 
 
+class _Reads:
+    """Follow which operands, by position, and which constant arrays, by id, a value depends on."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[int, Any] = {}
+
+    def constant(self, value: Any) -> frozenset[Any]:
+        if not isinstance(value, jax.Array):
+            return frozenset()
+        self.arrays[id(value)] = value
+        return frozenset({("array", id(value))})
+
+    def call(self, eqn: Any, operands: Any, follow: Callable[..., Followed]) -> Followed:
+        return follow(eqn, operands, self)
+
+    def step(self, eqn: Any, operands: Sequence[frozenset[Any]]) -> Any:
+        if eqn.primitive.name in (*IDENTITIES, *ONE_BY_ONE):
+            return list(operands[: len(eqn.outvars)])
+        return frozenset().union(*operands)
+
+    def join(self, name: str, a: frozenset[Any], b: frozenset[Any]) -> frozenset[Any]:
+        return a | b
+
+    def branch(self, name: str, predicate: Any, result: Any) -> frozenset[Any]:
+        return predicate | result
+
+
+def reads(closed: ClosedJaxpr) -> list[tuple[set[int], list[Any]]]:
+    """Return for each result which operands it depends on (positions), and which constant arrays.
+
+    These are the constants of the jaxpr and of those that it calls, such as of a jitted function.
+    """
+    analysis = _Reads()
+    operands = [frozenset({("operand", i)}) for i in range(len(closed.jaxpr.invars))]
+    constants = [analysis.constant(c) for c in closed.consts]
+    results = flow(without_consts(closed), [*constants, *operands], analysis)
+    return [
+        (
+            {i for what, i in result if what == "operand"},
+            [analysis.arrays[i] for what, i in result if what == "array"],
+        )
+        for result in results
+    ]
+
+
 def call_body(eqn: Any) -> Any:
     """Return the body of an equation that calls it once, with its own operands, or None."""
     if eqn.primitive.name != "scan":

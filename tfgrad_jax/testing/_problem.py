@@ -8,7 +8,7 @@ those that the value depends on, some are found but not replaced; these are `unc
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from tfgrad_jax._arrays import Held, called, decorated
 from tfgrad_jax._frontend.grad_fn import accepts_variables, checked_outputs
 from tfgrad_jax._frontend.signature import Signature
 from tfgrad_jax._frontend.structure import split
-from tfgrad_jax._jaxpr import IDENTITIES, flow, without_consts
+from tfgrad_jax._jaxpr import reads
 from tfgrad_jax._text import type_name
 from tfgrad_jax._types import is_array, spec
 
@@ -176,13 +176,11 @@ class Problem:
             fixed = [self._held.arrays[i] for i in weights if i not in changing]
             others = {id(v): (v, "not seen to change the value") for v in fixed}
             return changing, others | {id(v): (v, _FIXED) for _, v, _ in self._held.constants}
-        analysis = _Reads()
-        constants = [analysis.constant(c) for c in closed.consts]
-        operands = [frozenset({k}) for k in range(len(xs))]
-        found = flow(without_consts(closed), [*constants, *operands], analysis)
-        every = frozenset[Any]().union(*found)
-        arrays = {i: (v, _FIXED) for i, v in analysis.arrays.items() if ("id", i) in every}
-        return {i for k, i in enumerate(weights) if n + k in every}, arrays
+        every = reads(closed)
+        operands = {k for positions, _ in every for k in positions}
+        arrays = [v for _, held in every for v in held if spec(v).differentiable]
+        read = {i for k, i in enumerate(weights) if n + k in operands}
+        return read, {id(v): (v, _FIXED) for v in arrays}
 
     def _changes(self, f: Any, xs: Sequence[Any], k: int) -> bool:
         """Return whether another value of an operand is seen to change that of `f`."""
@@ -209,30 +207,3 @@ def _method(h: Any, args: Any) -> tuple[Any, Any]:
 
 def _bound_to(h: Any) -> tuple[Any, ...]:
     return (h.__self__,) if isinstance(h, types.MethodType) else ()
-
-
-class _Reads:
-    """Which operands and which arrays, known by their ids, a value depends on."""
-
-    def __init__(self) -> None:
-        self.arrays: dict[int, Any] = {}
-
-    def constant(self, value: Any) -> frozenset[Any]:
-        if not isinstance(value, jax.Array) or not spec(value).differentiable:
-            return frozenset()
-        self.arrays[id(value)] = value
-        return frozenset({("id", id(value))})
-
-    def call(self, eqn: Any, operands: Any, follow: Callable[..., Any]) -> Any:
-        return follow(eqn, operands, self)
-
-    def step(self, eqn: Any, operands: Sequence[frozenset[Any]]) -> Any:
-        if eqn.primitive.name in IDENTITIES:
-            return list(operands[: len(eqn.outvars)])
-        return frozenset().union(*operands)
-
-    def join(self, name: str, a: frozenset[Any], b: frozenset[Any]) -> frozenset[Any]:
-        return a | b
-
-    def branch(self, name: str, predicate: Any, result: Any) -> frozenset[Any]:
-        return predicate | result
