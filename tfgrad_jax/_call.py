@@ -78,7 +78,7 @@ def program_of(call: Call, name: str, trace: bool = False) -> tuple[Program, lis
         except TooMuchError:
             too_much = True
     try:
-        contract, parts, variables, listed, uses = _hoisted(call)
+        hoisted = _hoisted(call)
     except NeedsValuesError as error:
         if too_much and not listed:  # there may be no tracer in it
             return Program(name, contract, call, snapshot(list(surroundings)), variables), []
@@ -88,7 +88,8 @@ def program_of(call: Call, name: str, trace: bool = False) -> tuple[Program, lis
                 where = f"in an object that is not copied, of type `{holder.__qualname__}`"
             error.add_note(_errors.traced_needs_values(contract.source, where))
         raise
-    skeleton, captured = dissect([*parts, *listed])
+    contract, surroundings, listed, uses = hoisted
+    skeleton, captured = dissect([*surroundings, *listed])
     program = Program(name, contract, call, skeleton, variables, captured, listed)
     program.note_uses(captured, uses)
     return program, captured
@@ -163,15 +164,22 @@ class _Traced(Contract):
         return leaves, self.outputs, self.grad_fn(residuals)[0]
 
 
-def _hoisted(call: Call) -> tuple[Contract, Surroundings, Variables | None, Sequence[Any], Uses]:
+class _Hoisted(NamedTuple):
+    """A traced call: a function that evaluates its jaxpr, around a list of what it captured."""
+
+    contract: Contract
+    surroundings: Surroundings
+    listed: Sequence[Any]  # the tracers whose gradients the rule always returns
+    uses: Uses  # how `y` uses what is captured
+
+
+def _hoisted(call: Call) -> _Hoisted:
     """Trace a call that cannot be copied, so that a list holds the tracers that it captured.
 
-    The jaxpr returns the leaves of `y` and the residuals of the rule. Return how to call it, its
-    surroundings, the declared variables, the tracers that the rule gives gradients for in any case,
-    and how `y` uses what is captured.
+    The jaxpr returns the leaves of `y` and the residuals of the rule.
     """
     contract, surroundings = call.contract, call.surroundings
-    variables, listed = call.declared()
+    _, listed = call.declared()
     known: list[Any] = []
 
     def apply(*operands: Any) -> Any:
@@ -197,7 +205,7 @@ def _hoisted(call: Call) -> tuple[Contract, Surroundings, Variables | None, Sequ
     fields["is_rule_traced"] = is_rule_traced
     new = _Traced(**fields, outputs=outputs, grad_fn=skeleton)
     uses = _uses(closed, outputs.count)
-    return new, Surroundings(f, (), (), {}, primal), variables, rule_variables, uses
+    return _Hoisted(new, Surroundings(f, (), (), {}, primal), rule_variables, uses)
 
 
 def _dissected_rule(

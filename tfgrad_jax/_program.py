@@ -9,7 +9,8 @@ from `f`'s own operations (`variables="autodiff"`). In a function that is writte
 is zero. Otherwise differentiating the value raises.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -131,52 +132,66 @@ class Program:
         copies.assign()
         self._set_type(outputs.treedef, leaves)
         if not traced and is_traced(leaves):
-            # Either a `jit` or a `vmap` around this call made tracers of constants, or `f` holds a
-            # tracer that the walk did not see. A trace shows which.
-            closed = jax.make_jaxpr(lambda: self._leaves(captured, inputs))()
-            if is_traced(closed.consts):
-                raise HiddenTracerError
+            self._look_for_tracers(captured, inputs)
             traced = True
 
         operands = [*captured, *inputs]
         types = [jax.typeof(o) for o in operands]  # not the operands, which the rule may outlive
         user = self._user_rule(grad_fn, outputs, operands)
         self._refuse(perturbed, user.chooses, operands, types)
-        listed_now = user.listed(perturbed)
+        listed = user.listed(perturbed)
         parts = [grad_fn, *(captured[i] for i in user.positions)]
+        cells, unused = copies.cells(), copies.unused
         if traced:
             upstreams = [cotangent_type(leaves[i]) for i in outputs.differentiable]
             source, patient = Source.of(grad_fn), user.chooses
-            cells, unused = copies.cells(), copies.unused
-            rule = converted(user.run, parts, listed_now, upstreams, source, patient, cells, unused)
+            rule = converted(user.run, parts, listed, upstreams, source, patient, cells, unused)
         else:
-            rule = unconverted(user.run, parts, copies.cells(), copies.unused)
-        run_rule, residuals = rule.run, rule.residuals  # the rule may outlive its residuals
-        fixed: list[int] | None = None  # the variables of a traced rule
-        if rule.is_traced or self._contract.is_rule_traced:
-            fixed = user.positions if self._contract.is_rule_traced else listed_now
+            rule = unconverted(user.run, parts, cells, unused)
+        fixed: Sequence[int] | None = None  # the variables of a traced rule
+        if self._contract.is_rule_traced:
+            fixed = user.positions
+        elif rule.is_traced:
+            fixed = listed
+        # It holds no residuals: it may outlive them.
+        run = functools.partial(self._gradients, types, user, rule.run, fixed)
+        return Forward(leaves, outputs.differentiable, run, rule.residuals)
 
-        def run(
-            residuals: Sequence[Any], cotangents: Sequence[Any], perturbed: Sequence[int]
-        ) -> list[Any]:
-            self._refuse(perturbed, user.chooses, types, types)
-            listed = user.listed(perturbed)
-            if fixed is not None and listed != fixed:
-                if listed:
-                    raise _errors.fixed_variables(self.source)
-                listed = fixed
-            returned = run_rule(residuals, cotangents, listed)
-            inputs = len(returned) - len(listed)
-            gradients: dict[int, Any] = {
-                self._count + k: g for k, g in enumerate(returned[:inputs])
-            }
-            for i, g in zip(listed, returned[inputs:], strict=True):
-                if g is not None:
-                    known = gradients.get(i)
-                    gradients[i] = g if known is None else known + g
-            return [gradients.get(i) for i in perturbed]
+    def _look_for_tracers(self, captured: Sequence[Any], inputs: Sequence[Any]) -> None:
+        """Raise if `f` holds a tracer that the walk did not see; a trace of `f` shows it.
 
-        return Forward(leaves, outputs.differentiable, run, residuals)
+        The results of `f` are tracers, and no operand is. A `jit` or a `vmap` around the call may
+        also make tracers of constants.
+        """
+        closed = jax.make_jaxpr(lambda: self._leaves(captured, inputs))()
+        if is_traced(closed.consts):
+            raise HiddenTracerError
+
+    def _gradients(
+        self,
+        types: Sequence[Any],
+        user: "_UserRule",
+        rule: Callable[..., list[Any]],
+        fixed: Sequence[int] | None,
+        residuals: Sequence[Any],
+        cotangents: Sequence[Any],
+        perturbed: Sequence[int],
+    ) -> list[Any]:
+        """Run a rule; return the gradients of the perturbed operands, which have these `types`."""
+        self._refuse(perturbed, user.chooses, types, types)
+        listed = user.listed(perturbed)
+        if fixed is not None and listed != fixed:
+            if listed:
+                raise _errors.fixed_variables(self.source)
+            listed = fixed
+        returned = rule(residuals, cotangents, listed)
+        inputs = len(returned) - len(listed)
+        gradients: dict[int, Any] = {self._count + k: g for k, g in enumerate(returned[:inputs])}
+        for i, g in zip(listed, returned[inputs:], strict=True):
+            if g is not None:
+                known = gradients.get(i)
+                gradients[i] = g if known is None else known + g
+        return [gradients.get(i) for i in perturbed]
 
     def _user_rule(self, grad_fn: Any, outputs: Outputs, operands: Sequence[Any]) -> "_UserRule":
         """Return how to run the rule, and which captured values it gives gradients for."""
