@@ -171,6 +171,12 @@ keep("bound method", lambda w: Box(w).get, lambda get: get())
 keep("slots", Slots, lambda b: b.w)
 keep("static part of a pytree", lambda w: Static(lambda: w), lambda s: s.get())
 keep("subclass of dict", lambda w: attributed(Table(a=1), w), lambda d: d.w)
+keep("values of a table", lambda w: {"w": w}.values(), lambda values: next(iter(values)))
+keep(
+    "pytree with a weak reference",
+    lambda w: (static := Static(lambda: w), weakref.ref(static)),
+    lambda p: p[0].get() if p[1]() is p[0] else None,
+)
 keep("bound builtin", lambda w: {"w": w}.get, lambda get: get("w"))
 keep("object array", in_object_array, lambda a: a[0, 1]["w"])
 keep("object array of itself", in_an_array_of_itself, lambda a: a[0, 0][0, 1]["w"])
@@ -259,6 +265,8 @@ def decorated_helper(w):
 
 # Those that are not copied: JAX traces the call.
 TRACED = {
+    "values of a table",
+    "pytree with a weak reference",
     "bound builtin",
     "object array of itself",
     "class",

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.tree_util import tree_flatten, tree_unflatten
+from jax.tree_util import all_leaves, tree_flatten, tree_unflatten
 
 from .reach import OpaqueError, Walk, Wrapper
 
@@ -123,9 +123,9 @@ def _pytree(value: Any, walk: Walk) -> Recipe | None:
 
     Return None for any other object.
     """
-    children, treedef = tree_flatten(value, is_leaf=lambda v: v is not value)
-    if len(children) == 1 and children[0] is value:
+    if all_leaves([value]):  # `tree_flatten` warns of some: of the view of a dict
         return None
+    children, treedef = tree_flatten(value, is_leaf=lambda v: v is not value)
     if weakref.getweakrefcount(value):
         raise OpaqueError(value)
     walk.leads(children)  # `tree_flatten` may have made objects that the walk has not seen
