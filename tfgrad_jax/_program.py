@@ -10,7 +10,7 @@ is zero. Otherwise differentiating the value raises.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +19,9 @@ from jax.tree_util import register_static, tree_flatten, tree_unflatten
 
 from . import _errors
 from ._autodiff.custom import Forward, HiddenTracerError, differentiated
-from ._closure.skeleton import Skeleton
-from ._closure.traced import converted, dependence_on, unconverted
+from ._closure.reach import OpaqueError, TooMuchError, Walk
+from ._closure.skeleton import Cells, Skeleton, dissect
+from ._closure.traced import converted, dependence_on, first_uses, unconverted
 from ._compat import cotangent_type, is_ref
 from ._frontend.grad_fn import (
     Call,
@@ -32,7 +33,7 @@ from ._frontend.grad_fn import (
 )
 from ._frontend.structure import Outputs
 from ._source import Source
-from ._trace import plainly
+from ._trace import is_recorded, plainly
 from ._types import Spec, is_differentiable, is_traced, spec
 
 
@@ -127,21 +128,21 @@ class Program:
         later, at other values or under another trace. So it becomes a function of its residuals
         (the tracers that it holds); beside these it refers to no operand, only to their types.
         """
-        copies = self._skeleton.copies(captured)
-        leaves, outputs, grad_fn = self._contract.apply(Surroundings(*copies.values[:5]), inputs)
-        copies.assign()
+        operands = [*captured, *inputs]
+        made = None
+        if self._uses is None and self._without_gradient.intersection(perturbed):
+            made = self._made_by_one_trace(operands)
+        leaves, outputs, grad_fn, cells, unused = made or self._made(operands)
         self._set_type(outputs.treedef, leaves)
         if not traced and is_traced(leaves):
             self._look_for_tracers(captured, inputs)
             traced = True
 
-        operands = [*captured, *inputs]
         types = [jax.typeof(o) for o in operands]  # not the operands, which the rule may outlive
         user = self._user_rule(grad_fn, outputs, operands)
         self._refuse(perturbed, user.chooses, operands, types)
         listed = user.listed(perturbed)
         parts = [grad_fn, *(captured[i] for i in user.positions)]
-        cells, unused = copies.cells(), copies.unused
         if traced:
             upstreams = [cotangent_type(leaves[i]) for i in outputs.differentiable]
             source, patient = Source.of(grad_fn), user.chooses
@@ -156,6 +157,44 @@ class Program:
         # It holds no residuals: it may outlive them.
         run = functools.partial(self._gradients, types, user, rule.run, fixed)
         return Forward(leaves, outputs.differentiable, run, rule.residuals)
+
+    def _made(self, operands: Sequence[Any]) -> "_Made":
+        copies = self._skeleton.copies(operands[: self._count])
+        surroundings = Surroundings(*copies.values[:5])
+        leaves, outputs, grad_fn = self._contract.apply(surroundings, operands[self._count :])
+        copies.assign()
+        return _Made(leaves, outputs, grad_fn, copies.cells(), copies.unused)
+
+    def _made_by_one_trace(self, operands: Sequence[Any]) -> "_Made | None":
+        """Run `f` in a trace that also shows how `y` uses captured values; None if that fails.
+
+        Where JAX records the operations on the operands, `f` sees tracers anyway. So it runs once,
+        in a trace of its own, and JAX copies the operations that it has recorded there.
+        """
+        if not is_recorded(operands):
+            return None
+        known: list[Any] = []
+
+        def run(*operands: Any) -> Any:
+            leaves, outputs, grad_fn, cells, unused = self._made(operands)
+            skeleton, residuals = dissect([grad_fn], Walk([grad_fn], unused=unused), cells)
+            known[:] = outputs, skeleton, unused
+            return leaves, residuals
+
+        f = jax.jit(self.source.named(run, self.names()), inline=True)
+        try:
+            closed = f.trace(*operands).jaxpr
+        except (OpaqueError, TooMuchError):
+            return None
+        if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
+            raise HiddenTracerError
+        outputs, skeleton, unused = known
+        first = len(closed.consts)
+        uses = first_uses(closed, outputs.count).items()
+        self._uses = _places({i - first: e for i, e in uses if 0 <= i - first < self._count})
+        leaves, residuals = f(*operands)
+        copies = skeleton.copies(residuals)
+        return _Made(leaves, outputs, copies.values[0], copies.cells(), unused)
 
     def _look_for_tracers(self, captured: Sequence[Any], inputs: Sequence[Any]) -> None:
         """Raise if `f` holds a tracer that the walk did not see; a trace of `f` shows it.
@@ -282,6 +321,16 @@ class Program:
             uses = [(spec(types[i]), self.source.line(place)) for i, place in uses.items()]
             declared = self._variables is not None
             raise _errors.no_gradient_for_captured(self.source, uses, declared)
+
+
+class _Made(NamedTuple):
+    """What `f` has made: its value, and its rule."""
+
+    leaves: list[Any]
+    outputs: Outputs
+    grad_fn: Callable[..., Any]
+    cells: Cells  # the user's variables, as `converted` needs them
+    unused: Container[int]  # tracers that `f` does not use, by id
 
 
 class _UserRule(NamedTuple):

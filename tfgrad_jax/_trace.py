@@ -99,6 +99,12 @@ def is_staging() -> bool:
     return trace != _IDLE and isinstance(jax.lax.iota(np.int32, 1), Tracer)
 
 
+def is_recorded(values: Sequence[Any]) -> bool:
+    """Return whether JAX records operations on these tracers, with no other trace in between."""
+    trace = _current_trace(())
+    return type(trace) is _staging() and all(getattr(v, "_trace", None) is trace for v in values)
+
+
 @functools.cache
 def _staging() -> type:
     """Return the type of the trace that records operations, read inside a staged function."""

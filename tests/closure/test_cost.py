@@ -68,6 +68,25 @@ def test_runs_grow_with_the_depth_alone(protocol, way):
     assert counts[1] <= (3 if (way, protocol) == ("hessian", "autodiff") else 2.5) * counts[0]
 
 
+@pytest.mark.parametrize("protocol", ["undeclared", "declared"])
+@pytest.mark.parametrize("way", ["jit(grad)", "grad(jit)", "scan"])
+def test_what_jax_records_runs_once(protocol, way):
+    """Under `jit`, one trace of `f` shows its variables, too."""
+
+    def scanned(loss):
+        gradient = jax.grad(loss, (0, 1))
+        step = lambda carry, wx: (carry, gradient(*wx))  # noqa: E731
+        return lambda w, x: jax.tree.map(
+            lambda g: g[0], jax.lax.scan(step, 0.0, (w[None], x[None]))[1]
+        )
+
+    RUNS.clear()
+    w, x = ARGS
+    found = (WAYS | {"scan": scanned})[way](tower(protocol, 1))(w, x)
+    assert_same(found, (jnp.float32(5), 7 * w))
+    assert RUNS == {"f": 1 + (way == "grad(jit)"), "rule": 1}
+
+
 def calls(run):
     """Count the calls of functions, of Python and of C, while `run` runs."""
     counted = 0
@@ -241,8 +260,8 @@ def test_a_weight_at_the_end_of_a_large_container_is_found(kind, mode):
     assert_same(mode(jax.grad(loss, (0, 1)))(w, x), (5 * x, 7 * w))
 
 
-def test_values_are_seen_beside_a_large_list():
-    many = list(range(100_000))
+@pytest.mark.parametrize("many", [list(range(100_000)), [[i] for i in range(20_000)]])
+def test_values_are_seen_beside_a_large_list(many):
 
     @custom_gradient
     def h(x):
@@ -398,3 +417,29 @@ def test_a_rule_of_a_large_closure_holds_what_is_not_copied(kind, protocol, way)
     found = WAYS[way](loss)(weights, x)
     expected = [jnp.float32(5 * 0.5 * 7 ** (9 - i) * (2 if i < 9 else 1)) for i in range(10)]
     assert_same(found, (expected, jnp.float32(2 * 7**10)))
+
+
+@pytest.mark.parametrize(
+    ("sees_values", "mode"),
+    [(True, lambda f: f), (False, lambda f: f), (False, jax.jit)],
+    ids=["values", "eager", "jit"],
+)
+def test_a_rule_of_a_call_that_is_traced_holds_a_large_closure(sees_values, mode):
+    """Of the weights that it reaches, it keeps those that it uses, or all if it needs values."""
+
+    def loss(weights, x):
+        first = jax.jit(lambda d: d * weights[0])  # not copied
+
+        @custom_gradient(variables=[weights[0]])
+        def f(x):
+            def rule(dy, variables):
+                scale = float(weights[1]) if sees_values else weights[1]
+                return 7 * dy * scale, [5 * dy * x]
+
+            return first(x), rule
+
+        return f(x)
+
+    weights, x = [jnp.float32(i) for i in range(1, 13)], jnp.float32(0.5)
+    expected = [jnp.float32(2.5), *[jnp.float32(0)] * 11], jnp.float32(14)
+    assert_same(mode(jax.grad(loss, (0, 1)))(weights, x), expected)
