@@ -135,8 +135,15 @@ class Hooked:
         return {}
 
 
-@pytest.mark.parametrize("held", [Hooked, lambda w: [[w], *([i] for i in range(20_000))]])
-def test_a_call_that_is_traced_names_the_function_and_the_remedy(held):
+@pytest.mark.parametrize(
+    ("held", "where"),
+    [
+        (Hooked, "in an object that is not copied, of type `Hooked`"),
+        (lambda w: [[w], *([i] for i in range(20_000))], "among too much to look through"),
+    ],
+    ids=["hooks", "too much"],
+)
+def test_a_call_that_is_traced_names_the_function_and_the_remedy(held, where):
     def loss(w):
         holder = held(w)
 
@@ -152,7 +159,8 @@ def test_a_call_that_is_traced_names_the_function_and_the_remedy(held):
     ) as caught:
         jax.grad(loss)(jnp.float32(3))
     (note,) = [n for n in caught.value.__notes__ if "JAX traces" in n]
-    assert "branching" in note and "To run it on values, pass that value as an argument" in note
+    assert "branching" in note and f"closes over a differentiated value {where}. To run it" in note
+    assert "pass that value as an argument" in note
 
 
 def test_a_jax_that_cannot_set_a_trace_gives_the_same(monkeypatch):

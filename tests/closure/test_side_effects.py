@@ -139,6 +139,21 @@ def test_a_call_keeps_a_variable_that_is_assigned_after_it(stage):
         assert_same(mode(stage(loss))(A), (10 * A, jnp.float32(70)))
 
 
+@pytest.mark.parametrize("stage", [lambda f: f, jax.jit])
+def test_a_rule_reads_a_variable_that_is_first_assigned_after_the_call(stage):
+    def loss(w, x):
+        @custom_gradient(variables=[w])
+        def f(x):
+            return w * x, lambda dy, variables: (7 * dy * w * factor, [5 * dy * x * factor])
+
+        y = f(x)
+        factor = 2.0
+        return y
+
+    gradients = stage(jax.grad(loss, (0, 1)))(A, B)
+    assert_same(gradients, (10 * B, 14 * A))
+
+
 @pytest.mark.parametrize("w", [3.0, None], ids=["a weight beside", "alone"])
 def test_a_variable_counts(w):
     """What a copy assigns to a variable of an enclosing function is assigned to the user's."""

@@ -102,6 +102,14 @@ def test_second_order_in_the_upstreams(x):
     assert quick(inner, x, order=2, expect="surrogate").ok  # on purpose
 
 
+def test_the_derivative_in_the_upstreams_is_wrong_by_a_half():
+    stop = jax.lax.stop_gradient
+    report = quick(declare(jnp.square, lambda x, dy: x * (dy + stop(dy))), X, order=2)
+    (wrong,) = [f for f in report.facts if f.ok is False]
+    off = wrong.text.removeprefix("the derivative of grad(dy) by dy is off by ").partition(":")[0]
+    assert 0.3 < float(off) < 0.7, wrong.text  # a half of it is missing
+
+
 def test_upstreams_that_are_not_judged_at_second_order():
     callback = declare(lambda x: x, lambda x, dy: jax.pure_callback(np.asarray, dy, dy))
     report = quick(callback, X, order=2)

@@ -122,6 +122,17 @@ def test_a_global_variable_is_reported_as_not_checked():
         assert report.unchecked == ("GLOBAL (a global variable)",)
 
 
+def test_a_global_variable_that_is_not_declared_is_no_weight():
+    w = jnp.ones(3)
+
+    @custom_gradient(variables=[w])  # so the derivative by the global variable is an error
+    def f(x):
+        return w * x * GLOBAL, lambda dy, variables: (dy * w * GLOBAL, [dy * x * GLOBAL])
+
+    report = quick(f, X)
+    assert report.ok and notes(report) == {"x": "", "w": ""} and report.unchecked == ()
+
+
 def test_a_default_that_is_passed_or_declared_is_checked():
     w, rate, index = jnp.ones(3), 0.5, jnp.arange(3)
 
