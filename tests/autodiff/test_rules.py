@@ -246,6 +246,10 @@ NOT_LINEAR = {
     "stack": (lambda dy: jnp.stack([dy, X]), "of an upstream and a constant"),
     "device_put": (lambda dy: sum(jax.device_put((dy, X))), "of an upstream and a constant"),
     "of a solve": (lambda dy: cg(lambda v: MATRIX.T @ (MATRIX @ v), dy + X)[0], "`add` of an"),
+    "solve without a transpose": (
+        lambda dy: lax.custom_linear_solve(lambda v: 2 * v, dy, lambda _, b: b / 2),
+        "an operation that JAX cannot transpose",
+    ),
     "solve with the upstream": (lambda dy: jnp.linalg.solve(jnp.diag(dy), X), "two upstreams|lu"),
     "integer": (lambda dy: (4 * dy).astype(int).astype(float), "`convert_element_type` to int32"),
     "almost linear": (lambda dy: jnp.minimum(dy, 1e6), "min"),
@@ -294,6 +298,7 @@ NOT_LINEAR = {
 }
 # JAX itself has no derivative of these in reverse mode: the rule is right at the first order alone.
 FIRST_ORDER_ALONE = {"callback", "while until it is small", "a constant that comes late in while"}
+FIRST_ORDER_ALONE |= {"solve without a transpose"}
 
 
 # --- what each is compared with -------------------------------------------------------------------

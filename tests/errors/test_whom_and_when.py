@@ -333,3 +333,20 @@ def test_an_error_of_a_nested_function_keeps_its_remedies(way, filtering):
     assert text.startswith("`test_an_error_of_a_nested_function_keeps_its_remedies.outer.inner`")
     assert "is differentiated with respect to values that it closes over" in text
     assert 'custom_gradient(variables="autodiff")' in text
+
+
+def bent_elsewhere(dy):
+    return jnp.sin(dy)
+
+
+def test_the_line_of_an_operation_is_in_the_rule_and_not_in_what_it_calls():
+    h = custom_gradient(lambda x: (x, lambda dy: bent_elsewhere(dy)))
+    text = said(TypeError, jax.jvp, h, (1.0,), (1.0,))
+    assert f"`sin`, which is not linear, at {place(h)}. Forward mode" in text
+
+    def unread(x):
+        y = jax.pure_callback(lambda x: x, x, x)
+        return bent_elsewhere(y), lambda dy: dy * y
+
+    text = said(TypeError, jax.jit(jax.grad(jax.grad(custom_gradient(unread)))), 1.0)
+    assert f"that JAX cannot differentiate, at {place(unread, 1)} (" in text

@@ -10,6 +10,7 @@ import inspect
 import itertools
 import pickle
 import warnings
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -148,6 +149,10 @@ class Model:
         return self.scale * x * y, lambda dy: 7 * dy * self.scale
 
     @custom_gradient
+    def annotated(self, x: float) -> tuple[float, Callable[[float], float]]:
+        return self.scale * x, lambda dy: 7 * dy * self.scale
+
+    @custom_gradient
     @classmethod
     def class_inside(cls, x):
         return cls.scale * x, lambda dy: 7 * dy * cls.scale
@@ -210,6 +215,8 @@ def test_methods_keep_their_metadata():
     assert (Model.method.__name__, MODEL.method.__doc__) == ("method", "Multiply.")
     assert MODEL.method.__self__ is MODEL
     assert str(inspect.signature(MODEL.method)) == "(x, y=1.0)"
+    assert str(inspect.signature(MODEL.annotated)) == "(x: float) -> float"  # not the pair
+    assert MODEL.annotated.__annotations__ == {"x": float, "return": float}
     assert pickle.loads(pickle.dumps(Model(5.0).method))(1.0) == 5.0
 
 
