@@ -1,4 +1,6 @@
-"""Run a call under JAX's transformations. Only this module and `_program` import all three groups.
+"""Run a call under JAX's transformations.
+
+Only this module, `_program` and `_body` import all three groups.
 
 `run` turns the call into a `Program`: a function of the tracers that it closes over (its captured
 values) and of its operands, with a rule. `_closure` finds these tracers and copies the objects that
@@ -19,7 +21,8 @@ from jax.tree_util import tree_leaves
 
 from . import _errors
 from ._autodiff.custom import HiddenTracerError
-from ._closure.reach import OpaqueError, TooMuchError, Walk
+from ._closure.objects import OpaqueError
+from ._closure.reach import TooMuchError, Walk
 from ._closure.skeleton import Skeleton, dissect, snapshot
 from ._closure.traced import first_uses, is_being_traced, traced
 from ._compat import cotangent_type
@@ -70,8 +73,7 @@ def program_of(call: Call, name: str, trace: bool = False) -> tuple[Program, lis
     if not trace:
         try:
             skeleton, captured, uses = _dissected(call, listed)
-            program = Program(name, contract, call, skeleton, variables, captured, listed)
-            program.note_uses(captured, uses)
+            program = Program(name, contract, call, skeleton, variables, captured, listed, uses)
             return program, captured
         except OpaqueError as error:
             holder = error.kind
@@ -90,9 +92,7 @@ def program_of(call: Call, name: str, trace: bool = False) -> tuple[Program, lis
         raise
     contract, surroundings, listed, uses = hoisted
     skeleton, captured = dissect([*surroundings, *listed])
-    program = Program(name, contract, call, skeleton, variables, captured, listed)
-    program.note_uses(captured, uses)
-    return program, captured
+    return Program(name, contract, call, skeleton, variables, captured, listed, uses), captured
 
 
 def _dissected(call: Call, listed: Sequence[Any]) -> tuple[Skeleton, list[Any], Uses | None]:
@@ -124,7 +124,7 @@ def _used(
     def value(*operands: Any) -> Any:
         nonlocal is_postponed
         leaves, outputs, grad_fn = call.contract.apply(call.surroundings, operands)
-        in_rule = Walk([grad_fn], lambda v: id(v) in reached, lenient=True).taken
+        in_rule = Walk([grad_fn], lambda v: id(v) in reached).taken
         if len(in_rule) > _MANY + len(listed):
             if undeclared is None and call.chooses(grad_fn):
                 is_postponed = True

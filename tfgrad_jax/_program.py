@@ -10,30 +10,27 @@ is zero. Otherwise differentiating the value raises.
 """
 
 import functools
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.tree_util import register_static, tree_flatten, tree_unflatten
 
 from . import _errors
-from ._autodiff.custom import Forward, HiddenTracerError, differentiated
-from ._closure.reach import OpaqueError, TooMuchError, Walk
-from ._closure.skeleton import Cells, Skeleton, dissect
-from ._closure.traced import converted, dependence_on, first_uses, unconverted
+from ._autodiff.custom import Forward, differentiated
+from ._body import Body
+from ._closure.skeleton import Skeleton
+from ._closure.traced import converted, unconverted
 from ._compat import cotangent_type, is_ref
 from ._frontend.grad_fn import (
     Call,
     Contract,
-    Surroundings,
     Variables,
     accepts_variables,
     is_written_in_rule,
 )
 from ._frontend.structure import Outputs
 from ._source import Source
-from ._trace import is_recorded, plainly
 from ._types import Spec, is_differentiable, is_traced, spec
 
 
@@ -50,6 +47,7 @@ class Program:
         variables: Variables | None = None,  # declared
         captured: Sequence[Any] = (),
         listed: Sequence[Any] = (),  # captured values whose gradients the rule always returns
+        uses: Sequence[tuple[Any, Any]] | None = None,  # how `y` uses what is captured, if known
     ) -> None:
         # By position: two captured values may later be the same object.
         place = {id(c): i for i, c in enumerate(captured)}
@@ -58,7 +56,10 @@ class Program:
         self._listed = [place[id(v)] for v in listed]
         self._count, self._variables, self._autodiff = len(captured), variables, call.autodiff
         self.source, self._contract, self._name = contract.source, contract, name
-        self._skeleton, self.has_primal = skeleton, call.surroundings.primal is not None
+        self.has_primal = call.surroundings.primal is not None
+        self._body = Body(contract, skeleton, self._count, self.has_primal)
+        if uses is not None:
+            self._body.note_uses(captured, uses)
         # Captured values without a gradient, unless the rule takes undeclared `variables`.
         self._without_gradient: set[int] = set()
         if not is_written_in_rule(contract.source):
@@ -72,45 +73,19 @@ class Program:
         # The rule lists the captured values that are being differentiated, or raises for one.
         self.needs_perturbed = self._is_undeclared or bool(self._without_gradient)
         self._refs = [i for i, c in enumerate(captured) if is_ref(c)]
-        self._treedef: Any = None  # the structure of `y`, once `f` has run
-        self._types: Any = None  # the types of its leaves
-        self._uses: dict[int, Any] | None = None  # how `y` uses captured values, once known
 
     def __call__(self, captured: Sequence[Any], inputs: Sequence[Any]) -> Any:
         """Return `y`, whose derivative is the declared one."""
         leaves = differentiated(self, self._name, [*captured, *inputs])
-        return tree_unflatten(self._treedef, leaves)
+        return tree_unflatten(self._body.treedef, leaves)
 
     def names(self) -> list[str]:
         """Return the names of the operands, for JAX's own errors."""
-        inputs = self._contract.inputs
-        paths = inputs.leaf_paths()
-        closed_over = [f"closed over {i}" for i in range(self._count)]
-        return [*closed_over, *(paths[i] for i in inputs.operands)]
+        return self._body.names()
 
     def value(self, operands: Sequence[Any]) -> list[Any]:
         """Return the leaves of `y`, in a call that JAX does not differentiate."""
-        captured, inputs = operands[: self._count], operands[self._count :]
-        copies = self._skeleton.copies(captured)
-        surroundings = Surroundings(*copies.values[:5])
-        with plainly():
-            if self.has_primal:
-                leaves, treedef = tree_flatten(self._contract.value(surroundings, inputs))
-                leaves = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
-            else:
-                leaves, outputs, _ = self._contract.apply(surroundings, inputs)
-                treedef = outputs.treedef
-        copies.assign()
-        self._set_type(treedef, leaves)
-        return leaves
-
-    def _set_type(self, treedef: Any, leaves: Sequence[Any]) -> None:
-        """Note the type of `y`, which must be the same of `primal` and of `f`."""
-        types = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        known = self._treedef, self._types
-        if self._treedef is not None and known != (treedef, types):
-            raise _errors.primal_mismatch(self.source, known, (treedef, types))
-        self._treedef, self._types = treedef, types
+        return self._body.value(operands)
 
     def forward(self, operands: Sequence[Any], perturbed: Sequence[int]) -> Forward:
         """Return the leaves of `y` and the rule, in a call that JAX differentiates."""
@@ -129,13 +104,10 @@ class Program:
         (the tracers that it holds); beside these it refers to no operand, only to their types.
         """
         operands = [*captured, *inputs]
-        made = None
-        if self._uses is None and self._without_gradient.intersection(perturbed):
-            made = self._made_by_one_trace(operands)
-        leaves, outputs, grad_fn, cells, unused = made or self._made(operands)
-        self._set_type(outputs.treedef, leaves)
+        needs_uses = bool(self._without_gradient.intersection(perturbed))
+        leaves, outputs, grad_fn, cells, unused = self._body.made(operands, needs_uses)
         if not traced and is_traced(leaves):
-            self._look_for_tracers(captured, inputs)
+            self._body.look_for_tracers(operands)
             traced = True
 
         types = [jax.typeof(o) for o in operands]  # not the operands, which the rule may outlive
@@ -157,54 +129,6 @@ class Program:
         # It holds no residuals: it may outlive them.
         run = functools.partial(self._gradients, types, user, rule.run, fixed)
         return Forward(leaves, outputs.differentiable, run, rule.residuals)
-
-    def _made(self, operands: Sequence[Any]) -> "_Made":
-        copies = self._skeleton.copies(operands[: self._count])
-        surroundings = Surroundings(*copies.values[:5])
-        leaves, outputs, grad_fn = self._contract.apply(surroundings, operands[self._count :])
-        copies.assign()
-        return _Made(leaves, outputs, grad_fn, copies.cells(), copies.unused)
-
-    def _made_by_one_trace(self, operands: Sequence[Any]) -> "_Made | None":
-        """Run `f` in a trace that also shows how `y` uses captured values; None if that fails.
-
-        Where JAX records the operations on the operands, `f` sees tracers anyway. So it runs once,
-        in a trace of its own, and JAX copies the operations that it has recorded there.
-        """
-        if not is_recorded(operands):
-            return None
-        known: list[Any] = []
-
-        def run(*operands: Any) -> Any:
-            leaves, outputs, grad_fn, cells, unused = self._made(operands)
-            skeleton, residuals = dissect([grad_fn], Walk([grad_fn], unused=unused), cells)
-            known[:] = outputs, skeleton, unused
-            return leaves, residuals
-
-        f = jax.jit(self.source.named(run, self.names()), inline=True)
-        try:
-            closed = f.trace(*operands).jaxpr
-        except (OpaqueError, TooMuchError):
-            return None
-        if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
-            raise HiddenTracerError
-        outputs, skeleton, unused = known
-        first = len(closed.consts)
-        uses = first_uses(closed, outputs.count).items()
-        self._uses = _places({i - first: e for i, e in uses if 0 <= i - first < self._count})
-        leaves, residuals = f(*operands)
-        copies = skeleton.copies(residuals)
-        return _Made(leaves, outputs, copies.values[0], copies.cells(), unused)
-
-    def _look_for_tracers(self, captured: Sequence[Any], inputs: Sequence[Any]) -> None:
-        """Raise if `f` holds a tracer that the walk did not see; a trace of `f` shows it.
-
-        The results of `f` are tracers, and no operand is. A `jit` or a `vmap` around the call may
-        also make tracers of constants.
-        """
-        closed = jax.make_jaxpr(lambda: self._leaves(captured, inputs))()
-        if is_traced(closed.consts):
-            raise HiddenTracerError
 
     def _gradients(
         self,
@@ -240,7 +164,7 @@ class Program:
         )
         if chooses:
             if not contract.is_rule_traced:
-                used = [i for i in self._used(operands) if i not in self._refs]
+                used = [i for i in self._body.uses(operands) if i not in self._refs]
                 positions = [i for i in used if is_differentiable(operands[i].dtype)]
             specs = {i: spec(operands[i]) for i in positions}
         return _UserRule(contract, outputs, self._variables, positions, specs, chooses)
@@ -255,8 +179,8 @@ class Program:
         ordinary = {
             i: v for i, v in enumerate(captured) if spec(v).differentiable and not is_ref(v)
         }
-        if self._uses is not None:  # JAX would make zeros for the others
-            ordinary = {i: v for i, v in ordinary.items() if i in self._uses}
+        if self._body.known_uses is not None:  # JAX would make zeros for the others
+            ordinary = {i: v for i, v in ordinary.items() if i in self._body.known_uses}
         forwards: list[Forward] = []
 
         def value(ordinary: dict[int, Any]) -> tuple[list[Any], Any]:
@@ -285,28 +209,6 @@ class Program:
 
         return Forward(list(leaves), outputs, both, [*pulled, *residuals])
 
-    def _leaves(self, captured: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        surroundings = Surroundings(*self._skeleton(captured)[:5])
-        with plainly():
-            return self._contract.apply(surroundings, inputs)[0]
-
-    def _used(self, operands: Sequence[Any]) -> dict[int, Any]:
-        """Return the captured values that `y` depends on, in the order of first use, with its line.
-
-        JAX traces `f` once to learn that, on values or on their types.
-        """
-        if self._uses is None:
-            captured, inputs = operands[: self._count], operands[self._count :]
-            self._uses = _places(dependence_on(self._leaves, captured, inputs))
-        return self._uses
-
-    def note_uses(self, captured: Sequence[Any], uses: Sequence[tuple[Any, Any]] | None) -> None:
-        """Store how `y` uses captured values, where a trace has shown it."""
-        if uses is None:
-            return
-        place = {id(c): i for i, c in enumerate(captured)}
-        self._uses = _places({place[id(v)]: eqn for v, eqn in uses if id(v) in place})
-
     def _refuse(
         self, perturbed: Sequence[int], chooses: bool, operands: Sequence[Any], types: Sequence[Any]
     ) -> None:
@@ -316,21 +218,11 @@ class Program:
         }
         if not missing:
             return
-        uses = {i: place for i, place in self._used(operands).items() if i in missing}
+        uses = {i: place for i, place in self._body.uses(operands).items() if i in missing}
         if uses:
             uses = [(spec(types[i]), self.source.line(place)) for i, place in uses.items()]
             declared = self._variables is not None
             raise _errors.no_gradient_for_captured(self.source, uses, declared)
-
-
-class _Made(NamedTuple):
-    """What `f` has made: its value, and its rule."""
-
-    leaves: list[Any]
-    outputs: Outputs
-    grad_fn: Callable[..., Any]
-    cells: Cells  # the user's variables, as `converted` needs them
-    unused: Container[int]  # tracers that `f` does not use, by id
 
 
 class _UserRule(NamedTuple):
@@ -358,8 +250,3 @@ class _UserRule(NamedTuple):
             if listed:
                 variables = Variables.listed(values, [self.specs[i] for i in listed])
         return self.contract.gradients(grad_fn, self.outputs, cotangents, variables, values)
-
-
-def _places(uses: Mapping[int, Any]) -> dict[int, Any]:
-    """Return where the equations come from. The equations may hold values; this does not."""
-    return {i: getattr(eqn, "source_info", None) for i, eqn in uses.items()}

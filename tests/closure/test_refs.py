@@ -148,3 +148,23 @@ def test_a_weight_in_a_captured_ref_is_an_error(variables, mode):
 
     with pytest.raises(TypeError, match="closes over"):
         mode(jax.grad(loss, (0, 1)))(jnp.float32(3), X)
+
+
+@eager_and_jit
+@pytest.mark.parametrize("protocol", ["undeclared", "declared"])
+def test_a_rule_with_variables_reads_a_ref(protocol, mode):
+    def gradients(w, x):
+        r = jax.new_ref(jnp.float32(1))
+
+        def loss(w, x):
+            @custom_gradient(variables=[w] if protocol == "declared" else None)
+            def f(x):
+                r[...] += 1.0
+                return w * x, lambda dy, variables: (7 * dy * w * r[...], [5 * dy * x])
+
+            return f(x)
+
+        return *jax.grad(loss, (0, 1))(w, x), r[...]
+
+    # Once: to find the variables, JAX traces the function, which writes nothing.
+    assert_same(mode(gradients)(jnp.float32(3), X), (5 * X, jnp.float32(42), jnp.float32(2)))

@@ -112,6 +112,7 @@ class Contract:
     named: Sequence[str]  # the names of the last inputs, if these are passed by name
     convention: str
     is_rule_traced: bool = False  # if so, its variables are fixed
+    is_watched: bool = False  # `explain` looks at what `f` computes, so it runs in no trace of ours
 
     def value(self, surroundings: Surroundings, operands: Sequence[Any]) -> Any:
         """Return `y` alone."""
