@@ -19,6 +19,7 @@ UNDER_FLAGS = {
     "closure/test_cost.py::test_eagerly": VALUES,
     "closure/test_cost.py::test_runs_grow_with_the_depth_alone": VALUES,
     "closure/test_cost.py::test_values_are_seen": VALUES,
+    "closure/test_cost.py::test_what_jax_records_runs_once": VALUES,
     "closure/test_cost.py::test_a_layer_of_a_large_model": VALUES,
     "closure/test_side_effects.py::test_eagerly": VALUES,
     "closure/test_side_effects.py::test_a_variable_counts": VALUES,

@@ -121,6 +121,12 @@ class Body:
         uses = first_uses(closed, outputs.count).items()
         self.known_uses = _places({i - first: e for i, e in uses if 0 <= i - first < self._count})
         leaves, residuals = f(*operands)
+        # Some versions of JAX return a new tracer for an operand; a rule may compare by `is`.
+        place = {id(v): i for i, v in enumerate(closed.jaxpr.invars)}
+        results = [place.get(id(v)) for v in closed.jaxpr.outvars[outputs.count :]]
+        residuals = [
+            r if i is None else operands[i] for i, r in zip(results, residuals, strict=True)
+        ]
         copies = skeleton.copies(residuals)
         return Made(leaves, outputs, copies.values[0], copies.cells(), unused)
 
