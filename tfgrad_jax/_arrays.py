@@ -40,8 +40,8 @@ class Held:
 
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
         values = [value for _, value in roots]
-        walk = Walk(values, lambda v: is_known(v) or is_ref(v))
-        self._skeleton = Skeleton(values, walk, lenient=True)
+        walk = Walk(values, lambda v: is_known(v) or is_ref(v), lenient=True)
+        self._skeleton = Skeleton(values, walk)
         self._taken, named = self._skeleton.taken, arrays_in(roots)
         self._skeleton.finish()
         self.arrays = [v for v in self._taken if not is_ref(v)]

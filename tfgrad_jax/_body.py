@@ -14,8 +14,7 @@ from jax.tree_util import tree_flatten
 
 from . import _errors
 from ._autodiff.custom import HiddenTracerError
-from ._closure.objects import OpaqueError
-from ._closure.reach import TooMuchError, Walk
+from ._closure.reach import OpaqueError, TooMuchError, Walk
 from ._closure.skeleton import Cells, Skeleton, dissect
 from ._closure.traced import dependence_on, first_uses
 from ._compat import is_ref

@@ -21,8 +21,7 @@ from jax.tree_util import tree_leaves
 
 from . import _errors
 from ._autodiff.custom import HiddenTracerError
-from ._closure.objects import OpaqueError
-from ._closure.reach import TooMuchError, Walk
+from ._closure.reach import OpaqueError, TooMuchError, Walk
 from ._closure.skeleton import Skeleton, dissect, snapshot
 from ._closure.traced import first_uses, is_being_traced, traced
 from ._compat import cotangent_type
@@ -124,7 +123,7 @@ def _used(
     def value(*operands: Any) -> Any:
         nonlocal is_postponed
         leaves, outputs, grad_fn = call.contract.apply(call.surroundings, operands)
-        in_rule = Walk([grad_fn], lambda v: id(v) in reached).taken
+        in_rule = Walk([grad_fn], lambda v: id(v) in reached, lenient=True).taken
         if len(in_rule) > _MANY + len(listed):
             if undeclared is None and call.chooses(grad_fn):
                 is_postponed = True

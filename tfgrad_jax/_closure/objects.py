@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.tree_util import all_leaves, tree_flatten, tree_unflatten
 
-from .reach import Walk, Wrapper
+from .reach import OpaqueError, Walk, Wrapper
 
 _FUNCTION, _METHOD = types.FunctionType, types.MethodType
 _PARTIAL = (functools.partial, jax.tree_util.Partial)
@@ -31,14 +31,6 @@ HOOKS += ("__new__", "__del__", "__getattribute__")
 
 # A function that puts contents into a new object, and the contents.
 Fill = tuple[Callable[..., None], Sequence[Any]]
-
-
-class OpaqueError(Exception):
-    """An object of this `kind` holds a tracer, and we cannot copy it to replace the tracer."""
-
-    def __init__(self, holder: Any) -> None:
-        super().__init__(type(holder).__qualname__)
-        self.kind = type(holder)
 
 
 class Recipe(NamedTuple):

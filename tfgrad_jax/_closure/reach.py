@@ -44,6 +44,14 @@ class TooMuchError(Exception):
     """There are too many objects to visit."""
 
 
+class OpaqueError(Exception):
+    """An object of this `kind` holds a tracer, and we cannot copy it to replace the tracer."""
+
+    def __init__(self, holder: Any) -> None:
+        super().__init__(type(holder).__qualname__)
+        self.kind = type(holder)
+
+
 class Wrapper:
     """A callable object made from functions, such as a decorated one. It is copied with them."""
 
@@ -87,12 +95,13 @@ class Walk:
         values: Sequence[Any],
         takes: Callable[[Any], bool] = is_captured,
         patient: bool = True,
+        lenient: bool = False,
         unused: Container[int] = (),
     ) -> None:
         self.way: set[int] = set()
         self.way_to_unused: set[int] = set()
         self.taken: dict[int, Any] = {}  # by id
-        self.takes, self._unused = takes, unused
+        self.takes, self.lenient, self._unused = takes, lenient, unused
         self._budget = _BUDGET if patient or not is_staging() else _BUDGET_STAGED
         self._seen: dict[int, Any] = {}  # by id; holds the objects, so that no id is used twice
         self._holders: dict[int, list[int]] = {}  # for each id, the ids of the objects that hold it
@@ -115,7 +124,8 @@ class Walk:
     def leads(self, values: Sequence[Any]) -> bool:
         """Visit what the values hold; return whether they lead to a value that is taken.
 
-        Raises `TooMuchError` if there are too many objects.
+        Raises `TooMuchError` if there are too many objects. Raises `OpaqueError`, unless `lenient`,
+        as soon as a weak reference leads to such a value: it cannot be copied.
         """
         self._meet(values, 0)
         while self._pending:
@@ -155,6 +165,11 @@ class Walk:
             key = marked.pop()
             if key not in way:
                 way.add(key)
+                value = self._seen.get(key)
+                # It cannot be copied, so we need not look further: the modules of linen refer
+                # weakly to their parents, and through them to the whole model.
+                if way is self.way and type(value) is weakref.ref and not self.lenient:
+                    raise OpaqueError(value)
                 marked += self._holders.get(key, ())
 
 

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 from jax.core import Tracer
 
-from .objects import OpaqueError, recipe
+from .objects import recipe
 from .reach import (
     CACHED,
     INERT,
+    OpaqueError,
     TooMuchError,
     Walk,
     Wrapper,
@@ -91,20 +92,16 @@ class Skeleton:
     steps in order. Each step reads its arguments from their places and writes a new object to its
     own. A flat list of steps needs no recursion, however deep the values are nested.
 
-    Without a walk, only functions with cells are copied. If `lenient`, an object that
+    Without a walk, only functions with cells are copied. If the walk is lenient, an object that
     cannot be copied is shared, and a jitted function is copied without the `jit`.
     """
 
     def __init__(
-        self,
-        values: Sequence[Any],
-        walk: Walk | None,
-        cells: Cells | None = None,
-        lenient: bool = False,
+        self, values: Sequence[Any], walk: Walk | None, cells: Cells | None = None
     ) -> None:
         self.taken: list[Any] = []
         self._walk, self._variables = walk, cells or {}
-        self._lenient = lenient
+        self._lenient = walk is not None and walk.lenient
         self._places: list[Any] = []  # shared objects, and None at all other places
         self._of_taken: list[int] = []
         self._unused: list[int] = []  # places of the tracers that `f` does not use

@@ -19,8 +19,7 @@ from tfgrad_jax._jaxpr import dependence, evaluate, without_consts
 from tfgrad_jax._source import Source
 from tfgrad_jax._types import NeedsValuesError, spec
 
-from .objects import OpaqueError
-from .reach import TooMuchError, Walk
+from .reach import OpaqueError, TooMuchError, Walk
 from .skeleton import Cells, Skeleton, dissect, snapshot
 
 # Python's recursion limit allows fewer than twice as many nested traces.
