@@ -124,6 +124,16 @@ def test_the_adjoint_is_not_run_to_transpose_it():
     assert calls.count("adjoint") == 0
 
 
+@pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_an_adjoint_that_has_no_rule_serves_the_first_order(mode):
+    forward = custom_gradient(
+        lambda x: (by_callback(MATRIX, x), lambda dy: by_callback(MATRIX.T, dy))
+    )
+    h = custom_gradient(lambda x: (jnp.sin(x), lambda dy: forward(7 * dy * jnp.cos(x))))
+    tangent = mode(lambda x: jax.jvp(h, (x,), (T,))[1])(X)
+    assert_same(tangent, 7 * jnp.cos(X) * (MATRIX.T @ T), rtol=1e-5)
+
+
 def declared(value, rule, x=X):
     """Return a function whose rule calls another one, of this value and rule, opaque to JAX."""
 

@@ -212,6 +212,24 @@ def test_a_weight_declared_twice_gets_both_gradients(mode):
 
 
 @eager_and_jit
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_weight_declared_several_times_has_no_gradient_for_one_of_them(missing, mode):
+    def loss(w, x):
+        @custom_gradient(variables=[w, w, w])
+        def f(x):
+            def grad(dy, variables):
+                gradients = [7 * dy * x, 11 * dy * w, 13 * dy]
+                return dy * w, [None if i == missing else g for i, g in enumerate(gradients)]
+
+            return w * x, grad
+
+        return f(x)
+
+    found = mode(jax.grad(loss))(3.0, 2.0)
+    assert_same(found, jnp.float32(7 * 2 + 11 * 3 + 13 - [14, 33, 13][missing]))
+
+
+@eager_and_jit
 def test_f_may_call_functions_with_other_custom_derivatives(mode):
     """Where nothing of the call is traced but a `vmap` around it."""
     h = custom_gradient(lambda x: (jax.nn.relu(x), lambda dy: 7 * dy))

@@ -316,8 +316,9 @@ def test_f_runs_where_something_is_differentiated(way):
 
 
 @eager_and_jit
-def test_primal_of_a_method_and_of_captured_weights(mode):
-    class Model:
+@pytest.mark.parametrize("hooks", [{}, {"__getstate__": dict}], ids=["copied", "traced"])
+def test_primal_of_a_method_and_of_captured_weights(hooks, mode):
+    class Model(type("Base", (), hooks)):
         def __init__(self, w):
             self.w = w
 
