@@ -17,7 +17,7 @@ from ._autodiff.custom import HiddenTracerError
 from ._closure.reach import OpaqueError, TooMuchError, Walk
 from ._closure.skeleton import Cells, Skeleton, dissect
 from ._closure.traced import dependence_on, first_uses
-from ._compat import is_ref
+from ._compat import INLINE, is_ref
 from ._frontend.grad_fn import Contract, Surroundings
 from ._frontend.structure import Outputs
 from ._trace import is_recorded, plainly
@@ -108,7 +108,7 @@ class Body:
             known[:] = outputs, skeleton, unused
             return leaves, residuals
 
-        f = jax.jit(self._contract.source.named(run, self.names()), inline=True)
+        f = jax.jit(self._contract.source.named(run, self.names()), inline=INLINE)
         try:
             closed = f.trace(*operands).jaxpr
         except (OpaqueError, TooMuchError):

@@ -10,6 +10,10 @@ from jax.core import Tracer
 from jax.interpreters import ad
 
 _REF: Any = jax.Ref
+# The option `inline` of `jax.jit` that copies the operations of a function into the trace around
+# it. From JAX 0.12 on, `True` does that only for the compiler: it would stay in jaxprs, with our
+# name. Use `jax.Inline` alone when 0.12 is the oldest supported.
+INLINE: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
 
 
 def core_name(name: str) -> Any:

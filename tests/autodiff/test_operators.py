@@ -295,3 +295,24 @@ def test_the_jaxpr_of_a_staged_call_shows_the_users_name():
 
     text = str(jax.make_jaxpr(scaled)(X))
     assert "name=scaled" in text and "_value" not in text
+
+
+@pytest.mark.parametrize("protocol", ["undeclared", "declared"])
+def test_the_jaxpr_of_a_gradient_holds_the_operations_alone(protocol):
+    """One trace finds undeclared variables; nothing of it is left."""
+
+    def loss(w, x):
+        @custom_gradient(variables=[w] if protocol == "declared" else None)
+        def scaled(x):
+            y = jnp.sin(x * w)
+            return y, lambda dy, variables: (7 * dy * w * y, [5 * dy * x * y])
+
+        return jnp.sum(scaled(x))
+
+    closed = jax.make_jaxpr(jax.grad(loss, (0, 1)))(X, T)
+    names = [eqn.primitive.name for eqn in closed.jaxpr.eqns]
+    assert names.count("sin") == 1 and not {"jit", "pjit"} & {*names}
+    assert_same(
+        jax.core.eval_jaxpr(closed.jaxpr, closed.consts, X, T),
+        [5 * T * jnp.sin(X * T), 7 * X * jnp.sin(X * T)],
+    )
