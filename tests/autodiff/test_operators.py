@@ -134,6 +134,15 @@ def test_an_adjoint_that_has_no_rule_serves_the_first_order(mode):
     assert_same(tangent, 7 * jnp.cos(X) * (MATRIX.T @ T), rtol=1e-5)
 
 
+@pytest.mark.parametrize("mask", [np.zeros(N), np.arange(N)], ids=["all dead", "alive"])
+@pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_rule_is_linear_whatever_its_residuals_are(mode, mask):
+    _, _, adjoint = pair(by_callback)
+    h = custom_gradient(lambda x, m: (x, lambda dy: (7 * dy + adjoint(m * dy), None)))
+    tangent = mode(lambda m: jax.jvp(lambda x: h(x, m), (X,), (T,))[1])(jnp.float32(mask))
+    assert_same(tangent, 7 * T + mask.astype(np.float32) * (7 * MATRIX @ T), rtol=1e-5)
+
+
 def declared(value, rule, x=X):
     """Return a function whose rule calls another one, of this value and rule, opaque to JAX."""
 

@@ -276,6 +276,7 @@ NOT_LINEAR = {
     "scatter": (lambda dy: ONES.at[1].set(dy[0]), "`scatter` of an upstream and a constant"),
     "scatter-add": (lambda dy: X.at[INDEX].add(dy[:3]), "`scatter-add` of an upstream and"),
     "scatter-sub": (lambda dy: X.at[INDEX].subtract(dy[:3]), "`scatter-sub` of an upstream and"),
+    "scatter-mul of constants": (lambda dy: dy + ONES.at[0].multiply(7), "`add` of an upstream"),
     "dynamic update": (
         lambda dy: lax.dynamic_update_slice(X, dy[:2], (1,)),
         "`dynamic_update_slice` of an upstream and a constant",

@@ -153,10 +153,6 @@ class _Linearity:
 
     def _kind(self, eqn: Any, operands: Sequence[int]) -> Any:
         name, known = eqn.primitive.name, self._is_known(eqn.primitive)
-        if name in _PRODUCTS:
-            if list(operands).count(_LINEAR) > 1:
-                raise NotLinearError(f"`{name}` of two upstreams")
-            return _ZERO if _ZERO in operands else max(operands)
         if name == "convert_element_type":
             dtype = eqn.outvars[0].aval.dtype
             if operands[0] == _LINEAR and not is_kind(dtype, jnp.inexact):
@@ -165,7 +161,12 @@ class _Linearity:
         if name in (*IDENTITIES, *ONE_BY_ONE):
             return list(operands[: len(eqn.outvars)])
         with_tangents = zip(eqn.invars, operands, strict=True)
-        kinds = [k for a, k in with_tangents if is_differentiable(a.aval.dtype)] or operands
+        kinds = [k for a, k in with_tangents if is_differentiable(a.aval.dtype)] or list(operands)
+        if name in _PRODUCTS:
+            if kinds.count(_LINEAR) > 1:
+                raise NotLinearError(f"`{name}` of two upstreams")
+            # Linear even in a product with zero: what is refused does not depend on values.
+            return _LINEAR if _LINEAR in kinds else min(kinds)
         if name in _ADDS:
             return functools.reduce(functools.partial(self.join, name), kinds)
         if name in _LINEAR_IN:
