@@ -277,6 +277,10 @@ NOT_LINEAR = {
     "scatter-add": (lambda dy: X.at[INDEX].add(dy[:3]), "`scatter-add` of an upstream and"),
     "scatter-sub": (lambda dy: X.at[INDEX].subtract(dy[:3]), "`scatter-sub` of an upstream and"),
     "scatter-mul of constants": (lambda dy: dy + ONES.at[0].multiply(7), "`add` of an upstream"),
+    "gather that fills": (
+        lambda dy: dy.at[jnp.array([0, 99])].get(mode="fill", fill_value=7.0),
+        "`gather` of an upstream and a constant",
+    ),
     "dynamic update": (
         lambda dy: lax.dynamic_update_slice(X, dy[:2], (1,)),
         "`dynamic_update_slice` of an upstream and a constant",

@@ -167,7 +167,9 @@ class _Linearity:
                 raise NotLinearError(f"`{name}` of two upstreams")
             # Linear even in a product with zero: what is refused does not depend on values.
             return _LINEAR if _LINEAR in kinds else min(kinds)
-        if name in _ADDS:
+        if name == "gather" and (fill := eqn.params["fill_value"]) and not np.isnan(fill):
+            kinds.append(_CONSTANT)  # JAX transposes it as if it filled with zeros
+        if name in _ADDS or name == "gather":
             return functools.reduce(functools.partial(self.join, name), kinds)
         if name in _LINEAR_IN:
             position = _LINEAR_IN[name]
