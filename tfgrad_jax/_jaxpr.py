@@ -109,31 +109,19 @@ def dependence(jaxpr: Any) -> list[int]:
     return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], _Dependence())
 
 
-class _Reads:
-    """Follow which operands, by position, and which constant arrays, by id, a value depends on."""
+class _Reads(_Dependence):
+    """Also follow constant arrays: their bits come after those of the operands."""
 
-    def __init__(self) -> None:
-        self.arrays: dict[int, Any] = {}
+    def __init__(self, operands: int) -> None:
+        self._operands = operands
+        self.arrays: list[Any] = []
 
-    def constant(self, value: Any) -> frozenset[Any]:
+    def constant(self, value: Any) -> int:
         if not isinstance(value, jax.Array):
-            return frozenset()
-        self.arrays[id(value)] = value
-        return frozenset({("array", id(value))})
-
-    def call(self, eqn: Any, operands: Any, follow: Callable[..., Followed]) -> Followed:
-        return follow(eqn, operands, self)
-
-    def step(self, eqn: Any, operands: Sequence[frozenset[Any]]) -> Any:
-        if eqn.primitive.name in (*IDENTITIES, *ONE_BY_ONE):
-            return list(operands[: len(eqn.outvars)])
-        return frozenset().union(*operands)
-
-    def join(self, name: str, a: frozenset[Any], b: frozenset[Any]) -> frozenset[Any]:
-        return a | b
-
-    def branch(self, name: str, predicate: Any, result: Any) -> frozenset[Any]:
-        return predicate | result
+            return 0
+        self.arrays.append(value)
+        place = next(i for i, array in enumerate(self.arrays) if array is value)
+        return 1 << self._operands + place
 
 
 def reads(closed: ClosedJaxpr) -> list[tuple[set[int], list[Any]]]:
@@ -141,16 +129,16 @@ def reads(closed: ClosedJaxpr) -> list[tuple[set[int], list[Any]]]:
 
     These are the constants of the jaxpr and of those that it calls, such as of a jitted function.
     """
-    analysis = _Reads()
-    operands = [frozenset({("operand", i)}) for i in range(len(closed.jaxpr.invars))]
+    count = len(closed.jaxpr.invars)
+    analysis = _Reads(count)
     constants = [analysis.constant(c) for c in closed.consts]
-    results = flow(without_consts(closed), [*constants, *operands], analysis)
+    operands = [1 << i for i in range(count)]
     return [
         (
-            {i for what, i in result if what == "operand"},
-            [analysis.arrays[i] for what, i in result if what == "array"],
+            {i for i in range(count) if mask >> i & 1},
+            [a for i, a in enumerate(analysis.arrays, count) if mask >> i & 1],
         )
-        for result in results
+        for mask in flow(without_consts(closed), [*constants, *operands], analysis)
     ]
 
 
