@@ -277,6 +277,10 @@ NOT_LINEAR = {
     "scatter-add": (lambda dy: X.at[INDEX].add(dy[:3]), "`scatter-add` of an upstream and"),
     "scatter-sub": (lambda dy: X.at[INDEX].subtract(dy[:3]), "`scatter-sub` of an upstream and"),
     "scatter-mul of constants": (lambda dy: dy + ONES.at[0].multiply(7), "`add` of an upstream"),
+    "scatter-mul into a constant": (
+        lambda dy: X.at[INDEX[:2]].multiply(dy[:2], unique_indices=True),
+        "`scatter-mul`, which is not linear in its operand 2",
+    ),
     "gather that fills": (
         lambda dy: dy.at[jnp.array([0, 99])].get(mode="fill", fill_value=7.0),
         "`gather` of an upstream and a constant",

@@ -42,10 +42,11 @@ _ADDS = {
     "swap",
 }
 # These are linear in each operand, one at a time,
-_PRODUCTS = {"mul", "dot_general", "conv_general_dilated", "ragged_dot_general", "scatter-mul"}
+_PRODUCTS = {"mul", "dot_general", "conv_general_dilated", "ragged_dot_general"}
 # and these in the operand at this position alone.
 _LINEAR_IN = {
     "div": 0,
+    "scatter-mul": 0,
     "triangular_solve": 1,
     "tridiagonal_solve": 3,
     "select_and_scatter_add": 0,
