@@ -21,6 +21,12 @@ gradient_of_no_array = builder(
 )
 
 
+keys_without_names = builder(
+    "{} returned a flat list for the declared variables, which are in a dict. JAX sorts its keys, "
+    "so a list may be in another order: return the gradients in their structure, {}."
+)
+
+
 def wrong_arity(where: Where, upstreams: int, mirrored: bool, error: TypeError) -> TypeError:
     count = counted(upstreams, "upstream gradient")
     expected = f"{count}, one positional argument per leaf of y (dicts in the order of sorted keys)"
@@ -49,12 +55,16 @@ def _returned(kind: type[Exception], where: Where, what: str, expected: str, hin
 
 def wrong_structure(where: Where, result: Any, layout: Any) -> Exception:
     paths = layout.leaf_paths()
+    if where.of == "undeclared variable":  # they have no names of their own
+        paths = [f"{p}: {type_name(s)}" for p, s in zip(paths, layout.specs, strict=True)]
     needed = list(itertools.compress(paths, layout.counted()))
     wanted, hint = _the(where, needed), ""
     flat = [result] if all_leaves([result]) else result
     if isinstance(flat, list | tuple) and all(g is None or all_leaves([g]) for g in flat):
         if any(hasattr(g, "__next__") for g in flat):  # an iterator
             hint = f"Instead of {kind_of(result)}, return a list: `list(...)`."
+        elif len(flat) < len(needed) and where.of == "undeclared variable":
+            hint = "Return one for each, in the order of first use; None for no gradient."
         elif len(flat) < len(needed):
             hint = f"Return None for every {where.of} that has no gradient."
         elif where.of == "undeclared variable":
@@ -162,10 +172,13 @@ def _shape_hint(of: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> str:
             f"The forward pass broadcasts this {of} along axis {axis} of the gradient: did you "
             f"forget to sum over axis {axis}, as in `g.sum(axis={axis}{keep})`?"
         )
-    missing = {
-        "transpose is missing, `g.T`": got == wanted[::-1],
-        f"reshape is missing, `g.reshape{wanted}`": math.prod(got) == math.prod(wanted),
-        f"broadcast is missing, `jnp.broadcast_to(g, {wanted})`": extra <= 0
-        and all(g in (1, w) for g, w in zip(got[::-1], wanted[::-1], strict=False)),
-    }
-    return next((f"Maybe a {what}." for what, fits in missing.items() if fits), "")
+    if got == wanted[::-1]:
+        return "Maybe a transpose is missing, `g.T`."
+    if math.prod(got) == math.prod(wanted):
+        return f"Maybe a reshape is missing, `g.reshape{wanted}`."
+    if extra <= 0 and all(g in (1, w) for g, w in zip(got[::-1], wanted[::-1], strict=False)):
+        return (
+            "Maybe the rule sums too much. If the gradient is the same for all entries, return "
+            f"`jnp.broadcast_to(g, {wanted})`."
+        )
+    return ""

@@ -23,8 +23,8 @@ bad_reference = builder(
     ValueError,
 )
 unchecked_weights = builder(
-    "{}\nNot every weight was checked: pass the missing ones as arguments, store them on the layer "
-    "itself, or accept it with `assert_gradient(..., unchecked='allow')`.",
+    "{}\nWhat `not checked` names was not checked: pass it as an argument, store it on the layer "
+    "itself, or accept that with `assert_gradient(..., unchecked='allow')`.",
     AssertionError,
 )
 

@@ -431,7 +431,7 @@ with jax.set_mesh(mesh):
 UNDECLARED = "is differentiated with respect to values that it closes over"
 REMEDIES = ("Pass them as arguments", "`def grad(dy, variables): ... return grad_xs, grad_vars`")
 GROUPS = "was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned "
-FEW = "for the undeclared variable `variables[0]`"
+FEW = "for the undeclared variable `variables[0]: float32[2,4]`"
 LOSS: Any = {"of": "loss.f"}
 LOSS_COUNT: Any = {"of": "loss.f", "error": ValueError}
 
@@ -451,7 +451,7 @@ def loss(w, x):
 jax.grad(loss, (0, 1))(w, x)
 """,
         UNDECLARED, "float32[], first used at model.py:6\n",
-        "For none, as in TensorFlow for what is computed from weights, use `jax.lax.stop_gradient`",
+        "For no gradient, let the function close over `jax.lax.stop_gradient(w)` instead of `w`",
         **LOSS),
     misuse("Differentiate a keyword-only argument",
         function("jax.grad(lambda b: f(x, scale=b).sum())(b)", "x * scale, lambda dy: dy * scale",
@@ -523,7 +523,14 @@ jax.grad(loss)(1.0, 2.0)
     misuse("Return a dictionary for the list of variables",
         weight('return dy @ w.T, {"w": x.T @ dy}'),
         "returned gradients in a structure that does not fit the undeclared variables",
-        "expected: [*], for the undeclared variable `variables[0]`", "got:      {'w': *}", **LOSS),
+        "expected: [*], for the undeclared variable `variables[0]: float32[2,4]`",
+        "got:      {'w': *}", **LOSS),
+    misuse("Return a list for the variables in a dict",
+        weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v",
+               option='variables={"w": w, "v": v}').replace(
+            "def loss", "v = jnp.ones(4)\n\ndef loss"),
+        "returned a flat list for the declared variables, which are in a dict", 
+        "JAX sorts its keys", "return the gradients in their structure, {'v': *, 'w': *}", **LOSS),
     misuse("Misspell a declared variable",
         weight('return dy @ w.T, {"weight": x.T @ dy}', option='variables={"w": w}'),
         "returned gradients in a structure that does not fit the variables",
@@ -596,10 +603,8 @@ jax.grad(lambda x: jnp.sum(f(x)))(x)
 
 LINEAR = "is not linear in its upstream gradients: it contains"
 WHY = "Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) transposes the gradient function."
-REVERSE = (
-    "or use reverse mode (`jax.grad`, `jax.vjp`; instead of `jax.hessian(f)`, "
-    "`jax.jacrev(jax.jacrev(f))`)."
-)
+REVERSE = "or use reverse mode (`jax.grad`; for `jax.hessian(f)`, `jax.jacrev(jax.jacrev(f))`)."
+FIRST = "or use reverse mode, which gives first derivatives (`jax.grad`, `jax.vjp`)."
 
 FORWARD_MODE = [
     *(
@@ -624,12 +629,12 @@ FORWARD_MODE = [
     misuse("Compute the gradient outside of JAX",
         forward("jax.pure_callback(lambda dy: 2 * dy, dy, dy)"),
         "(model.py:1) contains `pure_callback`, which JAX cannot transpose, at model.py:3.", WHY,
-        "Decorate this operation and its adjoint as each other's rules", REVERSE),
+        "Decorate this operation and its adjoint as each other's rules", FIRST),
     misuse("Loop until the upstream is small",
         forward("jax.lax.while_loop(lambda d: d.sum() > 1, lambda d: d / 2, dy)"),
         "(model.py:1) contains `while`, which JAX cannot transpose, at model.py:3.", WHY,
         "Write the loop as a `scan`, or as a `fori_loop` whose bounds are Python integers",
-        REVERSE),
+        FIRST),
 ]  # fmt: skip
 
 BODY = "computes something that JAX cannot differentiate, at model.py:"
@@ -650,9 +655,20 @@ def cubed(x):
 cubed.def_vmap(lambda size, mapped, x: (x**3, mapped[0]))
 """
 
+VJP = """
+@jax.custom_vjp
+def squared(x):
+    return x**2
+
+squared.defvjp(lambda x: (x**2, x), lambda x, dy: (2 * x * dy,))
+"""
+
 BODIES = [
     misuse("Call back to Python in the function, and ask for the second order", outside(CUBED),
         BODY + "3 (ValueError: Pure callbacks do not support JVP", STOP),
+    misuse("Call a `jax.custom_vjp` in the function, and ask for a Hessian",
+        VJP + function("jax.hessian(lambda x: f(x).sum())(x)", "squared(x), lambda dy: 2 * x * dy"),
+        BODY + "9 (", "call its function without the decorator"),
     misuse("Return what a `custom_vmap` computes, and ask for the second order",
         outside("cubed(x), lambda dy: 3 * x**2 * dy", VMAPPED),
         BODY + "9 (ValueError: Linearization failed to produce known values", STOP),
@@ -723,7 +739,7 @@ CHECKING = [
             "layer = f\nassert_gradient(lambda x: layer(x), x)",
             "x * w[0, :2], lambda dy, variables: (dy * w[0, :2], [None])"),
         "ok where it was checked", "not checked  layer.w (a global variable)",
-        "Not every weight was checked: pass the missing ones as arguments",
+        "What `not checked` names was not checked: pass it as an argument",
         "`assert_gradient(..., unchecked='allow')`",
         error=AssertionError, of="", jitted=False),
     misuse("Accept unchecked weights by another word",

@@ -244,12 +244,18 @@ def test_hints_that_do_not_fit_are_not_given():
     assert said(TypeError, jax.grad(loss), 3.0).endswith("None stands for no gradient.")
 
 
+TOO_MUCH = (
+    " Maybe the rule sums too much. If the gradient is the same for all entries, return "
+    "`jnp.broadcast_to(g, "
+)
+
+
 @pytest.mark.parametrize(
     ("got", "wanted", "hint"),
     [
         ((2,), (1, 2), " Maybe a reshape is missing, `g.reshape(1, 2)`."),
-        ((1,), (1, 2), " Maybe a broadcast is missing, `jnp.broadcast_to(g, (1, 2))`."),
-        ((1, 2), (3, 2), " Maybe a broadcast is missing, `jnp.broadcast_to(g, (3, 2))`."),
+        ((1,), (1, 2), f"{TOO_MUCH}(1, 2))`."),
+        ((1, 2), (3, 2), f"{TOO_MUCH}(3, 2))`."),
         ((5, 1), (3,), ""),
         ((4, 3), (2, 3), ""),
         (

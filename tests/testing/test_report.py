@@ -169,6 +169,22 @@ def test_nothing_to_differentiate():
 # --- facts: surrogates, linearity, transformations, infinities ------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("rule", "note"),
+    [
+        (lambda x, dy: jnp.where(abs(x) < 1, dy, 0), ""),
+        (lambda x, dy: -jnp.where(abs(x) < 1, dy, 0), "wrong sign: declared = -1 x expected"),
+        (lambda x, dy: 7 * jnp.where(abs(x) < 1, dy, 0), "declared = 7 x expected"),
+        (lambda x, dy: (None,), "declared no gradient, expected one"),
+    ],
+)
+def test_a_surrogate_is_the_gradient_of_its_reference(rule, note):
+    sign, x = declare(jnp.sign, rule), np.float32([-2.0, -0.5, 0.25, 3.0])
+    report = quick(sign, x, expect="surrogate", reference=lambda x: jnp.clip(x, -1, 1))
+    assert report.ok is (not note) and report.rows[0].note == note, report
+    assert "expect=" not in str(report)
+
+
 def test_surrogates_are_measured_at_the_point_alone():
     straight = declare(jnp.round, lambda x, dy: dy)
     assert not quick(straight, X).ok

@@ -26,6 +26,7 @@ from jax.tree_util import (
 from tfgrad_jax import _gradient_errors
 from tfgrad_jax._compat import explicit_sharding, tangent_dtype
 from tfgrad_jax._source import Where
+from tfgrad_jax._text import tree_of
 from tfgrad_jax._trace import is_operand
 from tfgrad_jax._types import NUMPY, Spec, is_array, is_kind, spec
 
@@ -103,6 +104,10 @@ class Layout:
         given = self.read(result)
         if given is None:
             raise _gradient_errors.wrong_structure(where, result, self)
+        if where.of == "variable" and _has_keys(self.treedef):
+            every, (value,) = self.treedef, self.treedef.children()
+            if not any(_match(treedef, result, []) for treedef in (value, every)):  # a flat list
+                raise _gradient_errors.keys_without_names(where, tree_of(value))
         has = self.differentiable
         # This may be a flat list for the arrays alone. Then an entry that we have read as the
         # gradient of a number may be meant for an array.
@@ -218,6 +223,14 @@ def _has_gradient(value: Any) -> bool:
         isinstance(leaf, (jax.Array, np.ndarray)) and is_kind(leaf.dtype, jnp.inexact)
         for leaf in tree_leaves(value)
     )
+
+
+def _has_keys(treedef: Any) -> bool:
+    """Return whether there is a dict with several keys, which a flat list would not name."""
+    kind, _ = treedef.node_data() or (None, None)
+    children = treedef.children()
+    is_dict = kind is not None and issubclass(kind, dict) and len(children) > 1
+    return is_dict or any(map(_has_keys, children))
 
 
 def _match(treedef: Any, got: Any, found: list[Any]) -> bool:
