@@ -16,8 +16,8 @@ no_variable_pair = builder(
     "{} was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned {}."
 )
 gradient_of_no_array = builder(
-    "{} returned a gradient for `{}`, which is not an array; expected None. Return the gradients "
-    "in the order of the inputs."
+    "{} returned a gradient for `{}`, which JAX does not differentiate; expected None. "
+    "Return the gradients in the order of the inputs."
 )
 
 
@@ -33,6 +33,8 @@ def wrong_arity(where: Where, upstreams: int, mirrored: bool, error: TypeError) 
     if not mirrored:
         expected = "one argument, the upstream gradients in the structure of y"
     hint = "A rule takes only upstreams: it reads anything else from the function around it."
+    if not mirrored:
+        hint += " It unpacks several upstreams itself, as in `da, db = dy`."
     if "'variables'" in str(error):
         return TypeError(
             f"{where} takes no `variables`, but `custom_gradient(variables=...)` declares them. "
@@ -105,8 +107,8 @@ def warn_of_bare_none(where: Where, names: Sequence[str]) -> None:
 
 _CONVERT = {
     "c": "Return its real part, `jnp.real(...)`, if that is what you mean.",
-    "f": "Convert it with `.astype({})`, if its imaginary part is really zero.",
-    **dict.fromkeys("biu", "Convert it with `.astype({})`, or return None for no gradient."),
+    "f": "Convert it with `.astype('{}')`, if its imaginary part is really zero.",
+    **dict.fromkeys("biu", "Convert it with `.astype('{}')`, or return None for no gradient."),
 }
 
 

@@ -220,6 +220,8 @@ class Program:
             return
         uses = {i: place for i, place in self._body.uses(operands).items() if i in missing}
         if uses:
+            if all(i in self._refs for i in uses):
+                raise _errors.captured_ref(self.source)
             uses = [(spec(types[i]), self.source.line(place)) for i, place in uses.items()]
             declared = self._variables is not None
             raise _errors.no_gradient_for_captured(self.source, uses, declared)

@@ -361,7 +361,7 @@ GRADIENTS = [
     misuse("Return the gradient in the place of a function",
         function("jax.grad(lambda x: f(jnp.sin, x).sum())(x)",
                  "2 * x, lambda dy: (2 * dy, None)", "act, x"),
-        "returned a gradient for `act`, which is not an array; expected None",
+        "returned a gradient for `act`, which JAX does not differentiate; expected None",
         "in the order of the inputs"),
     misuse("Forget to sum over a broadcast axis", rule("return dy, dy"),
         "returned a gradient of shape (3, 2) for the input `b`; expected its own shape, (2,). The "
@@ -418,10 +418,10 @@ with jax.set_mesh(mesh):
     misuse("Return a real gradient of a complex input",
         rule("return dy", "z", "z.real").replace("(z)\n", "(x + 1j)\n"),
         "returned an array of dtype float32 and shape (3, 2) for the input `z`",
-        "Convert it with `.astype(complex64)`, if its imaginary part is really zero"),
+        "Convert it with `.astype('complex64')`, if its imaginary part is really zero"),
     misuse("Return integers", of_one("jnp.ones((3, 2), int)"),
         f"returned an array of dtype int32 and shape (3, 2) {WANTED}",
-        "Convert it with `.astype(float32)`, or return None"),
+        "Convert it with `.astype('float32')`, or return None"),
     misuse("Return a function", of_one("lambda dy: 2 * dy"),
         f"returned the callable `f.grad.<lambda>` (model.py:4) {WANTED}",
         "Maybe you wrote `return g` instead of `return g(dy)`"),
@@ -452,6 +452,19 @@ jax.grad(loss, (0, 1))(w, x)
 """,
         UNDECLARED, "float32[], first used at model.py:6\n",
         "For no gradient, let the function close over `jax.lax.stop_gradient(w)` instead of `w`",
+        **LOSS),
+    misuse("Close over a `Ref` that the loss makes", """
+def loss(w, x):
+    ref = jax.new_ref(w)
+
+    @custom_gradient
+    def f(x):
+        return ref[...] * x, lambda dy, variables: (ref[...] * dy, [x * dy])
+    return f(x).sum()
+
+jax.grad(loss, (0, 1))(x, x)
+""",
+        "closes over a `Ref` that was made where JAX differentiates. Pass it as an argument.",
         **LOSS),
     misuse("Differentiate a keyword-only argument",
         function("jax.grad(lambda b: f(x, scale=b).sum())(b)", "x * scale, lambda dy: dy * scale",
@@ -609,7 +622,7 @@ FIRST = "or use reverse mode, which gives first derivatives (`jax.grad`, `jax.vj
 FORWARD_MODE = [
     *(
         misuse(title, forward(returned), LINEAR, operation, WHY,
-               "write the rule as one of the upstreams", REVERSE)
+               "make the rule linear in its upstreams", REVERSE)
         for title, returned, operation in (
             ("Clip the gradient", "jnp.clip(2 * x * dy, -1, 1)",
              "`max`, which is not linear (in `clip`), at model.py:3."),
@@ -620,10 +633,16 @@ FORWARD_MODE = [
             ("Drop negative gradients", "jnp.where(dy > 0, dy, 0)", "`gt`, which is not linear"),
             ("Branch on the upstream", "dy if dy.sum() > 0 else -dy",
              "a branch on the upstream, at model.py:3."),
+        )
+    ),
+    *(
+        misuse(title, forward(returned), f"(model.py:1) contains {what}, at model.py:3.", WHY,
+               "Write it with `jax.numpy`", FIRST)
+        for title, returned, what in (
             ("Use NumPy on the upstream", "2 * np.asarray(dy) * x",
-             "NumPy code that reads the upstream, at model.py:3."),
+             "NumPy code that reads the upstream"),
             ("Convert the upstream to a Python number", "x * float(dy.sum())",
-             "Python code that reads the value of the upstream, at model.py:3."),
+             "Python code that reads the value of the upstream"),
         )
     ),
     misuse("Compute the gradient outside of JAX",

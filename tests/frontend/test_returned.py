@@ -170,8 +170,23 @@ def test_a_gradient_in_doubt_is_refused(mode):
     assert_same(got, {"a": jnp.float32(0), "b": jnp.float32(10)})
     with pytest.raises(ValueError, match=r"2 gradients; expected 3, .*, `n`. Return None"):
         by_p(lambda p, dy: [7 * dy * p["b"], 5 * dy * p["a"]])
-    with pytest.raises(TypeError, match="a gradient for `n`, which is not an array"):
+    with pytest.raises(TypeError, match="a gradient for `n`, which JAX does not differentiate"):
         by_p(lambda p, dy: [None, 5 * dy * p["a"]])
+
+
+@eager_and_jit
+def test_a_gradient_for_an_integer_is_refused_where_an_array_gets_none(mode):
+    swapped = custom_gradient(lambda n, x: (x**n, lambda dy: (dy * n * x ** (n - 1), None)))
+    with pytest.raises(TypeError, match="a gradient for `n`, which JAX does not differentiate"):
+        jax.grad(lambda x: mode(swapped)(3, x).sum())(jnp.ones(2))
+
+    class Layer:
+        @custom_gradient
+        def __call__(self, x, power=2):
+            return x**power, lambda dy: [None, 7 * dy * x]  # None for `self`, which is no input
+
+    with pytest.raises(ValueError, match="returned 2 gradients; expected 1, for the input `x`"):
+        jax.grad(lambda x: mode(Layer())(x).sum())(jnp.ones(2))
 
 
 # --- what the rule receives -----------------------------------------------------------------------

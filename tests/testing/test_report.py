@@ -110,6 +110,17 @@ def test_the_derivative_in_the_upstreams_is_wrong_by_a_half():
     assert 0.3 < float(off) < 0.7, wrong.text  # a half of it is missing
 
 
+@pytest.mark.parametrize(
+    ("rule", "ok"), [(lambda x, dy: 3 * x**2 * dy, True), (lambda x, dy: 3 * x * dy, False)]
+)
+def test_points_nearby_judge_what_autodiff_cannot(rule, ok):
+    def cubed(x):  # `stop_gradient`, as every callback needs: autodiff says zero
+        return jax.pure_callback(lambda x: np.asarray(x) ** 3, x, jax.lax.stop_gradient(x))
+
+    report = quick(declare(cubed, rule), jnp.ones(3))
+    assert report.ok is ok and ("at points[1]: " in report.rows[0].note) is not ok, report
+
+
 def test_upstreams_that_are_not_judged_at_second_order():
     callback = declare(lambda x: x, lambda x, dy: jax.pure_callback(np.asarray, dy, dy))
     report = quick(callback, X, order=2)

@@ -31,7 +31,7 @@ from tfgrad_jax._trace import is_operand
 from tfgrad_jax._types import NUMPY, Spec, is_array, is_kind, spec
 
 _LEAF = tree_structure(0)
-_NUMBERS = (int, float, complex)
+_FLOATS = (float, complex)  # JAX may differentiate them in another call
 
 
 class Layout:
@@ -90,7 +90,7 @@ class Layout:
         call, under `jit` for instance, and the rule should return the same list for both.
         """
         return [
-            d or issubclass(c, (float, complex))
+            d or issubclass(c, _FLOATS)
             for d, c in zip(self.differentiable, self._classes, strict=True)
         ]
 
@@ -118,8 +118,8 @@ class Layout:
         )
         misplaced = [
             i
-            for i, (s, c) in enumerate(zip(self.specs, self._classes, strict=True))
-            if s is None and (flat or not issubclass(c, _NUMBERS)) and _has_gradient(given[i])
+            for i, (h, c) in enumerate(zip(has, self._classes, strict=True))
+            if not h and (flat or not issubclass(c, _FLOATS)) and _has_gradient(given[i])
         ]
         if misplaced and any(h and g is None for h, g in zip(has, given, strict=True)):
             raise _gradient_errors.gradient_of_no_array(where, self.leaf_paths()[misplaced[0]])
@@ -135,7 +135,10 @@ class Layout:
         if found is None and self._full is not None:
             full, ours = self._full
             found = full._read(result)
-            return found and [found[i] for i in ours]
+            others = [i for i, counts in enumerate(full.counted()) if i not in ours and not counts]
+            if found is None or any(_has_gradient(found[i]) for i in others):
+                return None
+            return [found[i] for i in ours]
         return found
 
     def _read(self, result: Any) -> list[Any] | None:
@@ -164,7 +167,7 @@ class Layout:
         If there is one, the result may have another format, in which it belongs to an array.
         """
         return all(
-            s is not None or issubclass(c, (float, complex)) or not _has_gradient(g)
+            s is not None or issubclass(c, _FLOATS) or not _has_gradient(g)
             for s, c, g in zip(self.specs, self._classes, found, strict=True)
         )
 
