@@ -243,6 +243,13 @@ HOLDERS = [  # the name of a weight, what holds it, and how to get at it
 ]
 
 
+def test_what_a_policy_keeps_is_named_by_its_operation():
+    block = recompute_grad(lambda x: jnp.sin(x @ W), policy=jax.checkpoint_policies.dots_saveable)
+    line = block.__wrapped__.__code__.co_firstlineno
+    new = [r for r in explain(block, jnp.ones((2, W.shape[0]))).residuals if r.origin == "new"]
+    assert [r.name for r in new] == [f"`dot_general` (test_explain.py:{line})"]
+
+
 @pytest.mark.parametrize(("name", "hold", "get"), HOLDERS)
 def test_a_weight_is_found_and_named_wherever_it_is_held(name, hold, get):
     holder = hold(W)

@@ -286,9 +286,17 @@ class _Call:
             known[id(v)] = known.get(id(v), (name,))[0], origin  # the rule's name comes first
         made = {id(v): eqn for eqn in eqns for v in eqn.outvars}
 
+        def maker(v: Any) -> Any:
+            eqn = made.get(id(v))
+            if (
+                eqn and eqn.primitive.name == "reduce_precision"
+            ):  # `checkpoint` rounds what it keeps
+                return made.get(id(eqn.invars[0]), eqn)
+            return eqn
+
         def row(v: Any) -> Residual:
             name, origin = known.get(id(v), ("(unnamed)", "new"))
-            if id(v) not in known and (eqn := made.get(id(v))):
+            if id(v) not in known and (eqn := maker(v)):
                 line = Path(self._source.first_use(eqn)).name
                 name = f"`{eqn.params.get('name', eqn.primitive.name)}` ({line})"
             t = getattr(v, "aval", v)
