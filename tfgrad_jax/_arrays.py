@@ -13,12 +13,13 @@ from jax.core import Tracer
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
 from ._closure.objects import HOOKS
-from ._closure.reach import CACHED, Walk, Wrapper, content_of
+from ._closure.reach import CACHED, Walk, content_of
 from ._closure.skeleton import Skeleton
 from ._compat import is_ref
 from ._custom_gradient import CustomGradient
 from ._text import type_name
 from ._trace import is_live
+from ._types import Wrapper
 
 _MANY = 5_000  # objects to look at for names
 

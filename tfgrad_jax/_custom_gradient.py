@@ -30,7 +30,7 @@ from jax.tree_util import all_leaves
 
 from . import _errors
 from ._call import run
-from ._closure.reach import JITTED, Wrapper, is_importable
+from ._closure.reach import JITTED, is_importable
 from ._frontend.grad_fn import (
     Call,
     Contract,
@@ -45,6 +45,7 @@ from ._source import Source, describe
 from ._text import kind_of
 from ._trace import is_idle
 from ._tracebacks import hidden, hide
+from ._types import Wrapper
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")

@@ -152,6 +152,25 @@ def call_body(eqn: Any) -> Any:
     return None
 
 
+def is_declared(eqn: Any) -> bool:
+    """Return whether an equation is a call with a derivative of its own."""
+    return eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
+
+
+def in_order_of_use(eqn: Any) -> list[Any]:
+    """Return the operands of an equation; those of a call with its own derivative, as it uses them.
+
+    A decorated function is no such call where only its value is computed. The order is the same.
+    """
+    body = call_body(eqn) if is_declared(eqn) else None
+    if body is None:
+        return eqn.invars
+    jaxpr = open_jaxpr(body)
+    atom_of = dict(zip(jaxpr.invars, eqn.invars, strict=True))
+    used = [a for e in jaxpr.eqns for a in in_order_of_use(e) if not isinstance(a, Literal)]
+    return [atom_of[a] for a in used if a in atom_of] + list(eqn.invars)
+
+
 def name_of(eqn: Any) -> str:
     """Return the name of the function that an equation calls."""
     return eqn.params.get("name") or open_jaxpr(call_body(eqn)).debug_info.func_name

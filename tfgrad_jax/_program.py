@@ -179,8 +179,6 @@ class Program:
         ordinary = {
             i: v for i, v in enumerate(captured) if spec(v).differentiable and not is_ref(v)
         }
-        if self._body.known_uses is not None:  # JAX would make zeros for the others
-            ordinary = {i: v for i, v in ordinary.items() if i in self._body.known_uses}
         forwards: list[Forward] = []
 
         def value(ordinary: dict[int, Any]) -> tuple[list[Any], Any]:

@@ -1,9 +1,10 @@
-"""The types of arrays, and the errors that JAX raises if a tracer has no value.
+"""The types of arrays and of wrappers, and the errors that JAX raises if a tracer has no value.
 
 Modules of all groups import this one; it imports `_compat` alone.
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,17 @@ from ._compat import explicit_sharding, is_ref, tangent_dtype, varying
 NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
 
 NUMPY = (np.ndarray, np.generic)
+
+
+class Wrapper:
+    """A callable object made from functions, such as a decorated one. It is copied with them."""
+
+    __slots__ = ()
+    __wrapped__: Callable[..., Any]
+
+    def unwrapped(self) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
+        """Return a function that makes a copy, its arguments, and the attributes of the copy."""
+        raise NotImplementedError
 
 
 class Spec(NamedTuple):

@@ -16,7 +16,14 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from tfgrad_jax._compat import can_differentiate, can_transpose, is_ref
-from tfgrad_jax._jaxpr import IDENTITIES, ONE_BY_ONE, Followed, flow, without_consts
+from tfgrad_jax._jaxpr import (
+    IDENTITIES,
+    ONE_BY_ONE,
+    Followed,
+    flow,
+    is_declared,
+    without_consts,
+)
 from tfgrad_jax._trace import is_staging
 from tfgrad_jax._types import is_differentiable, is_kind
 
@@ -106,11 +113,6 @@ def check(closed: ClosedJaxpr, upstreams: int | None = None) -> list[Any]:
     return analysis.declared
 
 
-def is_declared(eqn: Any) -> bool:
-    """Return whether an equation is a call with a derivative of its own."""
-    return eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
-
-
 class _Linearity:
     """Classify each value as a function of the upstreams; raise where it is not linear."""
 
@@ -154,6 +156,8 @@ class _Linearity:
 
     def _kind(self, eqn: Any, operands: Sequence[int]) -> Any:
         name, known = eqn.primitive.name, self._is_known(eqn.primitive)
+        if name == "push" and _LINEAR in operands[: eqn.params["count"]]:
+            raise NotLinearError("the derivative of a decorated function at an upstream")
         if name == "convert_element_type":
             dtype = eqn.outvars[0].aval.dtype
             if operands[0] == _LINEAR and not is_kind(dtype, jnp.inexact):

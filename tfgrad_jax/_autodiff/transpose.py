@@ -24,6 +24,7 @@ from tfgrad_jax._jaxpr import (
     carry_of,
     dependence,
     evaluate,
+    is_declared,
     name_of,
     open_jaxpr,
     without_consts,
@@ -31,7 +32,7 @@ from tfgrad_jax._jaxpr import (
 from tfgrad_jax._source import Source
 from tfgrad_jax._types import NeedsValuesError
 
-from .linearity import NotLinearError, check, is_declared
+from .linearity import NotLinearError, check
 
 _LOOPS_AND_BRANCHES = ("scan", "while", "cond")
 

@@ -18,7 +18,9 @@ import jax
 import numpy as np
 from jax.tree_util import all_leaves, tree_flatten, tree_unflatten
 
-from .reach import OpaqueError, Walk, Wrapper
+from tfgrad_jax._types import Wrapper
+
+from .reach import OpaqueError, Walk
 
 _FUNCTION, _METHOD = types.FunctionType, types.MethodType
 _PARTIAL = (functools.partial, jax.tree_util.Partial)

@@ -20,6 +20,7 @@ from jax.core import Tracer
 from jax.extend.core import Jaxpr
 
 from tfgrad_jax._trace import TRACES, is_live, is_operand, is_staging
+from tfgrad_jax._types import Wrapper
 
 # How many objects to visit before we trace the call instead. Under staging a trace costs little,
 # and `f` sees tracers anyway. Eagerly `f` would lose its values, so there it is the last resort.
@@ -50,17 +51,6 @@ class OpaqueError(Exception):
     def __init__(self, holder: Any) -> None:
         super().__init__(type(holder).__qualname__)
         self.kind = type(holder)
-
-
-class Wrapper:
-    """A callable object made from functions, such as a decorated one. It is copied with them."""
-
-    __slots__ = ()
-    __wrapped__: Callable[..., Any]
-
-    def unwrapped(self) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
-        """Return a function that makes a copy, its arguments, and the attributes of the copy."""
-        raise NotImplementedError
 
 
 _HOLDERS = {_FUNCTION, types.MethodType, *_SIZED}  # not searched for by any predicate

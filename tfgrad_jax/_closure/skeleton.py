@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 from jax.core import Tracer
 
+from tfgrad_jax._types import Wrapper
+
 from .objects import recipe
 from .reach import (
     CACHED,
@@ -25,7 +27,6 @@ from .reach import (
     OpaqueError,
     TooMuchError,
     Walk,
-    Wrapper,
     content_of,
     is_leaf,
 )

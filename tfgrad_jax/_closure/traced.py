@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from tfgrad_jax import _errors
-from tfgrad_jax._jaxpr import dependence, evaluate, without_consts
+from tfgrad_jax._jaxpr import dependence, evaluate, in_order_of_use, without_consts
 from tfgrad_jax._source import Source
 from tfgrad_jax._types import NeedsValuesError, spec
 
@@ -159,7 +159,7 @@ def first_uses(closed: ClosedJaxpr, results: int | None = None) -> dict[int, Any
     relevant = {v: i for i, v in enumerate(jaxpr.invars) if mask >> i & 1}
     uses: dict[int, Any] = {}
     for eqn in jaxpr.eqns:
-        for atom in eqn.invars:
+        for atom in in_order_of_use(eqn):
             if not isinstance(atom, Literal) and atom in relevant:
                 uses.setdefault(relevant[atom], eqn)
     return uses | {i: None for i in relevant.values() if i not in uses}

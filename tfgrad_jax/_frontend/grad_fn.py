@@ -22,7 +22,7 @@ from tfgrad_jax import _errors, _gradient_errors
 from tfgrad_jax._compat import summed_over, varying
 from tfgrad_jax._source import Source, Where
 from tfgrad_jax._text import kind_of
-from tfgrad_jax._types import Spec, is_array
+from tfgrad_jax._types import Spec, Wrapper, is_array
 
 from .structure import Layout, Outputs, conjugate, split
 
@@ -231,7 +231,7 @@ def _marking(grad_fn: Any, code: types.CodeType | None) -> Any:
         return types.MethodType(_marking(grad_fn.__func__, code), grad_fn.__self__)
     if type(grad_fn) is functools.partial:
         return functools.partial(_marking(grad_fn.func, code), *grad_fn.args, **grad_fn.keywords)
-    if hasattr(type(grad_fn), "unwrapped"):
+    if isinstance(grad_fn, Wrapper):
         make, (f, *options), _ = grad_fn.unwrapped()
         inner: Any = getattr(f, "__code__", None)
         return make(_with_code(f, _marked(inner)), *options) if _stands_in(code, inner) else grad_fn
