@@ -97,8 +97,9 @@ def adjoint(dy: Any) -> Any:
 
 limit(
     "rules that JAX cannot transpose",
-    "If the rule passes `dy` to a callback or through a `while_loop`, only reverse mode works. "
-    "For both modes, decorate the callback and its adjoint, each as the other's rule.",
+    "If the rule passes `dy` to a callback or through a `while_loop`, only first derivatives in "
+    "reverse mode work. A callback gets both modes if it and its adjoint are decorated, each as "
+    "the other's rule (*Operators outside of JAX*).",
     "JAX has no transpose of `pure_callback` and of `while_loop`.",
     lambda: jax.jvp(declared_by(callback), (X,), (X,)),
     TypeError,
@@ -187,8 +188,9 @@ def through(transpose: Callable[[Callable[[Any], Any]], Any], w: Any) -> Any:
 
 limit(
     "linear_transpose",
-    "`jax.linear_transpose` of a decorated function raises under `vmap`, and where it is "
-    "differentiated with respect to a value that the function closes over. Use `jax.vjp`.",
+    "`jax.linear_transpose` of a decorated function raises under `jit`, `vmap` and `scan`, and "
+    "where it is differentiated with respect to a value that the function closes over. Use "
+    "`jax.vjp`.",
     "JAX's linear_call has no batching rule, and no derivative with respect to its residuals.",
     lambda: jax.vmap(functools.partial(through, lambda h: jax.linear_transpose(h, X)))(B),
     NotImplementedError,
@@ -210,8 +212,9 @@ def square_root(again: bool) -> Callable[[Any], Any]:
 
 limit(
     "rules that read the result of a loop",
-    "`grad` of `grad` fails if the rule reads a value that a `while_loop` or a callback computed. "
-    "Let the rule call the decorated function for that value.",
+    "`grad` of `grad` fails if the rule reads what a `while_loop` or a callback computed, and "
+    "takes it for constant under `stop_gradient`. Let the rule get that value by calling the decorated "
+    "function.",
     "JAX has no reverse mode of `while_loop`; the function that is called again has a rule.",
     lambda: jax.grad(jax.grad(square_root(again=False)))(jnp.float32(4)),
     ValueError,
@@ -457,8 +460,8 @@ def of_a_stopped_weight(w: Any, **options: Any) -> Any:
 
 limit(
     "variables by identity",
-    "Without `jit`, `lax.stop_gradient(w)` may be `w` itself, so a rule that identifies its "
-    "`variables` by `is` cannot tell the two apart. Declare the variables.",
+    "Without `jit`, `lax.stop_gradient(w)` may be `w` itself, and two weights may be one array, so "
+    "a rule that identifies its `variables` by `is` cannot tell them apart. Declare the variables.",
     "To JAX an array is its value: operations may return their operand.",
     lambda: assert_same(*(f(jax.grad(of_a_stopped_weight))(X) for f in (lambda f: f, jax.jit))),
     AssertionError,
@@ -484,7 +487,7 @@ def of_a_ref(captured: bool) -> Callable[[Any], Any]:
 limit(
     "captured Refs",
     "A `Ref` that is created inside the differentiated function must be an argument of each "
-    "decorated function that reads it.",
+    "decorated function that reads it, or one of its declared `variables`.",
     "JAX takes every such Ref for differentiated, whatever it holds.",
     lambda: jax.grad(of_a_ref(captured=True))(X),
     TypeError,
@@ -544,9 +547,10 @@ def looked_up(by: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 limit(
     "identities outside of a function",
-    "A decorated function sees a copy of an object that holds a differentiated weight. Code "
-    "that looks the object up by `id(self)`, or in a global registry that the loss fills, does not "
-    "find the copy. Look it up by a name or an attribute, or use the object itself as the key.",
+    "A decorated function sees a copy of an object that holds a differentiated weight, and of a "
+    "local function that closes over variables. Code outside of it that knows the original by `is` "
+    "or `id(self)`, or has it in a global registry, does not know the copy. Look it up by a name "
+    "or an attribute, or use the object itself as the key.",
     "Tables, sets and parents that the function holds are copied together with the object.",
     lambda: jax.grad(looked_up(id))(X),
     KeyError,

@@ -233,6 +233,8 @@ def late_in_while(dy):
     return lax.while_loop(lambda state: state[0] < 4, step, (0, dy, ZEROS, ZEROS))[1]
 
 
+shifted = custom_gradient(lambda x: (3 * x, lambda dy: 7 * dy * (x + 1)))
+
 NOT_LINEAR = {
     "power": (lambda dy: dy**2, "integer_pow|square|mul"),
     "product": (lambda dy: dy * dy[::-1], "`mul` of two upstreams"),
@@ -284,6 +286,10 @@ NOT_LINEAR = {
     "gather that fills": (
         lambda dy: dy.at[jnp.array([0, 99])].get(mode="fill", fill_value=7.0),
         "`gather` of an upstream and a constant",
+    ),
+    "derivative at the upstream": (
+        lambda dy: jax.jvp(shifted, (dy,), (ONES,))[1],
+        "the derivative of a decorated function at an upstream",
     ),
     "dynamic update": (
         lambda dy: lax.dynamic_update_slice(X, dy[:2], (1,)),

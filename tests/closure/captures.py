@@ -144,7 +144,20 @@ def scaled_by(f, factor=1.0):
     return f() * factor
 
 
-SCALES = {scaled_by: 1.0, print: 0.0}
+def logged(f):
+    @functools.wraps(f)
+    def wrapper(*args):
+        return f(*args)
+
+    return wrapper
+
+
+@logged
+def called(f):
+    return f()
+
+
+SCALES = {scaled_by: 1.0, called: 1.0, print: 0.0}
 
 
 def keyed(kind):
@@ -216,6 +229,11 @@ keep(
     "global function as a key",
     lambda w: (w, scaled_by),
     lambda p: p[1](lambda: p[0]) * SCALES[p[1]],
+)
+keep(
+    "wrapped global function as a key",
+    lambda w: (w, called),
+    lambda p: p[1](lambda: p[0]) * SCALES[p[1]] if p[1] is called else None,
 )
 keep("iterator", itertools.repeat, next)
 keep("ref", lambda w: w, lambda w: jax.new_ref(w * 1)[...])  # written and read where it is fetched

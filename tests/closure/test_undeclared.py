@@ -39,6 +39,16 @@ def in_a_loop(z, x):
     return lax.scan(body, 0, None, 2)[1][1]
 
 
+@custom_gradient
+def weighed(a, z, x):
+    return z * x + a * x**2, lambda dy: (dy * x**2, dy * x, dy * (z + 2 * a * x))
+
+
+@custom_gradient
+def outer_weighed(a, z, x):
+    return weighed(a, z, x), lambda dy: (dy * x**2, dy * x, dy * (z + 2 * a * x))
+
+
 USES = {
     "operations": lambda z, a, x: z * x + a * x**2,
     "read late": lambda z, a, x: (lambda known: z * x + known["a"] * x**2)({"a": a}),
@@ -48,6 +58,8 @@ USES = {
     "the carry of a loop, in its last round": lambda z, a, x: (
         lax.scan(lambda c, _: ((*c[1:], z * x), 0), (0 * x,) * 3, None, 3)[0][0] + a * x**2
     ),
+    "a decorated function": lambda z, a, x: weighed(a, z, x),
+    "a decorated function in another": lambda z, a, x: outer_weighed(a, z, x),
     "a Ref": lambda z, a, x: jax.new_ref(z * x)[...] + a * x**2,
     "a Ref that a loop writes after it is read": lambda z, a, x: in_a_loop(z, x) + a * x**2,
     "a branch on a value": lambda z, a, x: (z * x if a > 0 else a * x) + a * x**2,
@@ -87,6 +99,27 @@ def test_the_order_is_the_same_in_every_mode(way):
 @pytest.mark.parametrize("way", ["grad", "jvp", "linearize", "grad of grad", "hessian"])
 def test_eagerly_f_may_branch_on_the_value_of_a_variable(way):
     assert_derivative(WAYS[way], using(USES["a branch on a value"]), ORACLE, *ARRAYS)
+
+
+@custom_gradient
+def spike(v, slope):
+    return (v > 0).astype(v.dtype), lambda dy: (7 * dy * slope, 5 * dy)
+
+
+@pytest.mark.parametrize("count", [2, 20])
+@eager_and_jit
+def test_the_ordinary_gradient_has_what_only_an_inner_rule_gives(mode, count):
+    def loss(weights, x):
+        @custom_gradient(variables="autodiff")
+        def f(x):
+            return spike(x, weights[0]) * weights[1], lambda dy: 3 * dy
+
+        return f(x)
+
+    weights, x = [jnp.float32(i + 2) for i in range(count)], jnp.float32(2)
+    got = mode(jax.grad(loss, (0, 1)))(weights, x)
+    zeros = [jnp.float32(0)] * (count - 2)
+    assert_same(got, ([jnp.float32(15), jnp.float32(1), *zeros], jnp.float32(3)))
 
 
 # --- much is captured: two weights of many are used, a third by the rule alone --------------------

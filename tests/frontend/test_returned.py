@@ -189,6 +189,24 @@ def test_a_gradient_for_an_integer_is_refused_where_an_array_gets_none(mode):
         jax.grad(lambda x: mode(Layer())(x).sum())(jnp.ones(2))
 
 
+class Rule:
+    """A rule that is an object, with an attribute that we use ourselves."""
+
+    def __init__(self, f):
+        self.f = f
+
+    def __call__(self, dy):
+        return self.f(dy)
+
+    unwrapped = property(lambda self: self.f)
+
+
+@eager_and_jit
+def test_a_rule_may_be_an_object(mode):
+    h = custom_gradient(lambda x: (x**2, Rule(lambda dy: 7 * dy * x)))
+    assert_same(mode(jax.grad(h))(3.0), jnp.float32(21))
+
+
 # --- what the rule receives -----------------------------------------------------------------------
 
 OUTPUTS = {  # y, and its upstreams for a loss that adds 1, 2, 3... times its float leaves

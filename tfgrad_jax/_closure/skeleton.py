@@ -2,7 +2,7 @@
 
 `dissect` removes the tracers from values and returns a `Skeleton`. Given other values for them, the
 skeleton makes `Copies`; `objects.py` says how each object is copied. It copies only objects that
-lead to a tracer, and every function with cells, because a rule must see its closure as it was at
+lead to a tracer, and local functions with cells, because a rule must see its closure as it was at
 the call, as it does under `jit`. Copies share all other objects with the originals. Copies keep
 identities among themselves: a dict that has a copied object as a key has the copy as its key, and
 a parent pointer leads to the copy of the parent.
@@ -28,6 +28,7 @@ from .reach import (
     TooMuchError,
     Walk,
     content_of,
+    is_importable,
     is_leaf,
 )
 
@@ -93,8 +94,8 @@ class Skeleton:
     steps in order. Each step reads its arguments from their places and writes a new object to its
     own. A flat list of steps needs no recursion, however deep the values are nested.
 
-    Without a walk, only functions with cells are copied. If the walk is lenient, an object that
-    cannot be copied is shared, and a jitted function is copied without the `jit`.
+    Without a walk, only local functions with cells are copied. If the walk is lenient, an object
+    that cannot be copied is shared, and a jitted function is copied without the `jit`.
     """
 
     def __init__(
@@ -189,10 +190,15 @@ class Skeleton:
         return walk is not None and (key in walk.way or (to_unused and key in walk.way_to_unused))
 
     def _is_copied(self, value: Any) -> bool:
-        """Return whether to copy a value: it leads to a tracer, or is a function with cells."""
+        """Return whether to copy a value: it leads to a tracer, or is a local function with cells.
+
+        A function of a module, such as one under a decorator, stays itself: it may be a key.
+        """
+        if self._leads(value):
+            return True
         inner = value.__wrapped__ if issubclass(type(value), Wrapper) else value
         has_cells = type(inner) is _FUNCTION and inner.__closure__ is not None
-        return has_cells or self._leads(value)
+        return has_cells and not is_importable(value)
 
     def _place(self, value: Any, itself: Any = None) -> int:
         """Return a new place for the copy of a value, or for the value itself."""
