@@ -213,8 +213,8 @@ def square_root(again: bool) -> Callable[[Any], Any]:
 limit(
     "rules that read the result of a loop",
     "`grad` of `grad` fails if the rule reads what a `while_loop` or a callback computed, and "
-    "takes it for constant under `stop_gradient`. Let the rule get that value by calling the decorated "
-    "function.",
+    "takes it for constant under `stop_gradient`. Let the rule get that value by calling the "
+    "decorated function.",
     "JAX has no reverse mode of `while_loop`; the function that is called again has a rule.",
     lambda: jax.grad(jax.grad(square_root(again=False)))(jnp.float32(4)),
     ValueError,
