@@ -189,6 +189,16 @@ def test_a_gradient_for_an_integer_is_refused_where_an_array_gets_none(mode):
         jax.grad(lambda x: mode(Layer())(x).sum())(jnp.ones(2))
 
 
+@eager_and_jit
+def test_no_gradient_for_a_tuple_beside_an_omitted_default(mode):
+    def grad(dy):
+        return (None, None), None
+
+    h = custom_gradient(lambda p, omitted=None: (p[0] * p[1], grad))
+    zero = jnp.float32(0)
+    assert_same(mode(jax.grad(lambda p: h(p)))((2.0, 3.0)), (zero, zero))
+
+
 class Rule:
     """A rule that is an object, with an attribute that we use ourselves."""
 

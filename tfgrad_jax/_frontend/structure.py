@@ -155,7 +155,10 @@ class Layout:
         if len(flat) == len(counted) and not any(
             n and _has_gradient(g) for n, g in zip(nested, flat, strict=True)
         ):
-            return flat
+            # A tree of None may stand for the inputs, beside a None for an omitted default.
+            return [
+                None if n and not tree_leaves(g) else g for n, g in zip(nested, flat, strict=True)
+            ]
         if len(flat) == sum(counted) and not any(nested):
             rest = iter(flat)
             return [next(rest) if is_counted else None for is_counted in counted]
