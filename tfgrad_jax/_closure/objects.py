@@ -8,6 +8,7 @@ weak reference to it.
 """
 
 import collections
+import dataclasses
 import functools
 import types
 import weakref
@@ -131,16 +132,20 @@ def _pytree(value: Any, walk: Walk) -> Recipe | None:
     if weakref.getweakrefcount(value):
         raise OpaqueError(value)
     walk.leads(children)  # `tree_flatten` may have made objects that the walk has not seen
+    fill: list[Fill] = []
+    if dataclasses.is_dataclass(value):  # its registration may drop fields
+        names = (f.name for f in dataclasses.fields(value) if hasattr(value, f.name))
+        fill = _attributes({name: getattr(value, name) for name in names})
     cls, static = treedef.node_data()
     if not walk.leads([static]):
-        return Recipe(lambda *children: tree_unflatten(treedef, children), children)
+        return Recipe(lambda *children: tree_unflatten(treedef, children), children, fill)
     leaves, of_nodes = treedef.children(), type(treedef).from_node_data_and_children
 
     def make(static: Any, *children: Any) -> Any:
         new = of_nodes(jax.tree_util.default_registry, (cls, static), leaves)
         return tree_unflatten(new, children)
 
-    return Recipe(make, (static, *children))
+    return Recipe(make, (static, *children), fill)
 
 
 def _ordinary(value: Any, cls: Any, base: Any = object) -> Recipe:
