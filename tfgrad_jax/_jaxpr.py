@@ -145,7 +145,7 @@ def reads(closed: ClosedJaxpr) -> list[tuple[set[int], list[Any]]]:
 def call_body(eqn: Any) -> Any:
     """Return the body of an equation that calls it once, with its own operands, or None."""
     if eqn.primitive.name != "scan":
-        for parameter in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call"):
+        for parameter in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call", "fwd_jaxpr"):
             body = eqn.params.get(parameter)
             if body is not None and len(open_jaxpr(body).invars) == len(eqn.invars):
                 return body

@@ -235,6 +235,14 @@ def late_in_while(dy):
 
 shifted = custom_gradient(lambda x: (3 * x, lambda dy: 7 * dy * (x + 1)))
 
+
+@jax.custom_vjp
+def affine(x):
+    return 3 * x + 1
+
+
+affine.defvjp(lambda x: (3 * x + 1, x), lambda x, dy: (3 * dy,), optimize_remat=True)
+
 NOT_LINEAR = {
     "power": (lambda dy: dy**2, "integer_pow|square|mul"),
     "product": (lambda dy: dy * dy[::-1], "`mul` of two upstreams"),
@@ -295,6 +303,10 @@ NOT_LINEAR = {
         lambda dy: lax.dynamic_update_slice(X, dy[:2], (1,)),
         "`dynamic_update_slice` of an upstream and a constant",
     ),
+    "forward pass of a custom_vjp": (
+        lambda dy: jax.vjp(affine, dy)[0],
+        "`add` of an upstream and a constant",
+    ),
     "callback": (lambda dy: called_back(lambda d: 7 * d, dy), "`pure_callback`, which JAX cannot"),
     "jit": (lambda dy: jax.jit(lambda dy: dy + 1)(dy), "`add` of an upstream and a constant"),
     "checkpoint": (lambda dy: jax.checkpoint(lambda dy: dy + X)(dy), "`add` of an upstream and"),
@@ -311,8 +323,22 @@ NOT_LINEAR = {
     "ignores the upstream": (lambda dy: X, "upstream"),
     "constant in one gradient": (lambda dy: [dy, X], "upstream"),
 }
+if hasattr(lax, "polynomial"):  # from JAX 0.12 on
+    NOT_LINEAR["polynomial"] = (
+        lambda dy: lax.polynomial(2 * ONES, [1.0, dy]),
+        "`polynomial` of an upstream and a constant",
+    )
+    NOT_LINEAR["polynomial of the upstream"] = (
+        lambda dy: lax.polynomial(dy, [2.0, 3.0]),
+        "`polynomial`, which is not linear in its operand 0",
+    )
 # JAX itself has no derivative of these in reverse mode: the rule is right at the first order alone.
-FIRST_ORDER_ALONE = {"callback", "while until it is small", "a constant that comes late in while"}
+FIRST_ORDER_ALONE = {
+    "forward pass of a custom_vjp",
+    "callback",
+    "while until it is small",
+    "a constant that comes late in while",
+}
 FIRST_ORDER_ALONE |= {"solve without a transpose"}
 
 

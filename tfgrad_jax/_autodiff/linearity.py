@@ -174,7 +174,11 @@ class _Linearity:
             return _LINEAR if _LINEAR in kinds else min(kinds)
         if name == "gather" and (fill := eqn.params["fill_value"]) and not np.isnan(fill):
             kinds.append(_CONSTANT)  # JAX transposes it as if it filled with zeros
-        if name in _ADDS or name == "gather":
+        if name == "polynomial":  # in its coefficients
+            if operands[0] == _LINEAR:
+                raise NotLinearError("`polynomial`, which is not linear in its operand 0")
+            kinds = list(operands[1:])
+        if name in _ADDS or name in ("gather", "polynomial"):
             return functools.reduce(functools.partial(self.join, name), kinds)
         if name in _LINEAR_IN:
             position = _LINEAR_IN[name]
