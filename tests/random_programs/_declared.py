@@ -8,7 +8,7 @@ import numpy as np
 
 from ._oracle import Declared, Env, Function, add, base, bilinear, linear, mul, scale
 from ._vocabulary import CONSTANT_NAMES, DENSE, HOLDERS, INVERSE, PLACES, SHAPES, choose
-from ._writer import Scope, Signature, Writer, filled, indented, leaves, paths, text
+from ._writer import Scope, Signature, Writer, filled, has_keys, indented, leaves, paths, text
 
 dot = functools.partial(bilinear, lambda p, q: np.sum(p * q))
 flip = functools.partial(linear, lambda v: v[::-1])
@@ -228,7 +228,8 @@ class Definition:
         gradients = {n: self._gradient(rule, n, upstreams) for n in moved}
         result = self._result(gradients)
         if self.protocol == "declared":
-            form = self.variables if w.chance(0.5) else leaves(self.variables)
+            nested = w.chance(0.5) or has_keys(self.variables)  # JAX sorts them: no flat list
+            form = self.variables if nested else leaves(self.variables)
             result = f"{result}, {text(form, gradients.get)}"
         elif self.protocol == "tf":
             values = ", ".join(rule.read(n) for n in self.used)

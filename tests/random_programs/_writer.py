@@ -80,6 +80,12 @@ def indented(lines: Sequence[str]) -> list[str]:
     return ["    " + line for line in lines]
 
 
+def has_keys(tree: Any) -> bool:
+    """Return whether there is a dict with several keys in a tree."""
+    several = lambda node: isinstance(node, dict) and len(node) > 1  # noqa: E731
+    return any(map(several, jax.tree.leaves(tree, is_leaf=several)))
+
+
 def leaves(tree: Any) -> list[Any]:
     return jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
 
