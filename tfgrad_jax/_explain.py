@@ -288,11 +288,9 @@ class _Call:
 
         def maker(v: Any) -> Any:
             eqn = made.get(id(v))
-            if (
-                eqn and eqn.primitive.name == "reduce_precision"
-            ):  # `checkpoint` rounds what it keeps
-                return made.get(id(eqn.invars[0]), eqn)
-            return eqn
+            if eqn is None or eqn.primitive.name != "reduce_precision":
+                return eqn
+            return made.get(id(eqn.invars[0]), eqn)  # a `checkpoint` rounds what its policy keeps
 
         def row(v: Any) -> Residual:
             name, origin = known.get(id(v), ("(unnamed)", "new"))
