@@ -1,10 +1,10 @@
 """How each kind of object is copied: what makes a new one, from which parts.
 
 `recipe` runs for each object that leads to a tracer. Functions are made from their code, cells and
-defaults; the containers of Python from their items; registered pytrees by `tree_unflatten`; other
-objects from their attributes, without running code of their class. If a class defines how its
-objects are copied, we do not guess: such an object raises `OpaqueError`, and so does one with a
-weak reference to it.
+defaults; the containers of Python from their items; other objects from their attributes, without
+running code of their class. If a class defines how its objects are copied, we do not guess: a
+registered pytree is made by `tree_unflatten`, and any other such object raises `OpaqueError`. So
+does one with a weak reference to it.
 """
 
 import collections
@@ -12,8 +12,8 @@ import dataclasses
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ HOOKS += ("__new__", "__del__", "__getattribute__")
 
 
 # A function that puts contents into a new object, and the contents.
-Fill = tuple[Callable[..., None], Sequence[Any]]
+Fill: TypeAlias = tuple[Callable[..., None], Sequence[Any]]
 
 
 class Recipe(NamedTuple):
@@ -66,7 +66,12 @@ def recipe(value: Any, cls: Any, walk: Walk | None) -> Recipe:
     for base in _CONTAINERS:
         if issubclass(cls, base):
             return _container(value, cls, base)
-    return _pytree(value, walk) or _ordinary(value, cls)
+    try:
+        return _ordinary(value, cls)
+    except OpaqueError:
+        if all_leaves([value]) or weakref.getweakrefcount(value):
+            raise
+    return _pytree(value, walk)
 
 
 def _function(f: types.FunctionType) -> Recipe:
@@ -74,22 +79,26 @@ def _function(f: types.FunctionType) -> Recipe:
 
     def make(*cells: types.CellType) -> types.FunctionType:
         new = _FUNCTION(code, scope, name, None, cells)
-        new.__qualname__ = qualname
+        if qualname is not code.co_qualname:
+            new.__qualname__ = qualname
         return new
 
     # The defaults come first: a wrapper reads the signature of its function when it is made.
     defaults = {"__defaults__": f.__defaults__, "__kwdefaults__": f.__kwdefaults__}
-    attributes = {name: held for name, held in defaults.items() if held} | vars(f)
-    return Recipe(make, f.__closure__ or (), _attributes(attributes))
+    first = {name: held for name, held in defaults.items() if held}
+    return Recipe(make, f.__closure__ or (), [*_attributes(first), *_attributes(vars(f))])
 
 
 def _attributes(attributes: Mapping[str, Any]) -> list[Fill]:
-    return [(_setter(name), [held]) for name, held in attributes.items()]
+    if not attributes:
+        return []
+    names = list(attributes)
 
+    def fill(new: Any, *values: Any) -> None:
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(new, name, value)  # not the `__setattr__` of a user's class
 
-def _setter(name: str) -> Callable[[Any, Any], None]:
-    # Not the `__setattr__` of a user's class.
-    return lambda new, value: object.__setattr__(new, name, value)
+    return [(fill, list(attributes.values()))]
 
 
 def _object_array(value: Any) -> Recipe:
@@ -114,25 +123,28 @@ def _container(value: Any, cls: Any, base: Any) -> Recipe:
     elif base is collections.defaultdict:
         fill.append((base.__init__, [value.default_factory]))
     if base in _MAPPINGS:
-        fill += [(base.__setitem__, item) for item in base.items(value)]
+        keys = list(base.keys(value))
+        fill.append((_put_items(base), [*keys, *(base.__getitem__(value, k) for k in keys)]))
     else:
-        put = base.add if base is set else base.append
-        fill += [(put, [item]) for item in base.__iter__(value)]
+        put = base.update if base is set else base.extend
+        fill.append((lambda new, *items: put(new, items), list(base.__iter__(value))))
     return Recipe(functools.partial(base.__new__, cls), fill=fill)
 
 
-def _pytree(value: Any, walk: Walk) -> Recipe | None:
-    """Return how to copy a registered pytree, from its children and its static part.
+def _put_items(base: Any) -> Callable[..., None]:
+    def put(new: Any, *keys_and_values: Any) -> None:
+        half = len(keys_and_values) // 2
+        for key, value in zip(keys_and_values[:half], keys_and_values[half:], strict=True):
+            base.__setitem__(new, key, value)
 
-    Return None for any other object.
-    """
-    if all_leaves([value]):  # `tree_flatten` warns of some: of the view of a dict
-        return None
+    return put
+
+
+def _pytree(value: Any, walk: Walk) -> Recipe:
+    """Return how to copy a registered pytree, from its children and its static part."""
     children, treedef = tree_flatten(value, is_leaf=lambda v: v is not value)
-    if weakref.getweakrefcount(value):
-        raise OpaqueError(value)
     walk.leads(children)  # `tree_flatten` may have made objects that the walk has not seen
-    fill: list[Fill] = []
+    fill: Sequence[Fill] = ()
     if dataclasses.is_dataclass(value):  # its registration may drop fields
         names = (f.name for f in dataclasses.fields(value) if hasattr(value, f.name))
         fill = _attributes({name: getattr(value, name) for name in names})
@@ -158,7 +170,6 @@ def _ordinary(value: Any, cls: Any, base: Any = object) -> Recipe:
     except TypeError:  # the class is written in C
         raise OpaqueError(value) from None
     state: Any = object.__getstate__(value)  # type: ignore[attr-defined]
-    # A tuple also has the attributes in slots.
-    parts: Iterable[Any] = state if isinstance(state, tuple) else (state,)
-    fill = [put for attributes in parts if attributes for put in _attributes(attributes)]
-    return Recipe(functools.partial(base.__new__, cls), fill=fill)
+    if isinstance(state, tuple):  # with slots
+        state = (state[0] or {}) | state[1]
+    return Recipe(functools.partial(base.__new__, cls), fill=_attributes(state or {}))

@@ -27,7 +27,7 @@ from tfgrad_jax._types import Wrapper
 _BUDGET, _BUDGET_STAGED = 10_000, 2_000
 _BUDGET_INERT = 100_000  # numbers, strings and the like in one container: fast to skip
 
-_FUNCTION, _BUILTIN = types.FunctionType, types.BuiltinFunctionType
+_FUNCTION = types.FunctionType
 # Objects of exactly these types hold no tracers, or are searched in another way.
 INERT: set[type] = {bool, int, float, complex, str, bytes, bytearray, range, slice, type(None)}
 INERT |= {type(Ellipsis), type(NotImplemented), types.ModuleType, types.CodeType, Jaxpr, np.ufunc}
@@ -35,7 +35,7 @@ INERT |= {types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberD
 INERT |= {types.ClassMethodDescriptorType, types.GetSetDescriptorType}
 INERT |= {type(jax.tree_util.default_registry)}
 # A trace refers to the whole program that it records, and a user's object may hold one.
-_LEAVES = (np.generic, np.dtype, jax.Array, Tracer, *TRACES)
+_LEAVES = (Tracer, jax.Array, np.generic, np.dtype, jax.Ref, *TRACES)
 JITTED = type(jax.jit(len))
 CACHED = (JITTED, type(functools.cache(len)))
 _SIZED = (list, tuple, dict, set, frozenset, collections.deque)
@@ -53,7 +53,6 @@ class OpaqueError(Exception):
         self.kind = type(holder)
 
 
-_HOLDERS = {_FUNCTION, types.MethodType, *_SIZED}  # not searched for by any predicate
 # These do not count towards the budget: a trace of the call would have to run them anyway.
 _CODE = (_FUNCTION, types.MethodType, Wrapper)
 
@@ -65,10 +64,12 @@ def is_captured(value: Any) -> bool:
     return is_operand(value)
 
 
-def is_leaf(cls: type) -> bool:
-    """Return whether objects of a type hold nothing."""
+def is_leaf(value: Any, cls: type) -> bool:
+    """Return whether an object, which has this type, holds no others."""
     # Not cached: a cache would keep alive classes made in a function, and the values they hold.
-    return cls in INERT or issubclass(cls, _LEAVES)
+    if cls in INERT or issubclass(cls, _LEAVES):
+        return True
+    return issubclass(cls, np.ndarray) and value.dtype != object
 
 
 class Walk:
@@ -93,15 +94,15 @@ class Walk:
         self.taken: dict[int, Any] = {}  # by id
         self.takes, self.lenient, self._unused = takes, lenient, unused
         self._budget = _BUDGET if patient or not is_staging() else _BUDGET_STAGED
-        self._seen: dict[int, Any] = {}  # by id; holds the objects, so that no id is used twice
-        self._holders: dict[int, list[int]] = {}  # for each id, the ids of the objects that hold it
-        self._pending: collections.deque[Any] = collections.deque()
+        # By id: an object, and then the ids of the objects that hold it. As it has the objects, no
+        # id is used twice.
+        self._seen: dict[int, list[Any]] = {}
         self.leads(values)
 
     def narrow(self, ids: Container[int]) -> None:
         """Take only the values with these ids; the others that were taken become `unused`.
 
-        `_holders` has all the ways, so this marks them again, without another walk.
+        `_seen` has all the ways, so this marks them again, without another walk.
         """
         takes, reached = self.takes, self.taken
         self.takes = lambda value: id(value) in ids and takes(value)
@@ -117,102 +118,113 @@ class Walk:
         Raises `TooMuchError` if there are too many objects. Raises `OpaqueError`, unless `lenient`,
         as soon as a weak reference leads to such a value: it cannot be copied.
         """
-        self._meet(values, 0)
-        while self._pending:
-            value = self._pending.popleft()  # the nearest ones first
-            held = _held(value, self._budget)
-            if not issubclass(type(value), _CODE):
-                self._budget -= 1 + len(held)
-            if self._budget < 0:
-                raise TooMuchError
-            self._meet(held, id(value))
-        return any(id(value) in self.way for value in values)
-
-    def _meet(self, held: Iterable[Any], holder: int) -> None:
-        for value in held:
-            cls, key = type(value), id(value)
-            if cls in INERT:
-                continue
-            self._holders.setdefault(key, []).append(holder)
-            if key in self._seen:
-                for way in (self.way, self.way_to_unused):
+        seen, way, way_to_unused = self._seen, self.way, self.way_to_unused
+        waiting: list[tuple[int, Iterable[Any]]] = [(0, values)]  # ids, and what these objects hold
+        for holder, held in waiting:  # it grows: the nearest ones come first
+            for value in held:
+                cls, key = type(value), id(value)
+                if cls in INERT:
+                    continue
+                if key in seen:
+                    seen[key].append(holder)
                     if key in way:
                         self._mark(holder, way)
-                continue
-            self._seen[key] = value
-            if cls not in _HOLDERS and self.takes(value):
-                self.taken[key] = value
-                self._mark(key, self.way)
-            elif key in self._unused:
-                self._mark(key, self.way_to_unused)
-            elif not is_leaf(cls):
-                self._pending.append(value)
+                    if key in way_to_unused:
+                        self._mark(holder, way_to_unused)
+                    continue
+                seen[key] = [value, holder]
+                list_held = _HELD.get(cls)
+                if list_held is None and is_leaf(value, cls):
+                    if self.takes(value):
+                        self.taken[key] = value
+                        self._mark(key, way)
+                    elif key in self._unused:
+                        self._mark(key, way_to_unused)
+                    continue
+                more = (list_held or _held)(value, self._budget)
+                if not issubclass(cls, _CODE):
+                    self._budget -= 1 + len(more)
+                    if self._budget < 0:
+                        raise TooMuchError
+                waiting.append((key, more))
+        return any(id(value) in way for value in values)
 
     def _mark(self, key: int, way: set[int]) -> None:
         """Put an object on a way, with all objects that lead to it."""
         marked = [key]
         while marked:
             key = marked.pop()
-            if key not in way:
+            if key and key not in way:
                 way.add(key)
-                value = self._seen.get(key)
+                value, *holders = self._seen[key]
                 # It cannot be copied, so we need not look further: the modules of linen refer
                 # weakly to their parents, and through them to the whole model.
                 if way is self.way and type(value) is weakref.ref and not self.lenient:
                     raise OpaqueError(value)
-                marked += self._holders.get(key, ())
+                marked += holders
+
+
+def _held_by_function(f: types.FunctionType, most: int) -> list[Any]:
+    held = [content_of(cell) for cell in f.__closure__ or ()]
+    held += [more for more in (f.__defaults__, f.__kwdefaults__, f.__dict__) if more]
+    return held
+
+
+def _held_by_container(value: Any, most: int) -> Sequence[Any]:
+    """Return the items of one of Python's containers; see `_held`."""
+    size = len(value)
+    if size > most:
+        if size > _BUDGET_INERT or not _is_inert(value):
+            raise TooMuchError
+        return ()
+    return [*value, *value.values()] if type(value) is dict else list(value)
+
+
+# What objects of exactly these types hold.
+_HELD: dict[type, Callable[[Any, int], Sequence[Any]]] = {
+    _FUNCTION: _held_by_function,
+    types.MethodType: lambda method, _: (method.__func__, method.__self__),
+    types.BuiltinFunctionType: lambda function, _: (function.__self__,),
+    weakref.ref: lambda reference, _: (reference(),),
+    **dict.fromkeys(_SIZED, _held_by_container),
+    # Not the cached results: they depend on earlier calls.
+    **dict.fromkeys(CACHED, lambda function, _: (function.__wrapped__,)),
+}
 
 
 def _held(value: Any, most: int) -> Sequence[Any]:
-    """Return the objects that an object holds; raise `TooMuchError` if there are more than `most`.
+    """Return what an object of any other type holds; raise `TooMuchError` if that is over `most`.
 
     A long container of numbers and strings counts as empty.
     """
     cls = type(value)
-    if cls is _FUNCTION:
-        held = [value.__defaults__, value.__kwdefaults__, value.__dict__ or None]
-        return held + [content_of(cell) for cell in value.__closure__ or ()]
     if issubclass(cls, Wrapper):  # everything else that it holds is derived from these
         _, parts, attributes = value.unwrapped()
         return [*parts, *attributes.values()]
-    if cls is _BUILTIN:
-        return (value.__self__,)
     if issubclass(cls, type):
         # Only a class that is made in a function can hold a tracer.
         local = [c for c in value.__mro__ if not is_importable(c)]
         return [v for c in local for v in vars(c).values()]
-    size = len(value) if cls in _SIZED else _size(value, cls)
-    if size > most and size <= _BUDGET_INERT and _is_inert(value, cls):
-        return ()
-    if size > most:
-        raise TooMuchError
-    if issubclass(cls, np.ndarray):
-        return list(value.flat) if value.dtype == object else ()
-    if cls is weakref.ref:
-        return (value(),)
-    if cls in CACHED:  # not the cached results: they depend on earlier calls
-        return (value.__wrapped__,)
-    if issubclass(cls, dict):  # Python 3.13 shows the attributes of an object to it alone
-        held = [*dict.keys(value), *dict.values(value)]
-        return held if cls is dict else [*held, *gc.get_referents(value)]
+    if issubclass(cls, np.ndarray):  # of objects: others are leaves
+        if value.size > most:
+            raise TooMuchError
+        return list(value.flat)
+    if issubclass(cls, _SIZED):
+        base: Any = next(base for base in _SIZED if issubclass(cls, base))
+        if base.__len__(value) > most:  # not the `__len__` of a user's class
+            raise TooMuchError
+        if base is dict:  # Python 3.13 shows the attributes of an object to it alone
+            return [*dict.keys(value), *dict.values(value), *gc.get_referents(value)]
     return gc.get_referents(value)
 
 
-def _is_inert(value: Any, cls: type) -> bool:
+def _is_inert(value: Any) -> bool:
     """Return whether a list, a tuple or a dict holds only numbers, strings and the like."""
-    if cls is dict and not gc.is_tracked(value):
+    if type(value) is dict and not gc.is_tracked(value):
         return True  # up to Python 3.13; 3.14 tracks every dict, so we look at each entry
-    if cls is dict:
-        return INERT.issuperset(map(type, value)) and INERT.issuperset(map(type, value.values()))
-    return cls in (list, tuple) and INERT.issuperset(map(type, value))
-
-
-def _size(value: Any, cls: type) -> int:
-    """Return how many items a container has, without listing them; 0 for any other object."""
-    if issubclass(cls, np.ndarray):
-        return value.size if value.dtype == object else 0
-    sized: Any = next((base for base in _SIZED if issubclass(cls, base)), None)
-    return 0 if sized is None else sized.__len__(value)  # not the `__len__` of a user's class
+    if type(value) is dict and not INERT.issuperset(map(type, value.values())):
+        return False
+    return type(value) in (list, tuple, dict) and INERT.issuperset(map(type, value))
 
 
 def is_importable(value: Any) -> bool:

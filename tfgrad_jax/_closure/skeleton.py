@@ -2,17 +2,16 @@
 
 `dissect` removes the tracers from values and returns a `Skeleton`. Given other values for them, the
 skeleton makes `Copies`; `objects.py` says how each object is copied. It copies only objects that
-lead to a tracer, and local functions with cells, because a rule must see its closure as it was at
-the call, as it does under `jit`. Copies share all other objects with the originals. Copies keep
-identities among themselves: a dict that has a copied object as a key has the copy as its key, and
-a parent pointer leads to the copy of the parent.
+lead to a tracer, and functions whose variables other code may still assign to, because a rule must
+see its closure as it was at the call, as it does under `jit`. Copies share all other objects with
+the originals. Copies keep identities among themselves: a dict that has a copied object as a key has
+the copy as its key, and a parent pointer leads to the copy of the parent.
 """
 
 import contextlib
-import functools
 import types
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -20,7 +19,7 @@ from jax.core import Tracer
 
 from tfgrad_jax._types import Wrapper
 
-from .objects import recipe
+from .objects import Recipe, recipe
 from .reach import (
     CACHED,
     INERT,
@@ -29,7 +28,6 @@ from .reach import (
     Walk,
     content_of,
     is_importable,
-    is_leaf,
 )
 
 _FUNCTION, _CELL = types.FunctionType, types.CellType
@@ -46,6 +44,12 @@ class _Step(NamedTuple):
     place: int | None  # place of the new object; None if the step only fills one
 
 
+class _Later(NamedTuple):
+    """What to do with an object once its parts have places."""
+
+    run: Callable[[], None]
+
+
 class _Cell:
     """The cell of a variable that functions close over."""
 
@@ -54,6 +58,9 @@ class _Cell:
         self.variable, self.place = variable, place
         # The same, after a copy has assigned to it: the next copy starts from the current value.
         self._assigned: types.CellType | None = None
+
+    def made(self, content: Any) -> types.CellType:
+        return _CELL(content if self._assigned is None else content_of(self._assigned))
 
     def fill(self, new: types.CellType, content: Any) -> None:
         new.cell_contents = content if self._assigned is None else content_of(self._assigned)
@@ -94,8 +101,8 @@ class Skeleton:
     steps in order. Each step reads its arguments from their places and writes a new object to its
     own. A flat list of steps needs no recursion, however deep the values are nested.
 
-    Without a walk, only local functions with cells are copied. If the walk is lenient, an object
-    that cannot be copied is shared, and a jitted function is copied without the `jit`.
+    Without a walk, only functions whose variables may change are copied. If the walk is lenient, an
+    object that cannot be copied is shared, and a jitted function is copied without the `jit`.
     """
 
     def __init__(
@@ -106,7 +113,8 @@ class Skeleton:
         self._lenient = walk is not None and walk.lenient
         self._places: list[Any] = []  # shared objects, and None at all other places
         self._of_taken: list[int] = []
-        self._unused: list[int] = []  # places of the tracers that `f` does not use
+        # The tracers that `f` does not use: their places, weak references and types.
+        self._unused: list[tuple[int, weakref.ref[Any], Any]] = []
         self._steps: list[_Step] = []
         self._cells: list[_Cell] = []
         self._known: dict[int, tuple[Any, int]] = {}  # by id: a value, and the place of its copy
@@ -124,81 +132,105 @@ class Skeleton:
         at = self._places.copy()
         for i, value in zip(self._of_taken, values, strict=True):
             at[i] = value
+        for i, known, aval in self._unused:
+            tracer = known()
+            at[i] = jax.ShapeDtypeStruct(aval.shape, aval.dtype) if tracer is None else tracer
         for call, arguments, place in self._steps:
             made = call(*[at[i] for i in arguments])
             if place is not None:
                 at[place] = made
-        results, unused = ([at[i] for i in places] for places in (self._results, self._unused))
-        return Copies(results, [(c, at[c.place]) for c in self._cells], set(map(id, unused)))
+        cells = [(cell, at[cell.place]) for cell in self._cells]
+        unused = {id(at[i]) for i, *_ in self._unused}
+        return Copies([at[i] for i in self._results], cells, unused)
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         return list(self.copies(values).values)
 
     def _plan(self, values: Sequence[Any]) -> None:
         """Record the steps that copy values: the parts of an object come before the object."""
-        waiting: list[Iterator[Any]] = [iter(values)]
+        waiting = self._waiting = [*reversed(values)]  # a stack
         while waiting:
-            for value in waiting[-1]:
-                if id(value) not in self._known and not self._place_atom(value):
-                    waiting.append(self._steps_of(value))
-                    break
-            else:
-                waiting.pop()
+            value = waiting.pop()
+            cls = type(value)
+            if cls is _Later:
+                value.run()
+            elif id(value) not in self._known and not self._place_atom(value, cls):
+                if cls is _CELL:
+                    self._copy_cell(value)
+                else:
+                    self._copy(value, cls)
 
-    def _place_atom(self, value: Any) -> bool:
+    def _place_atom(self, value: Any, cls: type) -> bool:
         """Give a value a place if it is taken, unused or shared; return whether it is."""
-        cls, walk = type(value), self._walk
-        if walk is not None and id(value) in walk.taken:
+        walk, key = self._walk, id(value)
+        if walk is not None and key in walk.taken:
             self.taken.append(value)
             self._of_taken.append(self._place(value))
-        elif issubclass(cls, Tracer) and self._leads(value):  # unused, and must not be kept alive
-            self._unused.append(self._place(value))
-            recall = functools.partial(_recalled, weakref.ref(value), value.aval)
-            self._steps.append(_Step(recall, (), self._unused[-1]))
-        elif cls is not _CELL and (is_leaf(cls) or not self._is_copied(value)):
-            self._place(value, value)
-        else:
+        elif walk is not None and (key in walk.way or key in walk.way_to_unused):
+            if not issubclass(cls, Tracer):
+                return False
+            # It is not used, and must not be kept alive.
+            self._unused.append((self._place(value), weakref.ref(value), value.aval))
+        elif cls is _CELL or (issubclass(cls, (_FUNCTION, Wrapper)) and self._is_copied(value)):
             return False
+        else:
+            self._place(value, value)
         return True
 
-    def _steps_of(self, value: Any) -> Iterator[Any]:
-        """Record the steps that copy a value; yield each object that must be copied before."""
-        cls = type(value)
-        if cls is _CELL:
-            yield from self._cell(value)
-        else:
-            try:
-                steps = self._object(value, cls)
-            except OpaqueError:
-                if not self._leads(value, to_unused=False):  # it may keep an unused tracer
-                    self._place(value, value)
-                    return
-                if not self._lenient:
-                    raise
-                wrapped: Any = getattr(value, "__wrapped__", None)
-                if cls not in CACHED:
-                    self._place(value, value)
-                else:
-                    yield wrapped
-                    self._known[id(value)] = value, self._known[id(wrapped)][1]
+    def _copy(self, value: Any, cls: type) -> None:
+        """Plan to copy an object, after its parts."""
+        try:
+            made = self._recipe(value, cls)
+        except OpaqueError:
+            if not self._leads(value, to_unused=False):  # it may keep an unused tracer
+                self._place(value, value)
+            elif not self._lenient:
+                raise
+            elif cls in CACHED:
+                wrapped = value.__wrapped__
+                self._waiting += _Later(lambda: self._stand_in(value, wrapped)), wrapped
             else:
-                yield from steps
+                self._place(value, value)
+        else:
+            self._waiting.append(_Later(lambda: self._make(value, made)))
+            self._waiting += reversed(made.parts)
+
+    def _stand_in(self, value: Any, other: Any) -> None:
+        """Take the copy of another object for that of a value."""
+        self._known[id(value)] = value, self._known[id(other)][1]
+
+    def _make(self, value: Any, made: Recipe) -> None:
+        """Record the step that makes an object; plan to fill it, after its contents."""
+        if id(value) in self._known:  # one of its parts holds it and has made the copy
+            return
+        arguments = self._at(made.parts)
+        place = self._place(value)
+        self._steps.append(_Step(made.make, arguments, place))
+        for put, contents in reversed(made.fill):
+            self._fill(put, place, contents)
+
+    def _fill(self, put: Callable[..., None], place: int, contents: Sequence[Any]) -> None:
+        """Plan to put contents into the object at a place, once they have places."""
+
+        def record() -> None:
+            self._steps.append(_Step(put, [place, *self._at(contents)], None))
+
+        self._waiting.append(_Later(record))
+        self._waiting += reversed(contents)
+
+    def _is_copied(self, value: Any) -> bool:
+        """Return whether to copy a function that leads to no tracer: a local one with cells.
+
+        A function of a module, such as one under a decorator, stays itself: it may be a key.
+        """
+        f = value.__wrapped__ if isinstance(value, Wrapper) else value
+        has_cells = type(f) is _FUNCTION and f.__closure__ is not None
+        return has_cells and not is_importable(value)
 
     def _leads(self, value: Any, to_unused: bool = True) -> bool:
         """Return whether a value leads to a taken tracer, or (`to_unused`) to an unused one."""
         walk, key = self._walk, id(value)
         return walk is not None and (key in walk.way or (to_unused and key in walk.way_to_unused))
-
-    def _is_copied(self, value: Any) -> bool:
-        """Return whether to copy a value: it leads to a tracer, or is a local function with cells.
-
-        A function of a module, such as one under a decorator, stays itself: it may be a key.
-        """
-        if self._leads(value):
-            return True
-        inner = value.__wrapped__ if issubclass(type(value), Wrapper) else value
-        has_cells = type(inner) is _FUNCTION and inner.__closure__ is not None
-        return has_cells and not is_importable(value)
 
     def _place(self, value: Any, itself: Any = None) -> int:
         """Return a new place for the copy of a value, or for the value itself."""
@@ -210,49 +242,33 @@ class Skeleton:
         """Return the places of values."""
         return [self._known[id(value)][1] for value in values]
 
-    def _object(self, value: Any, cls: type) -> Iterator[Any]:
+    def _recipe(self, value: Any, cls: type) -> Recipe:
         is_local = self._leads(cls, to_unused=False)  # a class made in a function
         if is_local and not self._lenient:
             raise OpaqueError(value)
         if self._begun.get(id(value)) == len(self._steps):  # no step since: it is a part of itself
             raise OpaqueError(value)
         self._begun[id(value)] = len(self._steps)
-        return self._made(value, *recipe(value, cls, self._walk))
+        return recipe(value, cls, self._walk)
 
-    def _made(
-        self, value: Any, make: Any, parts: Sequence[Any], fill: Sequence[tuple[Any, Any]]
-    ) -> Iterator[Any]:
-        yield from parts
-        if id(value) in self._known:  # one of its parts holds it and has made the copy
-            return
-        arguments = self._at(parts)
-        place = self._place(value)
-        self._steps.append(_Step(make, arguments, place))
-        for put, contents in fill:
-            yield from contents
-            self._steps.append(_Step(put, [place, *self._at(contents)], None))
-
-    def _cell(self, cell: types.CellType) -> Iterator[Any]:
+    def _copy_cell(self, cell: types.CellType) -> None:
         try:
             content = cell.cell_contents
         except ValueError:  # not assigned yet: the copies share the cell
             self._place(cell, cell)
             return
         variable = None if self._leads(content) else self._variables.get(id(cell), cell)
+        is_placed = id(content) in self._known or self._place_atom(content, type(content))
         place = self._place(cell)
         self._cells.append(copied := _Cell(variable, place))
-        self._steps.append(_Step(_CELL, (), place))
-        yield content
-        self._steps.append(_Step(copied.fill, [place, *self._at([content])], None))
+        if is_placed:
+            self._steps.append(_Step(copied.made, self._at([content]), place))
+        else:  # the content may lead back to the cell
+            self._steps.append(_Step(_CELL, (), place))
+            self._fill(copied.fill, place, [content])
 
 
 INERT.add(Skeleton)
-
-
-def _recalled(known: weakref.ref[Any], aval: Any) -> Any:
-    """Return the tracer, or only its type if the tracer has been deleted."""
-    tracer = known()
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype) if tracer is None else tracer
 
 
 def dissect(
