@@ -548,9 +548,9 @@ def looked_up(by: Callable[[Any], Any]) -> Callable[[Any], Any]:
 limit(
     "identities outside of a function",
     "A decorated function sees a copy of an object that holds a differentiated weight, and of a "
-    "local function that closes over variables. Code outside of it that knows the original by `is` "
-    "or `id(self)`, or has it in a global registry, does not know the copy. Look it up by a name "
-    "or an attribute, or use the object itself as the key.",
+    "local function if other code can still assign to a variable that it closes over. Code outside "
+    "of it that knows the original by `is` or `id(self)`, or has it in a global registry, does not "
+    "know the copy. Look it up by a name or an attribute, or use the object itself as the key.",
     "Tables, sets and parents that the function holds are copied together with the object.",
     lambda: jax.grad(looked_up(id))(X),
     KeyError,

@@ -167,7 +167,12 @@ def called(f):
     return f()
 
 
-SCALES = {scaled_by: 1.0, called: 1.0, print: 0.0}
+def maker(factor):
+    return lambda x: factor * x
+
+
+MADE = maker(0.5)
+SCALES = {scaled_by: 1.0, called: 1.0, MADE: 2.0, print: 0.0}
 
 
 def keyed(kind):
@@ -244,6 +249,11 @@ keep(
     "wrapped global function as a key",
     lambda w: (w, called),
     lambda p: p[1](lambda: p[0]) * SCALES[p[1]] if p[1] is called else None,
+)
+keep(
+    "what a function made, as a key",
+    lambda w: (w, MADE),
+    lambda p: p[1](p[0]) * SCALES[p[1]] if p[1] is MADE else None,
 )
 keep("dropped field", lambda w: Scaled(w, 1.0), lambda d: d.w * d.s)
 keep("dropped field with the weight", lambda w: Scaled(1.0, w), lambda d: d.w * d.s)

@@ -3,6 +3,7 @@
 A log keeps tracers of traces that are over, which nobody captures; nothing stored is read again.
 """
 
+import functools
 import itertools
 
 import jax
@@ -137,6 +138,24 @@ def test_a_call_keeps_a_variable_that_is_assigned_after_it(stage):
 
     for mode in (jax.value_and_grad, lambda f: lambda x: jax.jvp(f, (x,), (jnp.float32(1),))):
         assert_same(mode(stage(loss))(A), (10 * A, jnp.float32(70)))
+
+
+@pytest.mark.parametrize("stage", [lambda f: f, jax.jit])
+def test_a_call_keeps_the_variables_of_a_scope_that_waits(stage):
+    """A generator that makes layers assigns to its variables between the calls."""
+
+    def layers():
+        for k in (2.0, 3.0):
+
+            def scale(x):
+                return k * x  # noqa: B023
+
+            yield custom_gradient(lambda x: (scale(x), lambda dy: 7 * scale(dy)))
+
+    def loss(x):
+        return functools.reduce(lambda x, layer: layer(x), layers(), x)
+
+    assert_same(stage(jax.value_and_grad(loss))(A), (6 * A, jnp.float32(7 * 2 * 7 * 3)))
 
 
 @pytest.mark.parametrize("stage", [lambda f: f, jax.jit])

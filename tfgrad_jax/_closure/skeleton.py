@@ -9,6 +9,7 @@ the copy as its key, and a parent pointer leads to the copy of the parent.
 """
 
 import contextlib
+import sys
 import types
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -219,13 +220,20 @@ class Skeleton:
         self._waiting += reversed(contents)
 
     def _is_copied(self, value: Any) -> bool:
-        """Return whether to copy a function that leads to no tracer: a local one with cells.
+        """Return whether to copy a function that leads to no tracer.
 
-        A function of a module, such as one under a decorator, stays itself: it may be a key.
+        What it closes over may be assigned to: by a scope that still runs, or by a copy of one. A
+        scope that has ended, such as that of a function that made this one, assigns no more: then
+        nothing else refers to the cell. A function of a module, such as one under a decorator,
+        stays itself.
         """
         f = value.__wrapped__ if isinstance(value, Wrapper) else value
-        has_cells = type(f) is _FUNCTION and f.__closure__ is not None
-        return has_cells and not is_importable(value)
+        if type(f) is not _FUNCTION or f.__closure__ is None:
+            return False
+        may_change = max(_references(f)) > _ALONE or any(
+            id(cell) in self._variables for cell in f.__closure__
+        )
+        return may_change and not is_importable(value)
 
     def _leads(self, value: Any, to_unused: bool = True) -> bool:
         """Return whether a value leads to a taken tracer, or (`to_unused`) to an unused one."""
@@ -266,6 +274,14 @@ class Skeleton:
         else:  # the content may lead back to the cell
             self._steps.append(_Step(_CELL, (), place))
             self._fill(copied.fill, place, [content])
+
+
+def _references(f: types.FunctionType) -> list[int]:
+    """Return how many references there are to each cell of a function."""
+    return list(map(sys.getrefcount, f.__closure__ or ()))
+
+
+_ALONE = max(_references((lambda x: lambda: x)(0)))
 
 
 INERT.add(Skeleton)
