@@ -163,11 +163,10 @@ class Skeleton:
 
     def _place_atom(self, value: Any, cls: type) -> bool:
         """Give a value a place if it is taken, unused or shared; return whether it is."""
-        walk, key = self._walk, id(value)
-        if walk is not None and key in walk.taken:
+        if self._walk is not None and id(value) in self._walk.taken:
             self.taken.append(value)
             self._of_taken.append(self._place(value))
-        elif walk is not None and (key in walk.way or key in walk.way_to_unused):
+        elif self._leads(value):
             if not issubclass(cls, Tracer):
                 return False
             # It is not used, and must not be kept alive.
@@ -281,6 +280,7 @@ def _references(f: types.FunctionType) -> list[int]:
     return list(map(sys.getrefcount, f.__closure__ or ()))
 
 
+# So many to a cell that one function alone refers to.
 _ALONE = max(_references((lambda x: lambda: x)(0)))
 
 
