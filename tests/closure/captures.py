@@ -172,6 +172,8 @@ def maker(factor):
 
 
 MADE = maker(0.5)
+# A copy of a function that closes over nothing has an empty closure, where the function has none.
+BARE = types.FunctionType((lambda x: x).__code__, globals(), closure=())
 SCALES = {scaled_by: 1.0, called: 1.0, MADE: 2.0, print: 0.0}
 
 
@@ -255,6 +257,7 @@ keep(
     lambda w: (w, MADE),
     lambda p: p[1](p[0]) * SCALES[p[1]] if p[1] is MADE else None,
 )
+keep("function with an empty closure", lambda w: (w, BARE), lambda p: p[1](p[0]))
 keep("dropped field", lambda w: Scaled(w, 1.0), lambda d: d.w * d.s)
 keep("dropped field with the weight", lambda w: Scaled(1.0, w), lambda d: d.w * d.s)
 keep("iterator", itertools.repeat, next)

@@ -151,6 +151,21 @@ def test_what_a_decorated_rule_captures_is_constant_if_it_is_written_in_the_func
     assert_same(mode(jax.grad(jax.grad(lambda *a: h(*a) ** 2, 1), (0, 1)))(*ARGS), expected)
 
 
+@pytest.mark.parametrize("way", SECOND)
+def test_a_rule_calls_a_function_that_has_a_weight_as_a_default(way):
+    def loss(w, x):
+        @custom_gradient
+        def product(x, *, w=w):
+            return w * x, lambda dy, variables: (7 * w * dy, [5 * x * dy])
+
+        square = custom_gradient(lambda x: (x * x, lambda dy: dy * product(x)))
+        return square(x)
+
+    w, x = ARGS
+    zero = jnp.zeros_like(w)
+    assert_same(SECOND[way](loss)(w, x), ((zero, zero), (5 * x, 7 * w)))
+
+
 @eager_and_jit
 @pytest.mark.parametrize("where", ["in f", "beside f"])
 def test_a_function_written_outside_of_the_rule_is_not_inside(mode, where):

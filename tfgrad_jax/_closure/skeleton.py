@@ -227,7 +227,7 @@ class Skeleton:
         stays itself.
         """
         f = value.__wrapped__ if isinstance(value, Wrapper) else value
-        if type(f) is not _FUNCTION or f.__closure__ is None:
+        if type(f) is not _FUNCTION or not f.__closure__:
             return False
         may_change = max(_references(f)) > _ALONE or any(
             id(cell) in self._variables for cell in f.__closure__
