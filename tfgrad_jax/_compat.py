@@ -14,6 +14,12 @@ _REF: Any = jax.Ref
 # it. From JAX 0.12 on, `True` does that only for the compiler: it would stay in jaxprs, with our
 # name. Use `jax.Inline` alone when 0.12 is the oldest supported.
 INLINE: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
+# JAX has a class of its own for the NumPy arrays that it finds while it traces. User code sees it:
+# the result of `stop_gradient` may have it. In JAX 0.8 it is no subclass of `np.ndarray`. Remove
+# when the oldest supported JAX has one that is. Which part of a jaxpr has it depends on a flag.
+_OF_NUMPY: Any = jax.make_jaxpr(lambda: np.zeros(1))()
+_LITERAL = type(_OF_NUMPY.consts[0] if _OF_NUMPY.consts else _OF_NUMPY.jaxpr.outvars[0].val)
+NUMPY = (np.ndarray, np.generic, _LITERAL)
 
 
 def core_name(name: str) -> Any:

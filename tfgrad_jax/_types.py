@@ -13,12 +13,10 @@ import numpy as np
 from jax.core import Tracer
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 
-from ._compat import explicit_sharding, is_ref, tangent_dtype, varying
+from ._compat import NUMPY, explicit_sharding, is_ref, tangent_dtype, varying
 
 # JAX raises one of these if code needs the value of a tracer, as `if x > 0` does.
 NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
-
-NUMPY = (np.ndarray, np.generic)
 
 
 class Wrapper:

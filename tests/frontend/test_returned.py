@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import assert_same, eager_and_jit
+from jax import lax
 
 from tfgrad_jax import custom_gradient
 
@@ -197,6 +198,18 @@ def test_no_gradient_for_a_tuple_beside_an_omitted_default(mode):
     h = custom_gradient(lambda p, omitted=None: (p[0] * p[1], grad))
     zero = jnp.float32(0)
     assert_same(mode(jax.grad(lambda p: h(p)))((2.0, 3.0)), (zero, zero))
+
+
+@eager_and_jit
+def test_stop_gradient_of_a_numpy_array_is_an_input(mode):
+    """Under an eager `grad` it is of a class of JAX's own: in JAX 0.8 no subclass of NumPy's."""
+
+    def f(p, x):
+        return jnp.sum(p["a"] * x), lambda dy: ({"a": 5 * dy * x}, 7 * dy * p["a"])
+
+    h = custom_gradient(f)
+    got = mode(jax.grad(lambda x: h({"a": lax.stop_gradient(x)}, x)))(np.float32([2, 3]))
+    assert_same(got, jnp.float32([14, 21]))
 
 
 class Rule:

@@ -24,11 +24,11 @@ from jax.tree_util import (
 )
 
 from tfgrad_jax import _gradient_errors
-from tfgrad_jax._compat import explicit_sharding, tangent_dtype
+from tfgrad_jax._compat import NUMPY, explicit_sharding, tangent_dtype
 from tfgrad_jax._source import Where
 from tfgrad_jax._text import tree_of
 from tfgrad_jax._trace import is_operand
-from tfgrad_jax._types import NUMPY, Spec, is_array, is_kind, spec
+from tfgrad_jax._types import Spec, is_array, is_kind, spec
 
 _LEAF = tree_structure(0)
 _FLOATS = (float, complex)  # JAX may differentiate them in another call
