@@ -1,7 +1,10 @@
 """Strict checks for every test: no accident of shapes, dtypes or seeds passes for a result."""
 
 import gc
+import importlib.metadata
 import os
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -10,7 +13,7 @@ from helpers import sample
 
 # Most of the time goes into compiling small programs, which run once.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"  # read at the first array
+QUICKER = "--xla_cpu_use_fusion_emitters=false"  # not every version of XLA knows it
 jax.config.update("jax_num_cpu_devices", 8)  # for `devices/`
 
 # JAX keeps what it compiles: to look through all of it, again and again, takes a tenth of the time.
@@ -34,7 +37,32 @@ def pytest_addoption(parser):
     )
 
 
+def is_known(flag, config):
+    """Return whether XLA knows a flag. If not, it ends the process, so another one asks."""
+    key = f"jaxlib {importlib.metadata.version('jaxlib')}{flag}"
+    known = config.cache.get(key, None)
+    if known is None:
+        command = [sys.executable, "-c", "import jax; jax.devices()"]
+        asked = subprocess.run(command, env={**os.environ, "XLA_FLAGS": flag}, capture_output=True)
+        known = asked.returncode == 0
+        config.cache.set(key, known)
+    return known
+
+
+def compile_quickly(config):
+    """Keep what is compiled for the next run, and for the processes that tests start."""
+    flags = [QUICK, *[QUICKER] * is_known(QUICKER, config), os.environ.get("XLA_FLAGS", "")]
+    os.environ["XLA_FLAGS"] = " ".join(flags)  # read at the first array
+    # The environment is for other processes, `jax.config` for this one.
+    folder = os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
 def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # the workers of xdist have the environment from here
+        compile_quickly(config)
     # Parametrized tests draw while pytest imports them, and so does each worker of xdist.
     os.environ["TFGRAD_SEED"] = str(config.getoption("seed"))
     os.environ["TFGRAD_COUNT"] = str(config.getoption("count"))
