@@ -94,7 +94,7 @@ WAYS = {
 }
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", OPAQUE)
 def test_an_operator_and_its_adjoint_have_both_modes_at_every_order(kind, way):
@@ -243,7 +243,7 @@ SOLVERS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("kind", ["plain", *OPAQUE])
 def test_a_decorated_product_in_a_solver(kind, solver):
@@ -256,6 +256,7 @@ def test_a_decorated_product_in_a_solver(kind, solver):
     assert_same(jax.jvp(lambda b: SOLVERS[solver](h, b), (X,), (T,))[1], inverse @ T, rtol=1e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mesh", [contextlib.nullcontext, explicit_mesh])
 @pytest.mark.parametrize("solver", [cg, bicgstab])
 def test_a_rule_that_solves_has_both_modes_at_second_order(solver, mesh):

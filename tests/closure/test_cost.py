@@ -310,7 +310,7 @@ def test_a_captured_object_is_freed_with_the_call():
     assert gone() is None
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", ["grad", "jit(grad)", "grad(jit)", "jacfwd"])
 @pytest.mark.parametrize("protocol", ["undeclared", "declared"])
 @pytest.mark.parametrize("hold", ["instance", "class"])
@@ -339,7 +339,7 @@ def test_a_class_that_is_made_in_a_function_is_freed_with_the_call(hold, protoco
     assert {cls() for cls in gone} == {None}
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", ["grad", "jit(grad)", "grad(jit)"])
 @pytest.mark.parametrize("protocol", ["undeclared", "declared"])
 @pytest.mark.parametrize("hold", [list, lambda ws: [{"w": w} for w in ws]], ids=["list", "dicts"])
@@ -390,7 +390,7 @@ NOT_COPIED = {
 }
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("way", ["grad", "jit(grad)", "grad(jit)", "jacfwd"])
 @pytest.mark.parametrize("protocol", ["undeclared", "declared"])
 @pytest.mark.parametrize("kind", NOT_COPIED)

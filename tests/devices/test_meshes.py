@@ -157,7 +157,7 @@ COLLECTIVES = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @eager_and_jit
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_linear_collectives_have_both_modes(name, mode):
@@ -271,6 +271,7 @@ def unreduced(h, over):
     return lambda w, x: jax.reshard(f(w, x), P())
 
 
+@pytest.mark.sampled(5)
 @eager_and_jit
 @pytest.mark.parametrize("rule", TRIPLED)
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ FOUND = {  # how it is handed over, and the name of the weight
 }
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("way", FOUND)
 def test_a_wrong_gradient_of_a_weight_is_found(way):
     hand_over, name = FOUND[way]

@@ -70,6 +70,7 @@ def test_second_order():
 COMPLEX = jax.lax.complex(X, X[::-1])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("x", [2.0, jnp.zeros(3), X.astype("bfloat16"), COMPLEX])
 def test_second_order_in_the_upstreams(x):
     """The Hessian of a loss needs the derivative of the rule in its upstreams."""

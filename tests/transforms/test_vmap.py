@@ -156,7 +156,7 @@ def in_two_maps(h, outer):
 
 
 @pytest.mark.parametrize(
-    ("h", "own", "order", "outer"), sample(itertools.product(OURS, OWN, ORDERS, OUTER), 16)
+    ("h", "own", "order", "outer"), sample(itertools.product(OURS, OWN, ORDERS, OUTER), 12)
 )
 def test_the_axis_of_a_vmap_around_a_vmap(h, own, order, outer):
     x, outer = jnp.float32(0.4), OUTER[outer]
