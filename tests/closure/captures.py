@@ -295,6 +295,23 @@ def weak_reference(w):
     return functools.partial(lambda held: reference().w, held)
 
 
+ALIVE = collections.deque(maxlen=10)  # what others refer to weakly
+
+
+@hold
+def weak_value(w):
+    table = weakref.WeakValueDictionary()
+    ALIVE.append(table.setdefault("held", Box(w)))
+    return lambda: table["held"].w
+
+
+@hold
+def weak_method(w):
+    ALIVE.append(held := Box(w))
+    method = weakref.WeakMethod(held.get)
+    return lambda: method()()
+
+
 @hold
 def decorated_helper(w):
     """Its own rule is asked for second derivatives alone: the caller's rule has the first."""
@@ -323,6 +340,8 @@ TRACED = {
     "finalizer",
     "iterator",
     "weak reference",
+    "weak value",
+    "weak method",
 }
 # More of those that are, of mechanisms that have an entry, each with code of its own here.
 COPIED: dict[str, Any] = {

@@ -39,6 +39,7 @@ _LEAVES = (Tracer, jax.Array, np.generic, np.dtype, jax.Ref, *TRACES)
 JITTED = type(jax.jit(len))
 CACHED = (JITTED, type(functools.cache(len)))
 _SIZED = (list, tuple, dict, set, frozenset, collections.deque)
+_WEAK = (weakref.ref, weakref.KeyedRef, weakref.WeakMethod)  # `KeyedRef`: to the values of a table
 
 
 class TooMuchError(Exception):
@@ -159,7 +160,7 @@ class Walk:
                 value, *holders = self._seen[key]
                 # It cannot be copied, so we need not look further: the modules of linen refer
                 # weakly to their parents, and through them to the whole model.
-                if way is self.way and type(value) is weakref.ref and not self.lenient:
+                if way is self.way and type(value) in _WEAK and not self.lenient:
                     raise OpaqueError(value)
                 marked += holders
 
@@ -185,8 +186,8 @@ _HELD: dict[type, Callable[[Any, int], Sequence[Any]]] = {
     _FUNCTION: _held_by_function,
     types.MethodType: lambda method, _: (method.__func__, method.__self__),
     types.BuiltinFunctionType: lambda function, _: (function.__self__,),
-    weakref.ref: lambda reference, _: (reference(),),
     **dict.fromkeys(_SIZED, _held_by_container),
+    **dict.fromkeys(_WEAK, lambda reference, _: (reference(),)),
     # Not the cached results: they depend on earlier calls.
     **dict.fromkeys(CACHED, lambda function, _: (function.__wrapped__,)),
 }
