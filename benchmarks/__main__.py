@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = options.out or (None if options.quick else report.RESULTS)
     path = out and out / f"{results.name}.json"
     if path and path.exists() and options.only:
-        results.groups = Results.load(path).groups  # until they are measured again
+        results = Results.load(path)  # its groups stay until they are measured again
+        results.measured_again(options.only, shown)
     sys.setrecursionlimit(1 << 17)  # nested calls take several Python frames each
     failed = []
     # Some parts take a second and some take minutes: an estimate of the rest would mislead.

@@ -96,6 +96,14 @@ class Results:
     def label(self) -> str:
         return f"{self.meta['platform'].upper()}, JAX {self.meta['versions']['jax']}"
 
+    def measured_again(self, part: str, now: "Results") -> None:
+        """Note that a part is measured again, if that is on another day or another machine."""
+        differs = any(self.meta.get(k) != now.meta[k] for k in ("date", "processor", "cores"))
+        later = self.meta.setdefault("later", {})
+        later.pop(part, None)
+        if differs:
+            later[part] = "{date}: {processor}, {cores} cores".format(**now.meta)
+
     @property
     def where(self) -> str:
         """When and on what it was measured, as far as the file says."""
@@ -104,7 +112,8 @@ class Results:
         date = f"Measured on {meta['date']}" if "date" in meta else "Measured on an earlier engine"
         python, jax = f"Python {versions['python']}", f"JAX {versions['jax']}"
         parts = meta["processor"], cores, meta.get("system", ""), python, jax
-        return f"{date}: {', '.join(filter(None, parts))}."
+        later = [f" `{part}` on {what}." for part, what in meta.get("later", {}).items()]
+        return f"{date}: {', '.join(filter(None, parts))}.{''.join(later)}"
 
     @classmethod
     def load(cls, path: Path) -> "Results":
