@@ -43,7 +43,8 @@ def is_known(flag, config):
     known = config.cache.get(key, None)
     if known is None:
         command = [sys.executable, "-c", "import jax; jax.devices()"]
-        asked = subprocess.run(command, env={**os.environ, "XLA_FLAGS": flag}, capture_output=True)
+        env = {**os.environ, "XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"}
+        asked = subprocess.run(command, env=env, capture_output=True)
         known = asked.returncode == 0
         config.cache.set(key, known)
     return known
@@ -51,8 +52,12 @@ def is_known(flag, config):
 
 def compile_quickly(config):
     """Keep what is compiled for the next run, and for the processes that tests start."""
-    flags = [QUICK, *[QUICKER] * is_known(QUICKER, config), os.environ.get("XLA_FLAGS", "")]
-    os.environ["XLA_FLAGS"] = " ".join(flags)  # read at the first array
+    # JAX reads the flags at the first array.
+    os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"
+    if not hasattr(config, "cache"):  # with `-p no:cacheprovider`
+        return
+    if is_known(QUICKER, config):
+        os.environ["XLA_FLAGS"] += f" {QUICKER}"
     # The environment is for other processes, `jax.config` for this one.
     folder = os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
