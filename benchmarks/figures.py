@@ -69,7 +69,7 @@ def draw(found: Sequence[Results], newest: Results, same: tuple[int, int], folde
 def _figure(title: str, results: Results, size: tuple[float, float]) -> Figure:
     figure = Figure(figsize=size)
     where = f"JAX {results.meta['versions']['jax']}"
-    if not results.meta.get("later"):  # all on one machine
+    if not results.meta.get("later"):  # all in one run
         where = f"{results.meta['processor']}, {where}"
     between = "  " if size[0] > 5 else "\n"
     figure.suptitle(f"{title}{between}({where})", fontsize=11, x=0.01, ha="left")

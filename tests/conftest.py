@@ -38,7 +38,7 @@ def pytest_addoption(parser):
 
 
 def is_known(flag, config):
-    """Return whether XLA knows a flag. If not, it ends the process, so another one asks."""
+    """Return whether XLA knows a flag. It ends a process that has a wrong one: start one to ask."""
     key = f"jaxlib {importlib.metadata.version('jaxlib')}{flag}"
     known = config.cache.get(key, None)
     if known is None:
