@@ -37,6 +37,7 @@ from ._frontend.grad_fn import (
     Surroundings,
     checked_outputs,
     checked_pair,
+    is_written_in_rule,
     primal_value,
 )
 from ._frontend.signature import Signature, annotations_of
@@ -67,6 +68,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         "__weakref__",
         "_convention",
         "_f",
+        "_in_rule",
         "_is_method",
         "_method",
         "_name",
@@ -76,7 +78,14 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         "_variables",
     )
 
-    def __init__(self, f: Callable[..., Any], variables: Any, primal: Any, convention: str) -> None:
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        variables: Any,
+        primal: Any,
+        convention: str,
+        in_rule: bool | None = None,
+    ) -> None:
         # Do not copy the attributes of `f`: they might shadow ours. `__getattr__` finds them.
         functools.update_wrapper(self, f, updated=())
         self._f = f
@@ -85,6 +94,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         self._variables = variables
         self._primal = primal
         self._convention = convention
+        self._in_rule = is_written_in_rule(self._source) if in_rule is None else in_rule
         self._signature = Signature(f)
         _show(self, self._signature)
         self._method: Any = None  # `_bound` makes it at the first access
@@ -150,7 +160,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         return self.unwrapped()
 
     def unwrapped(self) -> Any:
-        parts = self._f, self._variables, self._primal, self._convention
+        parts = self._f, self._variables, self._primal, self._convention, self._in_rule
         return (
             CustomGradient,
             parts,
@@ -189,7 +199,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
                 raise
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
         inputs.accept_omitted(bound.inputs, bound.omitted)
-        contract = Contract(self._source, inputs, bound.named, self._convention)
+        contract = Contract(self._source, inputs, bound.named, self._convention, self._in_rule)
         surroundings = Surroundings(self._f, bound_to, constants, bound.rest, self._primal)
         return Call(contract, surroundings, operands, variables)
 

@@ -132,7 +132,7 @@ class _Call:
         owner, inner = decorated(h), getattr(h, "__wrapped__", None)
         variables, primal, self._convention = "autodiff", None, "tf"
         if owner is not None:
-            f, variables, primal, self._convention = owner.unwrapped()[1]
+            f, variables, primal, self._convention, _ = owner.unwrapped()[1]
         elif not is_recomputed(f):
             wraps = isinstance(inner, CustomGradient) or is_recomputed(inner)
             raise _tool_errors.not_explainable(h, wraps)

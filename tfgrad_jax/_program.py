@@ -27,7 +27,6 @@ from ._frontend.grad_fn import (
     Contract,
     Variables,
     accepts_variables,
-    is_written_in_rule,
 )
 from ._frontend.structure import Outputs
 from ._source import Source
@@ -62,7 +61,7 @@ class Program:
             self._body.note_uses(captured, uses)
         # Captured values without a gradient, unless the rule takes undeclared `variables`.
         self._without_gradient: set[int] = set()
-        if not is_written_in_rule(contract.source):
+        if not contract.in_rule:
             differentiable = {i for i, c in enumerate(captured) if is_differentiable(c.dtype)}
             refs = {i for i, c in enumerate(captured) if is_ref(c)}
             self._without_gradient = differentiable & (

@@ -11,7 +11,8 @@ import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -20,14 +21,16 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
 from tfgrad_jax import _errors, _gradient_errors
 from tfgrad_jax._compat import summed_over, varying
-from tfgrad_jax._source import Source, Where
+from tfgrad_jax._source import Source, Where, is_within
 from tfgrad_jax._text import kind_of
 from tfgrad_jax._types import Spec, Wrapper, is_array
 
 from .structure import Layout, Outputs, conjugate, split
 
 _PLAIN = (jax.Array, int, float, complex)
-_MARK = "written inside a rule"  # a constant that `_marked` adds to the code of such a function
+_rules: ContextVar[tuple[types.CodeType, ...]] = ContextVar(
+    "the code of the rules that are running", default=()
+)
 
 
 def checked_pair(f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
@@ -111,6 +114,7 @@ class Contract:
     inputs: Layout
     named: Sequence[str]  # the names of the last inputs, if these are passed by name
     convention: str
+    in_rule: bool = False  # whether `f` is written inside a rule
     is_rule_traced: bool = False  # if so, its variables are fixed
     is_watched: bool = False  # `explain` looks at what `f` computes, so it runs in no trace of ours
 
@@ -119,7 +123,7 @@ class Contract:
         args, keywords = self._arguments(surroundings, operands)
         if surroundings.primal is not None:
             return primal_value(self.source, surroundings.primal, args, keywords)
-        y, _ = checked_pair(surroundings.f, surroundings.f(*args, **keywords))
+        y, _ = self._pair(surroundings.f, args, keywords)
         return checked_outputs(surroundings.f, y)
 
     def apply(
@@ -127,10 +131,14 @@ class Contract:
     ) -> tuple[list[Any], Outputs, Callable[..., Any]]:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
         args, keywords = self._arguments(surroundings, operands)
-        y, grad_fn = checked_pair(surroundings.f, surroundings.f(*args, **keywords))
+        y, grad_fn = self._pair(surroundings.f, args, keywords)
         leaves, treedef = tree_flatten(checked_outputs(surroundings.f, y))
         leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
         return leaves, Outputs(leaves, treedef, self.convention), grad_fn
+
+    def _pair(self, f: Callable[..., Any], args: Any, keywords: Any) -> tuple[Any, Any]:
+        with _running(f if self.in_rule else None):  # so is what it decorates
+            return checked_pair(f, f(*args, **keywords))
 
     def _arguments(
         self, surroundings: Surroundings, operands: Sequence[Any]
@@ -157,7 +165,11 @@ class Contract:
         keywords = {} if variables is None else {"variables": variables.value(traced)}
         mirrored = self.convention == "tf"
         arity = functools.partial(_gradient_errors.wrong_arity, where, len(upstreams), mirrored)
-        result = _called(_marking(grad_fn, self.source.code), upstreams, keywords, arity)
+        if isinstance(grad_fn, Wrapper) and is_within(self.source.code, Source.of(grad_fn).code):
+            make, (*parts, _), _ = grad_fn.unwrapped()  # the last says whether it is inside a rule
+            grad_fn = make(*parts, True)
+        with _running(grad_fn):
+            result = _called(grad_fn, upstreams, keywords, arity)
         return self._read(variables, result, where)
 
     def _read(self, variables: Variables | None, result: Any, where: Where) -> list[Any]:
@@ -219,57 +231,25 @@ class Call(NamedTuple):
         return variables, traced
 
 
-def _marking(grad_fn: Any, code: types.CodeType | None) -> Any:
-    """Return the rule such that the functions that it makes carry the mark "written inside a rule".
+@contextlib.contextmanager
+def _running(rule: Any) -> Iterator[None]:
+    """Run a rule: functions that are written inside it and decorated now are inside a rule.
 
-    The rule runs with a copy of its code, in which we mark the code of each inner function. So the
-    answer is a property of the code and does not depend on earlier calls. A decorated rule gets the
-    mark itself if it is written inside the function. If it is written elsewhere, such as an
-    operator that is its own rule, it is an ordinary function.
+    A decorated function that is a rule, such as an operator that is its own, is an ordinary one.
     """
-    if isinstance(grad_fn, types.MethodType):
-        return types.MethodType(_marking(grad_fn.__func__, code), grad_fn.__self__)
-    if type(grad_fn) is functools.partial:
-        return functools.partial(_marking(grad_fn.func, code), *grad_fn.args, **grad_fn.keywords)
-    if isinstance(grad_fn, Wrapper):
-        make, (f, *options), _ = grad_fn.unwrapped()
-        inner: Any = getattr(f, "__code__", None)
-        return make(_with_code(f, _marked(inner)), *options) if _stands_in(code, inner) else grad_fn
-    if type(grad_fn) is not types.FunctionType or not _inner_codes(grad_fn.__code__):
-        return grad_fn
-    return _with_code(grad_fn, _with_marks(grad_fn.__code__))
-
-
-def _with_code(f: types.FunctionType, code: types.CodeType) -> types.FunctionType:
-    new = types.FunctionType(code, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
-    new.__kwdefaults__, new.__qualname__ = f.__kwdefaults__, f.__qualname__
-    return new
-
-
-def _stands_in(outer: types.CodeType | None, code: types.CodeType | None) -> bool:
-    inner = [] if outer is None else _inner_codes(outer)
-    return any(c is code or _stands_in(c, code) for c in inner)
-
-
-def _inner_codes(code: types.CodeType) -> list[types.CodeType]:
-    return [c for c in code.co_consts if isinstance(c, types.CodeType)]
-
-
-@functools.lru_cache(maxsize=1024)
-def _with_marks(code: types.CodeType) -> types.CodeType:
-    marked = [_marked(c) if isinstance(c, types.CodeType) else c for c in code.co_consts]
-    return code.replace(co_consts=tuple(marked))
-
-
-def _marked(code: types.CodeType) -> types.CodeType:
-    inside = _with_marks(code)
-    # Not the first constant: that may be the docstring.
-    return inside.replace(co_consts=(*inside.co_consts, _MARK))
+    while isinstance(rule, functools.partial):
+        rule = rule.func
+    code = getattr(rule, "__code__", None)
+    token = _rules.set((*_rules.get(), code) if code else _rules.get())
+    try:
+        yield
+    finally:
+        _rules.reset(token)
 
 
 def is_written_in_rule(source: Source) -> bool:
-    """Return whether a function was made by a running rule."""
-    return source.code is not None and _MARK in source.code.co_consts
+    """Return whether a function that is being decorated is written inside a running rule."""
+    return any(is_within(rule, source.code) for rule in _rules.get())
 
 
 def _called(f: Any, args: Sequence[Any], kwargs: Any, misfit: Callable[[TypeError], Any]) -> Any:
