@@ -94,11 +94,10 @@ class NotLinearError(Exception):
         self.error = error  # or the error of Python code that needs a value
 
 
-def check(closed: ClosedJaxpr, upstreams: int | None = None) -> list[Any]:
-    """Raise unless the traced rule is linear; return the calls that only their own rules transpose.
+def check(closed: ClosedJaxpr, upstreams: int | None = None) -> "_Linearity":
+    """Raise unless the traced rule is linear; return what was found.
 
-    Such a call has a declared derivative, and in its body a callback or a kernel, which JAX cannot
-    transpose. `upstreams` says how many of the last arguments are upstreams; None: all of them.
+    `upstreams` says how many of the last arguments are upstreams; None: all of them.
     """
     analysis, inputs = _Linearity(), len(closed.jaxpr.invars)
     others = 0 if upstreams is None else inputs - upstreams
@@ -110,7 +109,7 @@ def check(closed: ClosedJaxpr, upstreams: int | None = None) -> list[Any]:
         raise NotLinearError(f"`{name}`, which JAX cannot transpose", analysis.opaque[0])
     if _CONSTANT in results:
         raise NotLinearError("a gradient that is not zero and does not depend on the upstreams")
-    return analysis.declared
+    return analysis
 
 
 class _Linearity:
@@ -118,7 +117,11 @@ class _Linearity:
 
     def __init__(self) -> None:
         self.opaque: list[Any] = []  # equations that JAX cannot transpose, outside of `declared`
-        self.declared: list[Any] = []  # calls of functions with a rule that have some inside
+        # Calls of functions with a rule that have some inside: only the rule transposes these.
+        self.declared: list[Any] = []
+        # By id, what only affects derivatives: other such calls, and `stop_gradient`.
+        self.inlined: set[int] = set()
+        self._in_shard_map = False
 
     def constant(self, value: Any) -> int:
         """Return whether a constant is zero; a large one counts as not zero."""
@@ -135,6 +138,8 @@ class _Linearity:
         if eqn.primitive.name == "while" and _LINEAR in operands:
             raise NotLinearError("`while`, which JAX cannot transpose", eqn)
         outside, self.opaque = self.opaque, []
+        before, self._in_shard_map = self._in_shard_map, eqn.primitive.name == "shard_map"
+        self._in_shard_map |= before
         try:
             followed = follow(eqn, operands, self)
         except NotLinearError as error:
@@ -142,9 +147,12 @@ class _Linearity:
                 raise
             # JAX traces the function once for all calls: the lines inside may be of another call.
             raise NotLinearError(f"{error} (in `{eqn.params['name']}`)", eqn) from None
+        self._in_shard_map = before
         if self.opaque and is_declared(eqn):
             self.declared.append(eqn)
             self.opaque = []
+        elif _LINEAR in operands and (is_declared(eqn) or eqn.primitive.name == "custom_vmap_call"):
+            self.inlined.add(id(eqn))
         self.opaque = outside + self.opaque
         return followed
 
@@ -156,6 +164,9 @@ class _Linearity:
 
     def _kind(self, eqn: Any, operands: Sequence[int]) -> Any:
         name, known = eqn.primitive.name, self._is_known(eqn.primitive)
+        is_identity = name == "stop_gradient" or (_names_no_device(eqn) and not self._in_shard_map)
+        if is_identity and _LINEAR in operands:
+            self.inlined.add(id(eqn))
         if name == "push" and _LINEAR in operands[: eqn.params["count"]]:
             raise NotLinearError("the derivative of a decorated function at an upstream")
         if name == "convert_element_type":
@@ -208,3 +219,9 @@ class _Linearity:
 
     def branch(self, name: str, predicate: int, result: int) -> int:
         return result  # no predicate is an upstream: `step` has refused, or it is opaque
+
+
+def _names_no_device(eqn: Any) -> bool:
+    """Return whether a `device_put` names no device. JAX may be unable to differentiate it."""
+    is_put = eqn.primitive.name == "device_put"
+    return is_put and all(device is None for device in eqn.params["devices"])
