@@ -7,12 +7,12 @@ linear, and take its vjp: a linear map is its own derivative, so its vjp is its 
 at every point. The vjp alone would accept `dy + c` and drop the `c`.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import AbstractValue
 from jax.errors import TracerArrayConversionError, TracerBoolConversionError
 from jax.extend.core import ClosedJaxpr, Literal
@@ -61,10 +61,7 @@ def transposed(
         kept[:] = [i for i, g in enumerate(every) if g is not None]
         return [every[i] for i in kept]
 
-    try:
-        closed = jax.make_jaxpr(gradients)(types)
-    except NeedsValuesError:
-        closed = _traced_on_values(gradients, types)
+    closed = _traced(gradients, types)
     found, tangents = check(closed), [tangents[i] for i in kept]
     linear = _Inlined(found.inlined)
 
@@ -93,22 +90,13 @@ def transposed(
     return evaluate(jaxpr.replace(invars=list(operands)), *args)
 
 
-def _traced_on_values(rule: Callable[..., Sequence[Any]], types: Sequence[Any]) -> ClosedJaxpr:
-    """Trace a rule that branches on values of the forward pass.
-
-    `make_jaxpr` would have no values. So the rule runs as the jvp rule of a probe, under
-    `jax.linearize`: JAX records the operations on its tangents, the cotangents of the rule, and
-    evaluates all others.
-    """
-    probe = jax.custom_jvp(lambda *ys: ys)
-
-    @probe.defjvp
-    def _(_: Any, tangents: Any) -> Any:
-        dxs = rule(list(tangents))
-        return [np.zeros(g.shape, g.dtype) for g in dxs], list(dxs)
-
+def _traced(rule: Callable[..., Sequence[Any]], types: Sequence[Any]) -> ClosedJaxpr:
+    """Trace a rule, which may branch on values of the forward pass."""
+    with contextlib.suppress(NeedsValuesError):
+        return jax.make_jaxpr(rule)(types)
     try:
-        push = jax.linearize(probe, *map(zeros, types))[1]
+        with jax.ensure_compile_time_eval():  # of operations on values
+            return jax.make_jaxpr(rule)(types)
     except TracerBoolConversionError as error:
         raise NotLinearError("a branch on the upstream", error=error) from None
     except TracerArrayConversionError as error:
@@ -116,7 +104,6 @@ def _traced_on_values(rule: Callable[..., Sequence[Any]], types: Sequence[Any]) 
     except NeedsValuesError as error:
         text = "Python code that reads the value of the upstream"
         raise NotLinearError(text, error=error) from None
-    return jax.make_jaxpr(lambda cotangents: push(*cotangents))(types)
 
 
 class _Inlined:
