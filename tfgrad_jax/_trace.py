@@ -22,27 +22,13 @@ _trace_state = core_name("get_opaque_trace_state")
 _current_trace, _set_trace = core_name("find_top_trace"), core_name("set_current_trace")
 
 
-def _outside() -> Any:
-    """Return the trace that is current when no transformation is running, as in a new thread.
-
-    The thread that imports this module may be inside a transformation.
-    """
-    seen: list[Any] = []
-    thread = threading.Thread(target=lambda: seen.append(_current_trace(())))
-    thread.start()
-    thread.join()
-    return seen[0]
-
-
-_IDLE = _outside()
-
-
-def _base_in_jax(cls: type) -> type:
-    return [c for c in cls.__mro__ if c.__module__.partition(".")[0] == "jax"][-1]
-
+# The trace that is current when no transformation is running. This module may be imported inside
+# of one.
+with jax.core.eval_context():
+    _IDLE = _current_trace(())
 
 # The base classes of JAX's traces, and of the opaque objects that stand for their state.
-TRACES = tuple(_base_in_jax(type(f(()))) for f in (_current_trace, _trace_state))
+TRACES = jax.core.Trace, type(_trace_state(()))
 
 
 class _Local(threading.local):
