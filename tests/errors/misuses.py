@@ -684,13 +684,13 @@ squared.defvjp(lambda x: (x**2, x), lambda x, dy: (2 * x * dy,))
 
 BODIES = [
     misuse("Call back to Python in the function, and ask for the second order", outside(CUBED),
-        BODY + "3 (ValueError: Pure callbacks do not support JVP", STOP),
+        "Pure callbacks do not support JVP", BODY + "3.", STOP, error=ValueError),
     misuse("Call a `jax.custom_vjp` in the function, and ask for a Hessian",
         VJP + function("jax.hessian(lambda x: f(x).sum())(x)", "squared(x), lambda dy: 2 * x * dy"),
-        BODY + "9 (", "call its function without the decorator"),
+        BODY + "9.", "call its function without the decorator"),
     misuse("Return what a `custom_vmap` computes, and ask for the second order",
         outside("cubed(x), lambda dy: 3 * x**2 * dy", VMAPPED),
-        BODY + "9 (ValueError: Linearization failed to produce known values", STOP),
+        "Linearization failed to produce known values", BODY + "9.", STOP, error=ValueError),
 ]  # fmt: skip
 
 MATCH = "the gradient of the corresponding output, so inputs and outputs must match in number"

@@ -26,7 +26,8 @@ def said(kind, call, *args):
     with pytest.raises(kind) as caught:
         call(*args)
     assert type(caught.value) is kind
-    return str(caught.value)
+    notes = [n for n in getattr(caught.value, "__notes__", ()) if "`" in n]
+    return "\n".join([str(caught.value), *notes])
 
 
 # --- the function that the user wrote -------------------------------------------------------------
@@ -186,8 +187,9 @@ def test_of_functions_in_each_other_the_innermost_is_named():
         return jax.pure_callback(np.asarray, x, x), lambda dy: 7 * dy * x
 
     outer = custom_gradient(lambda x: (inner(x), lambda dy: 7 * dy * x))
-    text = said(TypeError, jax.jit(jax.grad(jax.grad(jax.grad(outer)))), 1.0)
-    assert text.startswith(f"`{inner.__qualname__.replace('<locals>.', '')}` ({place(inner)}) comp")
+    text = said(ValueError, jax.jit(jax.grad(jax.grad(jax.grad(outer)))), 1.0)
+    assert f"\n`{inner.__qualname__.replace('<locals>.', '')}` ({place(inner)}) computes" in text
+    assert text.count("cannot differentiate") == 1
 
 
 # --- a warning, where the answer is TensorFlow's --------------------------------------------------
@@ -354,5 +356,5 @@ def test_the_line_of_an_operation_is_in_the_rule_and_not_in_what_it_calls():
         y = jax.pure_callback(lambda x: x, x, x)
         return bent_elsewhere(y), lambda dy: dy * y
 
-    text = said(TypeError, jax.jit(jax.grad(jax.grad(custom_gradient(unread)))), 1.0)
-    assert f"that JAX cannot differentiate, at {place(unread, 1)} (" in text
+    text = said(ValueError, jax.jit(jax.grad(jax.grad(custom_gradient(unread)))), 1.0)
+    assert f"that JAX cannot differentiate, at {place(unread, 1)}. " in text

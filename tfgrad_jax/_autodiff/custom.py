@@ -19,6 +19,7 @@ one `attach`. Nothing runs twice, and `attach` compiles to no operation.
 import dataclasses
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -34,12 +35,10 @@ from tfgrad_jax._jaxpr import dependence, evaluate, without_consts
 from tfgrad_jax._source import Source
 from tfgrad_jax._trace import below, is_reverse, is_staging, is_transposed
 from tfgrad_jax._tracebacks import hidden, is_own
-from tfgrad_jax._types import NeedsValuesError, is_differentiable, is_traced
+from tfgrad_jax._types import is_differentiable, is_traced
 
 from .primitives import attach, depend, push, zero_tangent
 from .rule import Rule, Run
-
-_SEEN = "_tfgrad_jax_seen"  # an attribute of errors that `_forward` has looked at
 
 
 class HiddenTracerError(Exception):
@@ -271,23 +270,16 @@ def _forward(function: Function, operands: Sequence[Any], perturbed: Sequence[in
     """Return the value and the rule; name the function if JAX cannot differentiate its operations.
 
     For second derivatives JAX differentiates the operations of `f`, and fails at a callback, for
-    instance. If `f` runs with all derivatives stopped, that was the reason.
+    instance. The type of its error depends on the operation.
     """
     try:
         return function.forward(operands, perturbed)
-    except Exception as error:  # the type depends on the operation and the version of JAX
-        known = isinstance(error, (*NeedsValuesError, HiddenTracerError, RecursionError))
-        if known or is_own(error) or hasattr(error, _SEEN) or not is_traced(operands):
-            raise
-        setattr(error, _SEEN, True)  # the enclosing decorated functions meet the same error
-        stopped = [o if is_ref(o) else jax.lax.stop_gradient(o) for o in operands]
-        try:
-            function.forward(stopped, perturbed)
-        except Exception:
-            raise error from None
-        source, text = function.source, f"{type(error).__name__}: {error}".partition("\n")[0]
-        line = source.line_in(error)
-        raise _errors.not_differentiable(source, line, text.rstrip(".: ")) from error
+    except Exception as error:
+        is_new = not (is_own(error) or hasattr(error, "__notes__"))
+        if is_new and re.search("jvp|differentiat|lineariz", str(error), re.IGNORECASE):
+            line = function.source.line_in(error)
+            error.add_note(_errors.not_differentiable(function.source, line, str(error)))
+        raise
 
 
 def _tangents(leaves: Sequence[Any], rule: Rule, tangents: Sequence[Any]) -> list[Any]:
