@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import inspect
 import re
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -136,13 +135,10 @@ def _reverse(
 def _named(f: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return `f` under a name, with its signature, which JAX would compute at every call."""
 
-    @functools.wraps(f)
     def named(*args: Any) -> Any:
         return f(*args)
 
     named.__name__ = named.__qualname__ = name
-    shown: Any = types.SimpleNamespace(__name__=name, __code__=f.__code__)
-    vars(named)["__wrapped__"] = shown  # where JAX looks for the name that jaxprs show
     named.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
     return hidden(jax.named_scope(name)(named))  # the name of the operations in profiles
 
