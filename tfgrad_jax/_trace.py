@@ -8,13 +8,13 @@ earlier calls.
 import contextlib
 import functools
 import threading
-import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.interpreters.partial_eval import JaxprTracer
 
 from ._compat import core_name, is_ref
 
@@ -105,21 +105,7 @@ def is_transposed(value: Any) -> bool:
 
     JAX also linearizes under a trace of this type; but then known values are not its tracers.
     """
-    trace, tracer = _transposing()
-    return isinstance(value, tracer) and type(_current_trace(())) is trace
-
-
-@functools.cache
-def _transposing() -> tuple[type, type]:
-    """Return the types of the trace under which JAX transposes a function, and of its tracers."""
-    seen: list[type] = []
-
-    def probe(x: Any) -> Any:
-        seen.extend((type(_current_trace(())), type(x)))
-        return x
-
-    jax.linear_transpose(probe, jax.ShapeDtypeStruct((), np.float32))
-    return seen[0], seen[1]
+    return isinstance(value, JaxprTracer) and value._trace is _current_trace(())
 
 
 def is_reverse(values: Sequence[Any]) -> bool:
@@ -141,31 +127,11 @@ def below(primals: Sequence[Any]) -> Any:
     """Return a context for code in a jvp rule that runs it at the level of the primals.
 
     When JAX linearizes, it runs the rule under a trace to which no primal belongs. Without this
-    context every operation on the primals would go through that trace, which is slow.
+    context every operation on the primals would go through that trace, which is slow. This only
+    saves time: a JAX that does not say that it linearizes, or cannot set a trace, gives the same
+    results.
     """
-    now, (trace, tracer) = _current_trace(()), _linearizing()
-    if type(now) is trace and not any(isinstance(p, tracer) for p in primals):
-        # This only saves time: a JAX that cannot set a trace gives the same results.
-        return contextlib.nullcontext() if _set_trace is None else _set_trace(now.parent_trace)
-    return contextlib.nullcontext()
-
-
-@functools.cache
-def _linearizing() -> tuple[type, type]:
-    """Return the types of the trace that linearizes and of its tracers, read inside a jvp rule."""
-    seen: list[type] = []
-
-    @jax.custom_jvp
-    def probe(x: Any) -> Any:
-        return x
-
-    @probe.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
-        seen.extend((type(_current_trace(())), type(tangents[0])))
-        return primals[0], tangents[0]
-
-    # A future JAX may linearize differently: then we do without. Staged, so that the answer does
-    # not depend on where this runs first.
-    with contextlib.suppress(Exception):
-        jax.eval_shape(lambda x: jax.linearize(probe, x)[0], jax.ShapeDtypeStruct((), np.float32))
-    return (seen[0], seen[1]) if len(seen) == 2 else (types.NoneType, types.NoneType)
+    now = _current_trace(())
+    if not hasattr(now, "is_vjp") or any(getattr(p, "_trace", None) is now for p in primals):
+        return contextlib.nullcontext()
+    return contextlib.nullcontext() if _set_trace is None else _set_trace(now.parent_trace)
