@@ -14,6 +14,9 @@ _REF: Any = jax.Ref
 # it. From JAX 0.12 on, `True` does that only for the compiler: it would stay in jaxprs, with our
 # name. Use `jax.Inline` alone when 0.12 is the oldest supported.
 INLINE: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
+# Whether the derivative of a scan keeps the custom_jvp of what the scan calls. Before JAX 0.12, the
+# second derivative drops it and differentiates the function below.
+KEEPS_CUSTOM_JVP = jax.__version_info__ >= (0, 12)
 # JAX has a class of its own for the NumPy arrays that it finds while it traces. User code sees it:
 # the result of `stop_gradient` may have it. In JAX 0.8 it is no subclass of `np.ndarray`. Remove
 # when the oldest supported JAX has one that is. Which part of a jaxpr has it depends on a flag.
@@ -72,26 +75,6 @@ def can_transpose(primitive: Any) -> bool:
 def can_differentiate(primitive: Any) -> bool:
     """Return whether JAX knows the derivative of an operation."""
     return primitive in ad.primitive_jvps
-
-
-@functools.cache
-def keeps_custom_jvp() -> bool:
-    """Return whether the derivative of a scan keeps the custom_jvp of what the scan calls.
-
-    Before JAX 0.12, the second derivative of a scan drops it and differentiates the function below.
-    Remove when 0.12 is the oldest supported.
-    """
-    seen: list[Any] = []
-    inner, outer = (jax.custom_jvp(lambda x: x) for _ in range(2))
-    inner.defjvp(lambda primals, tangents: (inner(*primals), seen.append(1) or tangents[0]))
-    outer.defjvp(lambda primals, tangents: (outer(*primals), inner(*primals) * tangents[0]))
-
-    def first(x: Any) -> Any:
-        return jax.grad(lambda x: jax.lax.map(outer, x)[0])(x)[0]
-
-    with jax.disable_jit(False):  # without `jit`, JAX would run no scan
-        jax.eval_shape(jax.grad(first), jax.ShapeDtypeStruct((2,), np.float32))
-    return bool(seen)
 
 
 def is_ref(value: Any) -> bool:

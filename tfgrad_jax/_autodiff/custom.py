@@ -29,7 +29,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero, linear_call
 
 from tfgrad_jax import _errors
-from tfgrad_jax._compat import is_ref, keeps_custom_jvp, tangent_type, zeros
+from tfgrad_jax._compat import KEEPS_CUSTOM_JVP, is_ref, tangent_type, zeros
 from tfgrad_jax._jaxpr import dependence, evaluate, without_consts
 from tfgrad_jax._source import Source
 from tfgrad_jax._trace import below, is_reverse, is_staging, is_transposed
@@ -94,7 +94,7 @@ def _derivatives(name: str, needs_perturbed: bool) -> tuple[Any, Any]:
     other function gets them: a Pallas kernel cannot lower them.
     """
     value: Callable[..., Any] = _value
-    if not keeps_custom_jvp():  # elsewhere none: Triton, which compiles kernels, has no custom_vjp
+    if not KEEPS_CUSTOM_JVP:  # elsewhere none: Triton, which compiles kernels, has no custom_vjp
         dropped_to = _reverse(name, _with_copied_residuals, needs_perturbed)
 
         def value(function: Function, *operands: Any) -> list[Any]:
@@ -176,7 +176,7 @@ def _not_transposable(leaves: list[Any]) -> list[Any]:
     It would transpose `f`'s own operations, not run the rule. Before JAX 0.12, the custom_vjp makes
     it raise.
     """
-    return list(map(jax.lax.stop_gradient, leaves)) if keeps_custom_jvp() else leaves
+    return list(map(jax.lax.stop_gradient, leaves)) if KEEPS_CUSTOM_JVP else leaves
 
 
 def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
@@ -300,7 +300,7 @@ def _with_copied_residuals(rule: Rule, operands: Sequence[Any]) -> Rule:
     JAX does not save a residual that is an operand. Before 0.12 it then uses the wrong value if
     the custom_vjp was staged together with constants. Remove when 0.12 is the oldest supported.
     """
-    if keeps_custom_jvp():
+    if KEEPS_CUSTOM_JVP:
         return rule
     own = {id(o) for o in operands if not is_ref(o)}
     kept = [depend([r], [])[0] if id(r) in own else r for r in rule.residuals]
