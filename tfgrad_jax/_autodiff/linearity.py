@@ -119,8 +119,10 @@ class _Linearity:
         self.opaque: list[Any] = []  # equations that JAX cannot transpose, outside of `declared`
         # Calls of functions with a rule that have some inside: only the rule transposes these.
         self.declared: list[Any] = []
-        # By id, what only affects derivatives: other such calls, and `stop_gradient`.
-        self.inlined: set[int] = set()
+        # What only affects derivatives: other such calls, and `stop_gradient`. By the ids of the
+        # equations around each and its own: calls of a jitted function share their equations.
+        self.inlined: set[tuple[int, ...]] = set()
+        self._path: tuple[int, ...] = ()
         self._in_shard_map = False
 
     def constant(self, value: Any) -> int:
@@ -140,6 +142,7 @@ class _Linearity:
         outside, self.opaque = self.opaque, []
         before, self._in_shard_map = self._in_shard_map, eqn.primitive.name == "shard_map"
         self._in_shard_map |= before
+        around, self._path = self._path, (*self._path, id(eqn))
         try:
             followed = follow(eqn, operands, self)
         except NotLinearError as error:
@@ -147,12 +150,12 @@ class _Linearity:
                 raise
             # JAX traces the function once for all calls: the lines inside may be of another call.
             raise NotLinearError(f"{error} (in `{eqn.params['name']}`)", eqn) from None
-        self._in_shard_map = before
+        path, self._path, self._in_shard_map = self._path, around, before
         if self.opaque and is_declared(eqn):
             self.declared.append(eqn)
             self.opaque = []
         elif _LINEAR in operands and (is_declared(eqn) or eqn.primitive.name == "custom_vmap_call"):
-            self.inlined.add(id(eqn))
+            self.inlined.add(path)
         self.opaque = outside + self.opaque
         return followed
 
@@ -166,7 +169,7 @@ class _Linearity:
         name, known = eqn.primitive.name, self._is_known(eqn.primitive)
         is_identity = name == "stop_gradient" or (_names_no_device(eqn) and not self._in_shard_map)
         if is_identity and _LINEAR in operands:
-            self.inlined.add(id(eqn))
+            self.inlined.add((*self._path, id(eqn)))
         if name == "push" and _LINEAR in operands[: eqn.params["count"]]:
             raise NotLinearError("the derivative of a decorated function at an upstream")
         if name == "convert_element_type":

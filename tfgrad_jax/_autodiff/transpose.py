@@ -9,7 +9,7 @@ at every point. The vjp alone would accept `dy + c` and drop the `c`.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -114,55 +114,44 @@ class _Inlined:
     `stop_gradient` does nothing.
     """
 
-    def __init__(self, eqns: set[int]) -> None:
-        self._eqns = eqns
+    def __init__(self, paths: set[tuple[int, ...]]) -> None:
+        self._paths = paths
 
-    def evaluate(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        if not self._eqns:
+    def evaluate(
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], path: tuple[int, ...] = ()
+    ) -> list[Any]:
+        if not self._paths:
             return jax.core.eval_jaxpr(jaxpr, consts, *args)
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
         read = lambda a: a.val if isinstance(a, Literal) else known[a]  # noqa: E731
         for eqn in jaxpr.eqns:
-            results = self._equation(eqn, list(map(read, eqn.invars)))
+            results = self._equation(eqn, list(map(read, eqn.invars)), (*path, id(eqn)))
             known.update(zip(eqn.outvars, results, strict=True))
         return list(map(read, jaxpr.outvars))
 
-    def _equation(self, eqn: Any, values: list[Any]) -> list[Any]:
-        if id(eqn) in self._eqns:
+    def _equation(self, eqn: Any, values: list[Any], path: tuple[int, ...]) -> list[Any]:
+        if path in self._paths:
             body = call_body(eqn)
-            return values if body is None else self._called(body, values)
-        if any(map(self._changes, _bodies(eqn))):
+            return values if body is None else self._called(body, values, path)
+        if any(inner[: len(path)] == path for inner in self._paths):
             if eqn.primitive.name == "shard_map":  # its body runs on each device
                 raise NotLinearError("a `stop_gradient`, or the like, in a `shard_map`", eqn)
-            eqn = eqn.replace(params={k: self._traced(v) for k, v in eqn.params.items()})
+            params = {name: self._traced(value, path) for name, value in eqn.params.items()}
+            eqn = eqn.replace(params=params)
         atoms = {a: v for a, v in zip(eqn.invars, values, strict=True) if type(a) is not Literal}
         one = empty().replace(invars=list(atoms), outvars=list(eqn.outvars), eqns=[eqn])
         return evaluate(one, *atoms.values())
 
-    def _changes(self, body: Any) -> bool:
-        return any(
-            id(e) in self._eqns or any(map(self._changes, _bodies(e)))
-            for e in open_jaxpr(body).eqns
-        )
+    def _called(self, body: Any, values: Sequence[Any], path: tuple[int, ...]) -> list[Any]:
+        return self.evaluate(open_jaxpr(body), getattr(body, "consts", ()), values, path)
 
-    def _called(self, body: Any, values: Sequence[Any]) -> list[Any]:
-        return self.evaluate(open_jaxpr(body), getattr(body, "consts", ()), values)
-
-    def _traced(self, parameter: Any) -> Any:
+    def _traced(self, parameter: Any, path: tuple[int, ...]) -> Any:
         if isinstance(parameter, tuple):
-            return tuple(map(self._traced, parameter))
+            return tuple(self._traced(part, path) for part in parameter)
         if not isinstance(parameter, ClosedJaxpr):
             return parameter
         types = [v.aval for v in parameter.jaxpr.invars]
-        return jax.make_jaxpr(lambda *args: self._called(parameter, args))(*types)
-
-
-def _bodies(eqn: Any) -> Iterator[Any]:
-    """Return the jaxprs among the parameters of an equation."""
-    for parameter in eqn.params.values():
-        for one in parameter if isinstance(parameter, tuple) else (parameter,):
-            if hasattr(open_jaxpr(one), "eqns"):
-                yield one
+        return jax.make_jaxpr(lambda *args: self._called(parameter, args, path))(*types)
 
 
 @functools.cache
