@@ -394,7 +394,7 @@ def calls_itself(held: Any, w: Any) -> Any:
 limit(
     "recursion through a class",
     "A rule that calls its own function raises if a class defined in a function, or an object with "
-    "copy hooks of its own, holds the differentiated weight. Store the weight on an ordinary "
+    "a finalizer (`__del__`), holds the differentiated weight. Store the weight on an ordinary "
     "instance.",
     "Such a holder is not copied, so the function is traced with its rule at each call.",
     lambda: jax.grad(lambda w: calls_itself(type("Held", (), {}), w))(X),
@@ -406,18 +406,18 @@ limit(
 )
 
 
-class Emptied:
-    """It has a copy hook of its own."""
+class Finalized:
+    """It is not copied."""
 
     def __init__(self, *weights: Any) -> None:
         self.w, self.v = weights
 
-    def __getstate__(self) -> Any:
-        return {}
+    def __del__(self) -> None:
+        pass
 
 
 def of_two(w: Any, v: Any, **options: Any) -> Any:
-    held = Emptied(w, v)
+    held = Finalized(w, v)
 
     @custom_gradient(**options)
     def f(x: Any) -> Any:
@@ -431,9 +431,9 @@ def of_two(w: Any, v: Any, **options: Any) -> Any:
 
 limit(
     "variables of a traced rule",
-    "If a class defined in a function, or an object with copy hooks of its own, holds the weights, "
-    "JAX traces the rule with one list of undeclared `variables`. A derivative that needs another "
-    "list raises. Declare the variables.",
+    "If a class defined in a function, or an object with a finalizer (`__del__`), holds the "
+    "weights, JAX traces the rule with one list of undeclared `variables`. A derivative that needs "
+    "another list raises. Declare the variables.",
     "Such a holder is not copied, and JAX traces the rule once, with all that it is tracing.",
     lambda: jax.jit(jax.grad(of_two))(X, X),
     TypeError,

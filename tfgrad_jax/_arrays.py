@@ -12,9 +12,8 @@ import jax
 from jax.core import Tracer
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
-from ._closure.objects import HOOKS
 from ._closure.reach import CACHED, Walk, content_of
-from ._closure.skeleton import Skeleton
+from ._closure.skeleton import dissect
 from ._compat import is_ref
 from ._custom_gradient import CustomGradient
 from ._text import type_name
@@ -42,9 +41,8 @@ class Held:
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
         values = [value for _, value in roots]
         walk = Walk(values, lambda v: is_known(v) or is_ref(v), lenient=True)
-        self._skeleton = Skeleton(values, walk)
-        self._taken, named = self._skeleton.taken, arrays_in(roots)
-        self._skeleton.finish()
+        self._skeleton, self._taken = dissect(values, walk)
+        named = arrays_in(roots)
         self.arrays = [v for v in self._taken if not is_ref(v)]
         found = [named.pop(id(v), None) for v in self.arrays]
         self.names = [
@@ -57,7 +55,7 @@ class Held:
     def __call__(self, arrays: Iterable[Any]) -> list[Any]:
         """Return the values, copied around other arrays. A Ref stays itself."""
         rest = iter(arrays)
-        return self._skeleton([v if is_ref(v) else next(rest) for v in self._taken])
+        return self._skeleton.copies([v if is_ref(v) else next(rest) for v in self._taken])
 
 
 def decorated(h: Any) -> CustomGradient[..., Any] | None:
@@ -130,9 +128,8 @@ def _why_not_copied(value: Any) -> str:
     if isinstance(value, _CALLABLES) or not all_leaves([value]):
         return ""
     cls = type(value)
-    for hook in HOOKS:
-        if isinstance(getattr(cls, hook, None), types.FunctionType):
-            return f"`{cls.__qualname__}` defines `{hook}`: not looked into"
+    if hasattr(cls, "__del__"):
+        return f"`{cls.__qualname__}` defines `__del__`: not looked into"
     weak = weakref.getweakrefcount(value)
     return f"something refers to the `{cls.__qualname__}` weakly" if weak else ""
 

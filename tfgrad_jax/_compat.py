@@ -10,10 +10,6 @@ from jax.core import Tracer
 from jax.interpreters import ad
 
 _REF: Any = jax.Ref
-# The option `inline` of `jax.jit` that copies the operations of a function into the trace around
-# it. From JAX 0.12 on, `True` does that only for the compiler: it would stay in jaxprs, with our
-# name. Use `jax.Inline` alone when 0.12 is the oldest supported.
-INLINE: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
 # Whether the derivative of a scan keeps the custom_jvp of what the scan calls. Before JAX 0.12, the
 # second derivative drops it and differentiates the function below.
 KEEPS_CUSTOM_JVP = jax.__version_info__ >= (0, 12)

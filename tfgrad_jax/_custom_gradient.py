@@ -1,7 +1,7 @@
 """The decorator `custom_gradient`: `f(*x)` returns `(y, grad_fn)`, the decorated function `y`.
 
 `CustomGradient.__call__` runs at every call. If no transformation is running, nothing can be
-differentiated, and it only calls `f`. Otherwise it binds the arguments to names, and `_call.run`
+differentiated, and it only calls `f`. Otherwise it binds the arguments to names, and `_call`
 does the rest.
 """
 
@@ -29,12 +29,11 @@ from typing import (
 from jax.tree_util import all_leaves
 
 from . import _errors
-from ._call import run
+from ._call.run import run
 from ._closure.reach import JITTED, is_importable
 from ._frontend.grad_fn import (
     Call,
     Contract,
-    Surroundings,
     checked_outputs,
     checked_pair,
     is_written_in_rule,
@@ -182,7 +181,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             return checked_outputs(self._f, y)
         call = self._call_of(bound_to, args, kwargs, signature)
         if is_idle():
-            return call.contract.value(call.surroundings, call.operands)
+            return call.value(call.operands)
         return run(call, self._name)
 
     def _call_of(
@@ -200,8 +199,11 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
         inputs.accept_omitted(bound.inputs, bound.omitted)
         contract = Contract(self._source, inputs, bound.named, self._convention, self._in_rule)
-        surroundings = Surroundings(self._f, bound_to, constants, bound.rest, self._primal)
-        return Call(contract, surroundings, operands, variables)
+        around = bound_to, constants, bound.rest
+        apply = functools.partial(contract.apply, self._f, around)
+        primal = self._primal and functools.partial(contract.primal, self._primal, around)
+        value = primal or functools.partial(contract.value, self._f, around)
+        return Call(contract, apply, primal, value, operands, variables)
 
 
 def _show(function: Any, signature: Signature) -> None:

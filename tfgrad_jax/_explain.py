@@ -5,7 +5,6 @@ A call keeps for its backward pass what `jax.vjp` of it returns: the leaves of i
 """
 
 import contextlib
-import dataclasses
 import functools
 import math
 import types
@@ -25,7 +24,6 @@ from ._autodiff.transpose import transposed
 from ._compat import cotangent_type, is_ref, tangent_dtype
 from ._custom_gradient import CustomGradient
 from ._family import is_recomputed
-from ._frontend.grad_fn import Call
 from ._frontend.signature import Signature
 from ._jaxpr import reads
 from ._source import Source
@@ -115,14 +113,6 @@ def explain(h: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     return copy_context().run(_Call(h, args, kwargs).explained)
 
 
-class _Watched(CustomGradient[Any, Any]):
-    """A decorated function whose values `explain` looks at."""
-
-    def _call_of(self, bound_to: Any, args: Any, kwargs: Any, signature: Signature) -> Call:
-        call = super()._call_of(bound_to, args, kwargs, signature)
-        return call._replace(contract=dataclasses.replace(call.contract, is_watched=True))
-
-
 class _Call:
     """A call of a decorated function, and what is found out about copies of it."""
 
@@ -193,7 +183,7 @@ class _Call:
                 runs.append((ys, grad_fn, held))
             return pair
 
-        h: Any = _Watched(watched, variables, primal, self._convention)
+        h: Any = CustomGradient(watched, variables, primal, self._convention)
         return h.__get__(args[0])(*args[1:], **kwargs) if self._is_method else h(*args, **kwargs)
 
     def _vjp(self, positions: Sequence[int], values: Sequence[Any], plain: bool = False) -> Any:

@@ -75,6 +75,11 @@ def is_live(tracer: Any) -> bool:
     return True
 
 
+def is_own(tracer: Any) -> bool:
+    """Return whether a tracer belongs to the innermost trace that is running."""
+    return getattr(tracer, "_trace", None) is _current_trace(())
+
+
 def is_staging() -> bool:
     """Return whether JAX records operations, as under `jit` and `scan`, instead of running them."""
     trace = _current_trace(())
@@ -83,12 +88,6 @@ def is_staging() -> bool:
             return True
         trace = trace.parent_trace
     return trace != _IDLE and isinstance(jax.lax.iota(np.int32, 1), Tracer)
-
-
-def is_recorded(values: Sequence[Any]) -> bool:
-    """Return whether JAX records operations on these tracers, with no other trace in between."""
-    trace = _current_trace(())
-    return type(trace) is _staging() and all(getattr(v, "_trace", None) is trace for v in values)
 
 
 @functools.cache
@@ -105,7 +104,7 @@ def is_transposed(value: Any) -> bool:
 
     JAX also linearizes under a trace of this type; but then known values are not its tracers.
     """
-    return isinstance(value, JaxprTracer) and value._trace is _current_trace(())
+    return isinstance(value, JaxprTracer) and is_own(value)
 
 
 def is_reverse(values: Sequence[Any]) -> bool:

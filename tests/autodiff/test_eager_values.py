@@ -125,23 +125,23 @@ def test_the_nan_of_a_rule_is_found(mode):
     assert jnp.isnan(mode(jax.grad(h))(x))
 
 
-class Hooked:
-    """Which says how it is copied, and so is not."""
+class Finalized:
+    """It is not copied."""
 
     def __init__(self, w):
         self.w = w
 
-    def __getstate__(self):
-        return {}
+    def __del__(self):
+        pass
 
 
 @pytest.mark.parametrize(
     ("held", "where"),
     [
-        (Hooked, "in an object that is not copied, of type `Hooked`"),
+        (Finalized, "in an object that is not copied, of type `Finalized`"),
         (lambda w: [[w], *([i] for i in range(20_000))], "among too much to look through"),
     ],
-    ids=["hooks", "too much"],
+    ids=["finalizer", "too much"],
 )
 def test_a_call_that_is_traced_names_the_function_and_the_remedy(held, where):
     def loss(w):

@@ -63,8 +63,33 @@ class Slots:
         self.w = w
 
 
+class Checked:
+    """Whose class has a property of the name of the attribute."""
+
+    def __init__(self, w):
+        self.__dict__["w"] = w
+
+    @property
+    def w(self):
+        return self.__dict__["w"]
+
+
 class Table(dict):
     """Which has attributes, too."""
+
+
+class Named(Box):
+    """A member of tables by its name, which its class hashes."""
+
+    def __init__(self, w):
+        super().__init__(w)
+        self.name = "w"
+
+    def __hash__(self):
+        return hash(self.name)
+
+    def __eq__(self, other):
+        return self.name == other.name
 
 
 def in_object_array(w):
@@ -87,6 +112,18 @@ def attributed(held, w):
 def renamed(f):
     f.__name__ = f.__qualname__ = "g"
     return f
+
+
+def nested(w):
+    for _ in range(2_000):
+        w = (w,)
+    return w
+
+
+def innermost(nest):
+    while isinstance(nest, tuple):
+        (nest,) = nest
+    return nest
 
 
 def cyclic(w):
@@ -208,6 +245,7 @@ keep(
     lambda p: p[0].get() if p[1]() is p[0] else None,
 )
 keep("bound builtin", lambda w: {"w": w}.get, lambda get: get("w"))
+keep("thousands of tuples", nested, innermost)
 keep("object array", in_object_array, lambda a: a[0, 1]["w"])
 keep("object array of itself", in_an_array_of_itself, lambda a: a[0, 0][0, 1]["w"])
 keep("attribute of a function", lambda w: attributed(lambda: None, w), lambda f: f.w)
@@ -326,9 +364,8 @@ def decorated_helper(w):
 # Those that are not copied: JAX traces the call.
 TRACED = {
     "values of a table",
+    "thousands of tuples",
     "pytree with a weak reference",
-    "bound builtin",
-    "object array of itself",
     "class",
     "object of a class with it",
     "tree definition",
@@ -336,7 +373,6 @@ TRACED = {
     "cached function",
     "weak key",
     "weak member",
-    "copy hooks",
     "finalizer",
     "iterator",
     "weak reference",
@@ -348,6 +384,9 @@ COPIED: dict[str, Any] = {
     name: lambda w, make=make, read=read: functools.partial(read, make(w))
     for name, make, read in (
         ("frozenset", lambda w: frozenset([Box(w)]), lambda s: min(s, key=id).w),
+        ("frozen equals", lambda w: frozenset([(Named(w), 0)]), lambda s: min(s, key=id)[0].w),
+        ("table of equals", lambda w: {Named(w): 0}, lambda d: next(k for k in d if k in d).w),
+        ("property", Checked, lambda c: c.w),
         ("default of a table", lambda w: collections.defaultdict(lambda: w), lambda d: d["new"]),
         ("ordered table", lambda w: collections.OrderedDict(a=0, w=w), lambda d: [*d.values()][1]),
         ("list", lambda w: [None, [w]], lambda a: a[1][0]),

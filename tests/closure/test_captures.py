@@ -5,7 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from captures import COMPUTED, COPIED, DECORATED, HOLD, TRACED, Emptied
+from captures import COMPUTED, COPIED, DECORATED, HOLD, TRACED, Emptied, Finalized
 from helpers import assert_same, eager_and_jit, sample
 from protocols import ARGS, BRIEF, DECLARED, NUMBERS, ORDINARY, WAYS, squared
 from ways import SECOND, assert_derivative, gradient, hand_written
@@ -275,7 +275,7 @@ def test_a_traced_rule_keeps_the_variables_that_it_was_traced_with(mode):
     """The rule cannot be copied, so its list is fixed, with whatever JAX is tracing in it."""
 
     def loss(w, mask, x):
-        held = Emptied(w)
+        held = Finalized(w)
 
         @custom_gradient
         def f(x):

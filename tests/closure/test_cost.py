@@ -71,7 +71,7 @@ def test_runs_grow_with_the_depth_alone(protocol, way):
 @pytest.mark.parametrize("protocol", ["undeclared", "declared"])
 @pytest.mark.parametrize("way", ["jit(grad)", "grad(jit)", "scan"])
 def test_what_jax_records_runs_once(protocol, way):
-    """Under `jit`, one trace of `f` shows its variables, too."""
+    """And `f` once more where its variables must be found."""
 
     def scanned(loss):
         gradient = jax.grad(loss, (0, 1))
@@ -84,7 +84,8 @@ def test_what_jax_records_runs_once(protocol, way):
     w, x = ARGS
     found = (WAYS | {"scan": scanned})[way](tower(protocol, 1))(w, x)
     assert_same(found, (jnp.float32(5), 7 * w))
-    assert dict(RUNS) == {"f": 1 + (way == "grad(jit)"), "rule": 1}
+    runs = 1 + (way == "grad(jit)") + (protocol == "undeclared")
+    assert dict(RUNS) == {"f": runs, "rule": 1}
 
 
 def calls(run):
@@ -150,6 +151,29 @@ def test_eagerly_f_and_its_rule_run_once(protocol):
     RUNS.clear()
     jax.grad(tower(protocol, 1), (0, 1))(*ARGS)
     assert RUNS["rule"] == 1 and RUNS["f"] <= 1 + (protocol == "undeclared")
+
+
+@pytest.mark.parametrize("kind", ["not copied", "large"])
+@pytest.mark.parametrize("way", ["grad", "jit(grad)", "grad(jit)"])
+def test_a_call_that_is_traced_runs_once(kind, way):
+    """Its variables are found in its jaxpr."""
+
+    def loss(w, x):
+        scaled = jax.jit(lambda x: w * x)
+        weights = [w] + [w + i for i in range(12)]
+
+        @custom_gradient
+        def f(x):
+            RUNS["f"] += 1
+            y = scaled(x) if kind == "not copied" else weights[0] * x
+            return y, lambda dy, variables: (7 * dy * w, [5 * dy * x])
+
+        return f(x)
+
+    RUNS.clear()
+    w, x = ARGS
+    assert_same(WAYS[way](loss)(w, x), (5 * x, 7 * w))
+    assert RUNS["f"] == 1
 
 
 # --- large closures -------------------------------------------------------------------------------
@@ -372,21 +396,82 @@ def test_no_weight_of_a_large_closure_outlives_its_trace(hold, protocol, way):
     assert_same(found, (expected, 7**10 * product))
 
 
-class Hooked:
-    """It says how it is copied, so that it is not."""
+def test_values_are_seen_in_a_large_closure():
+    """Of the weights that the function uses, and of the others."""
+
+    def loss(weights, x):
+        @custom_gradient
+        def f(x):
+            assert all(w > 1 for w in weights)
+
+            def rule(dy, variables):
+                assert dy > 0 and weights[-1] == 2
+                return 7 * dy * weights[0], [5 * dy * x]
+
+            return weights[0] * x, rule
+
+        return f(x)
+
+    weights, x = [jnp.float32(3)] + [jnp.float32(2)] * 11, jnp.float32(0.5)
+    dws, dx = jax.grad(loss, (0, 1))(weights, x)
+    assert_same((dws[0], dx), (5 * x, jnp.float32(21)))
+
+
+@eager_and_jit
+@pytest.mark.parametrize("protocol", OPTIONS)
+def test_a_rule_in_a_large_closure_writes_to_a_ref(protocol, mode):
+    """A trace of the call could not return the Ref."""
+
+    def loss(weights, x):
+        seen = jax.new_ref(jnp.float32(0))
+
+        def f(x):
+            def plain(dy):
+                seen[...] = dy
+                return 7 * dy * weights[0]
+
+            rule = lambda dy, variables: (plain(dy), [5 * dy * x])  # noqa: E731
+            return weights[0] * x, plain if protocol == "autodiff" else rule
+
+        variables = weights[:1] if protocol == "declared" else OPTIONS[protocol]
+        gradient = jax.grad(custom_gradient(f, variables=variables))(x)
+        return gradient, seen[...]
+
+    weights, x = [jnp.float32(3)] + [jnp.float32(2)] * 11, jnp.float32(0.5)
+    assert_same(mode(loss)(weights, x), (jnp.float32(21), jnp.float32(1)))
+
+
+@pytest.mark.parametrize("protocol", ["undeclared", "autodiff"])
+@pytest.mark.parametrize("way", ["grad", "jit(grad)", "grad(jit)", "jacfwd"])
+def test_a_deep_nest_over_many_weights(protocol, way):
+    """Deeper than a function that cannot be copied may call itself."""
+
+    def loss(weights, x):
+        h = lambda x: x  # noqa: E731
+        for i, w in enumerate(weights):
+            h = layer(protocol, lambda x, h=h, i=i: h(x) * (weights[i] / weights[i]), w)
+        return h(x)
+
+    weights, x = [jnp.float32(1)] * 12, jnp.float32(0.5)
+    _, dx = WAYS[way](loss)(weights, x)
+    assert_same(dx, jnp.float32(7))
+
+
+class Finalized:
+    """It is not copied."""
 
     def __init__(self, weights):
         self.weights = weights
 
-    def __reduce__(self):
-        raise AssertionError("copied")
+    def __del__(self):
+        pass
 
 
 NOT_COPIED = {
-    "hooks": lambda ws: Hooked(ws),
+    "finalizer": lambda ws: Finalized(ws),
     "too much": lambda ws: (ws, [[i] for i in range(12_000)]),
     "jit": lambda ws: jax.jit(lambda d: d * ws[0]),
-    "weak": lambda ws: (held := Hooked(ws), weakref.ref(held)),
+    "weak": lambda ws: (held := Finalized(ws), weakref.ref(held)),
 }
 
 

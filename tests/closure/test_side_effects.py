@@ -159,6 +159,23 @@ def test_a_call_keeps_the_variables_of_a_scope_that_waits(stage):
 
 
 @pytest.mark.parametrize("stage", [lambda f: f, jax.jit])
+def test_a_call_that_is_traced_keeps_a_variable_that_is_assigned_after_it(stage):
+    def loss(w, x):
+        scaled = jax.jit(lambda x: w * x)  # not copied
+        for k in (2.0, 3.0):
+
+            @custom_gradient
+            def f(x):
+                return scaled(x), lambda dy, variables: (k * dy * w, [5 * dy * x])  # noqa: B023
+
+            x = f(x)
+        return x
+
+    gradients = jax.grad(stage(loss), (0, 1))(A, B)
+    assert_same(gradients, (20 * A * B, 6 * A**2))
+
+
+@pytest.mark.parametrize("stage", [lambda f: f, jax.jit])
 def test_a_rule_reads_a_variable_that_is_first_assigned_after_the_call(stage):
     def loss(w, x):
         @custom_gradient(variables=[w])

@@ -481,16 +481,16 @@ jax.grad(loss, (0, 1))(x, x)
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
         f"returned 2 gradients; expected 1, {FEW}. A frozen weight is not one",
         "`custom_gradient(variables=...)` lists it always", **LOSS_COUNT),
-    misuse("Differentiate some of the weights that an object with copy hooks holds under `jit`", """
-class Emptied:
+    misuse("Differentiate some weights that an object with a finalizer holds under `jit`", """
+class Finalized:
     def __init__(self, w, b):
         self.w, self.b = w, b
 
-    def __getstate__(self):
-        return {}
+    def __del__(self):
+        pass
 
 def loss(w, b, x):
-    held = Emptied(w, b)
+    held = Finalized(w, b)
 
     @custom_gradient
     def f(x):

@@ -316,9 +316,9 @@ def test_f_runs_where_something_is_differentiated(way):
 
 
 @eager_and_jit
-@pytest.mark.parametrize("hooks", [{}, {"__getstate__": dict}], ids=["copied", "traced"])
-def test_primal_of_a_method_and_of_captured_weights(hooks, mode):
-    class Model(type("Base", (), hooks)):
+@pytest.mark.parametrize("base", [{}, {"__del__": lambda self: None}], ids=["copied", "traced"])
+def test_primal_of_a_method_and_of_captured_weights(base, mode):
+    class Model(type("Base", (), base)):
         def __init__(self, w):
             self.w = w
 

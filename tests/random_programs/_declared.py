@@ -150,9 +150,7 @@ class Definition:
         if not captured:
             return
         self.place = w.feature("capture", [*PLACES, *HOLDERS])
-        if self.protocol == "tf" and self.place == "copy hooks":  # whose list is fixed
-            self.protocol, self.masks, captured = "declared", [], [*self.used, *self.rule_used]
-        if self.place in ("class attribute", "class method"):  # a class is not copied: as above
+        if self.place in ("class attribute", "class method"):  # a class is not copied
             self.masks, captured = [], [*self.used, *self.rule_used]
         if self.place in HOLDERS:
             put, get = HOLDERS[self.place]

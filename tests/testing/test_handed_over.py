@@ -54,9 +54,9 @@ class Model:
         return self.layers[0](x)
 
 
-class Hooks(Model):
-    def __getstate__(self):
-        raise AssertionError("a check never runs a hook of a class")
+class Finalized(Model):
+    def __del__(self):
+        pass
 
 
 class Named(NamedTuple):
@@ -188,12 +188,13 @@ NAMED = {  # how it is handed over, the name of the weight, and why it is not ch
         "GLOBAL_LAYER.params['w']", "a global variable"),
     "a global function": (lambda w: lambda x: hidden(x), "hidden.GLOBAL_LAYER.params['w']",
                           "a global variable"),
-    "an object with hooks": (Hooks, "self.layers[0].params['w']",
-                             "`Hooks` defines `__getstate__`: not looked into"),
+    "an object with a finalizer": (Finalized, "self.layers[0].params['w']",
+                                   "`Finalized` defines `__del__`: not looked into"),
     "an object that something refers to weakly": (
         lambda w: referred(Layer(w)), SELF, "something refers to the `Layer` weakly"),
-    "a named tuple of one": (lambda w: around(Named(Hooks(w))), "layer.held.layers[0].params['w']",
-                             "`Hooks` defines `__getstate__`: not looked into"),
+    "a named tuple of one": (lambda w: around(Named(Finalized(w))),
+                             "layer.held.layers[0].params['w']",
+                             "`Finalized` defines `__del__`: not looked into"),
     "a default that the call leaves out": (default, "w", "the call leaves it out: pass it"),
     "a context variable": (lambda w: lambda x: closure(CONTEXT.get())(x), "a float32[3]",
                            "found in no object"),

@@ -123,6 +123,7 @@ class _Linearity:
         # equations around each and its own: calls of a jitted function share their equations.
         self.inlined: set[tuple[int, ...]] = set()
         self._path: tuple[int, ...] = ()
+        self.declares = False  # whether there is a call with a derivative, at an upstream or not
         self._in_shard_map = False
 
     def constant(self, value: Any) -> int:
@@ -151,6 +152,7 @@ class _Linearity:
             # JAX traces the function once for all calls: the lines inside may be of another call.
             raise NotLinearError(f"{error} (in `{eqn.params['name']}`)", eqn) from None
         path, self._path, self._in_shard_map = self._path, around, before
+        self.declares |= is_declared(eqn)
         if self.opaque and is_declared(eqn):
             self.declared.append(eqn)
             self.opaque = []

@@ -11,7 +11,7 @@ import gc
 import sys
 import types
 import weakref
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from tfgrad_jax._types import Wrapper
 _BUDGET, _BUDGET_STAGED = 10_000, 2_000
 _BUDGET_INERT = 100_000  # numbers, strings and the like in one container: fast to skip
 
-_FUNCTION = types.FunctionType
+_FUNCTION, _CELL = types.FunctionType, types.CellType
 # Objects of exactly these types hold no tracers, or are searched in another way.
 INERT: set[type] = {bool, int, float, complex, str, bytes, bytearray, range, slice, type(None)}
 INERT |= {type(Ellipsis), type(NotImplemented), types.ModuleType, types.CodeType, Jaxpr, np.ufunc}
@@ -55,7 +55,7 @@ class OpaqueError(Exception):
 
 
 # These do not count towards the budget: a trace of the call would have to run them anyway.
-_CODE = (_FUNCTION, types.MethodType, Wrapper)
+_CODE = (_FUNCTION, _CELL, types.MethodType, functools.partial, Wrapper)
 
 
 def is_captured(value: Any) -> bool:
@@ -77,9 +77,8 @@ class Walk:
     """A walk from values, through the objects that they hold, to those that a predicate `takes`.
 
     It visits each object once, however many others hold it. `taken` has the values that it took,
-    and `way` the ids of these and of all objects that lead to one. Some tracers are `unused`: the
-    function reaches them, but does not use them. They are not taken; `way_to_unused` has the ids of
-    the objects that lead to them. A patient walk visits more objects before it gives up.
+    and `way` the ids of these and of all objects that lead to one. A patient walk visits more
+    objects before it gives up.
     """
 
     def __init__(
@@ -88,38 +87,24 @@ class Walk:
         takes: Callable[[Any], bool] = is_captured,
         patient: bool = True,
         lenient: bool = False,
-        unused: Container[int] = (),
     ) -> None:
         self.way: set[int] = set()
-        self.way_to_unused: set[int] = set()
         self.taken: dict[int, Any] = {}  # by id
-        self.takes, self.lenient, self._unused = takes, lenient, unused
+        self.cells: list[types.CellType] = []  # of all variables of functions that it visited
+        self.takes, self.lenient = takes, lenient
         self._budget = _BUDGET if patient or not is_staging() else _BUDGET_STAGED
         # By id: an object, and then the ids of the objects that hold it. As it has the objects, no
         # id is used twice.
         self._seen: dict[int, list[Any]] = {}
-        self.leads(values)
+        self._visit(values)
 
-    def narrow(self, ids: Container[int]) -> None:
-        """Take only the values with these ids; the others that were taken become `unused`.
-
-        `_seen` has all the ways, so this marks them again, without another walk.
-        """
-        takes, reached = self.takes, self.taken
-        self.takes = lambda value: id(value) in ids and takes(value)
-        self.taken = {key: value for key, value in reached.items() if key in ids}
-        self._unused = reached.keys() - self.taken.keys()
-        self.way, self.way_to_unused = set(), set()
-        for key in reached:
-            self._mark(key, self.way if key in ids else self.way_to_unused)
-
-    def leads(self, values: Sequence[Any]) -> bool:
-        """Visit what the values hold; return whether they lead to a value that is taken.
+    def _visit(self, values: Sequence[Any]) -> None:
+        """Visit what the values hold.
 
         Raises `TooMuchError` if there are too many objects. Raises `OpaqueError`, unless `lenient`,
-        as soon as a weak reference leads to such a value: it cannot be copied.
+        as soon as a weak reference leads to a value that is taken: it cannot be copied.
         """
-        seen, way, way_to_unused = self._seen, self.way, self.way_to_unused
+        seen, way = self._seen, self.way
         waiting: list[tuple[int, Iterable[Any]]] = [(0, values)]  # ids, and what these objects hold
         for holder, held in waiting:  # it grows: the nearest ones come first
             for value in held:
@@ -129,46 +114,42 @@ class Walk:
                 if key in seen:
                     seen[key].append(holder)
                     if key in way:
-                        self._mark(holder, way)
-                    if key in way_to_unused:
-                        self._mark(holder, way_to_unused)
+                        self._mark(holder)
                     continue
                 seen[key] = [value, holder]
-                list_held = _HELD.get(cls)
+                list_held = HELD.get(cls)
                 if list_held is None and is_leaf(value, cls):
                     if self.takes(value):
                         self.taken[key] = value
-                        self._mark(key, way)
-                    elif key in self._unused:
-                        self._mark(key, way_to_unused)
+                        self._mark(key)
                     continue
+                if cls is _CELL:
+                    self.cells.append(value)
                 more = (list_held or _held)(value, self._budget)
                 if not issubclass(cls, _CODE):
                     self._budget -= 1 + len(more)
                     if self._budget < 0:
                         raise TooMuchError
                 waiting.append((key, more))
-        return any(id(value) in way for value in values)
 
-    def _mark(self, key: int, way: set[int]) -> None:
-        """Put an object on a way, with all objects that lead to it."""
+    def _mark(self, key: int) -> None:
+        """Put an object on the way, with all objects that lead to it."""
         marked = [key]
         while marked:
             key = marked.pop()
-            if key and key not in way:
-                way.add(key)
+            if key and key not in self.way:
+                self.way.add(key)
                 value, *holders = self._seen[key]
                 # It cannot be copied, so we need not look further: the modules of linen refer
                 # weakly to their parents, and through them to the whole model.
-                if way is self.way and type(value) in _WEAK and not self.lenient:
+                if type(value) in _WEAK and not self.lenient:
                     raise OpaqueError(value)
                 marked += holders
 
 
 def _held_by_function(f: types.FunctionType, most: int) -> list[Any]:
-    held = [content_of(cell) for cell in f.__closure__ or ()]
-    held += [more for more in (f.__defaults__, f.__kwdefaults__, f.__dict__) if more]
-    return held
+    more = (f.__defaults__, f.__kwdefaults__, f.__dict__)
+    return [*(f.__closure__ or ()), *(held for held in more if held)]
 
 
 def _held_by_container(value: Any, most: int) -> Sequence[Any]:
@@ -182,10 +163,12 @@ def _held_by_container(value: Any, most: int) -> Sequence[Any]:
 
 
 # What objects of exactly these types hold.
-_HELD: dict[type, Callable[[Any, int], Sequence[Any]]] = {
+HELD: dict[type, Callable[[Any, int], Sequence[Any]]] = {
     _FUNCTION: _held_by_function,
+    _CELL: lambda cell, _: (content_of(cell),),
     types.MethodType: lambda method, _: (method.__func__, method.__self__),
     types.BuiltinFunctionType: lambda function, _: (function.__self__,),
+    functools.partial: lambda p, _: (p.func, p.args, p.keywords, p.__dict__),
     **dict.fromkeys(_SIZED, _held_by_container),
     **dict.fromkeys(_WEAK, lambda reference, _: (reference(),)),
     # Not the cached results: they depend on earlier calls.
@@ -236,8 +219,9 @@ def is_importable(value: Any) -> bool:
     return found is value
 
 
-def content_of(cell: types.CellType) -> Any:
+def content_of(cell: types.CellType, empty: Any = None) -> Any:
+    """Return what a variable holds, or `empty` if it is not assigned yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # a variable that is not assigned yet
-        return None
+    except ValueError:
+        return empty

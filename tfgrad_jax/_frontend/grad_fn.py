@@ -1,9 +1,8 @@
 """One call of a decorated function: run `f`, and run the rule that it returned.
 
 A `Contract` does both: `apply` runs `f`, `gradients` runs a `grad_fn` and gives each operand its
-gradient. It lives on in jaxprs after the call, so it holds no values. Each run gets the operands,
-and the `Surroundings`: everything else that the call has. Nothing here differentiates; `_autodiff`
-decides what runs when.
+gradient. It lives on in jaxprs after the call, so it holds no values: each run gets them. Nothing
+here differentiates; `_autodiff` decides what runs when.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -96,14 +95,22 @@ class Variables(NamedTuple):
 NO_VARIABLES = Variables.of([])[0]
 
 
-class Surroundings(NamedTuple):
-    """Everything that a call has beside its operands. Any of these may hold tracers."""
+# What a call holds beside `f` and its operands: what a method is bound to, or (); the leaves of the
+# inputs, None in the places of operands; keyword-only arguments and **kwargs, which are no inputs.
+Surroundings: TypeAlias = tuple[tuple[Any, ...], Sequence[Any], Mapping[str, Any]]
 
-    f: Callable[..., Any]
-    bound_to: tuple[Any, ...]  # what a method is bound to, or ()
-    constants: Sequence[Any]  # the leaves of the inputs, None in the places of operands
-    keywords: Mapping[str, Any]  # keyword-only arguments and **kwargs, which are no inputs
-    primal: Callable[..., Any] | None
+
+# Cotangents, the variables, the values of those that JAX is tracing -> the gradients of the
+# operands, and then of these values.
+Gradients: TypeAlias = Callable[[Sequence[Any], Variables | None, Sequence[Any]], list[Any]]
+
+
+class GradFn(NamedTuple):
+    """A `grad_fn` that `f` returned."""
+
+    gradients: Gradients  # runs it. It alone holds values
+    accepts_variables: bool
+    source: Source
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,38 +122,39 @@ class Contract:
     named: Sequence[str]  # the names of the last inputs, if these are passed by name
     convention: str
     in_rule: bool = False  # whether `f` is written inside a rule
-    is_rule_traced: bool = False  # if so, its variables are fixed
-    is_watched: bool = False  # `explain` looks at what `f` computes, so it runs in no trace of ours
 
-    def value(self, surroundings: Surroundings, operands: Sequence[Any]) -> Any:
-        """Return `y` alone."""
-        args, keywords = self._arguments(surroundings, operands)
-        if surroundings.primal is not None:
-            return primal_value(self.source, surroundings.primal, args, keywords)
-        y, _ = self._pair(surroundings.f, args, keywords)
-        return checked_outputs(surroundings.f, y)
+    def value(self, f: Any, around: Surroundings, operands: Sequence[Any]) -> Any:
+        """Return `y` alone, as `f` computes it."""
+        y, _ = self._pair(f, *self._arguments(around, operands))
+        return checked_outputs(f, y)
+
+    def primal(self, primal: Any, around: Surroundings, operands: Sequence[Any]) -> Any:
+        """Return `y` alone, as a `primal` computes it."""
+        return primal_value(self.source, primal, *self._arguments(around, operands))
 
     def apply(
-        self, surroundings: Surroundings, operands: Sequence[Any]
-    ) -> tuple[list[Any], Outputs, Callable[..., Any]]:
+        self, f: Any, around: Surroundings, operands: Sequence[Any]
+    ) -> tuple[list[Any], Outputs, GradFn]:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
-        args, keywords = self._arguments(surroundings, operands)
-        y, grad_fn = self._pair(surroundings.f, args, keywords)
-        leaves, treedef = tree_flatten(checked_outputs(surroundings.f, y))
+        y, grad_fn = self._pair(f, *self._arguments(around, operands))
+        leaves, treedef = tree_flatten(checked_outputs(f, y))
         leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
-        return leaves, Outputs(leaves, treedef, self.convention), grad_fn
+        outputs = Outputs(leaves, treedef, self.convention)
+        gradients = functools.partial(self.gradients, grad_fn, outputs)
+        return leaves, outputs, GradFn(gradients, accepts_variables(grad_fn), Source.of(grad_fn))
 
     def _pair(self, f: Callable[..., Any], args: Any, keywords: Any) -> tuple[Any, Any]:
         with _running(f if self.in_rule else None):  # so is what it decorates
             return checked_pair(f, f(*args, **keywords))
 
     def _arguments(
-        self, surroundings: Surroundings, operands: Sequence[Any]
-    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        values = [*surroundings.bound_to, *self.inputs.join(surroundings.constants, operands)]
+        self, around: Surroundings, operands: Sequence[Any]
+    ) -> tuple[Sequence[Any], Any]:
+        bound_to, constants, keywords = around
+        values = [*bound_to, *self.inputs.join(constants, operands)]
         first = len(values) - len(self.named)
         named = dict(zip(self.named, values[first:], strict=True))
-        return values[:first], {**named, **surroundings.keywords}
+        return values[:first], {**named, **keywords}
 
     def gradients(
         self,
@@ -157,8 +165,6 @@ class Contract:
         traced: Sequence[Any],
     ) -> list[Any]:
         """Run a rule; return the gradients of the operands, then those of the traced variables."""
-        if self.is_rule_traced:  # a traced rule returns the gradients in this form
-            return grad_fn(*cotangents)
         upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)
         if variables is None and requires_variables(grad_fn):
             variables = NO_VARIABLES
@@ -204,11 +210,17 @@ class Contract:
         return gradients
 
 
-class Call(NamedTuple):
-    """One call: how it runs, its operands, and everything else that it has."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """One call: how it runs, and its operands.
+
+    `apply` and `primal` hold all else that the call has, and are copied around other tracers.
+    """
 
     contract: Contract
-    surroundings: Surroundings
+    apply: Callable[[Sequence[Any]], tuple[list[Any], Outputs, GradFn]]  # of operands: run `f`
+    primal: Callable[[Sequence[Any]], Any] | None  # of operands: `y`, by other code than `f`
+    value: Callable[[Sequence[Any]], Any]  # of operands: `y`, in a call without tracers
     operands: list[Any]  # the leaves of the inputs that JAX is tracing
     variables: Any  # None, "autodiff" or the declared pytree
 
@@ -217,10 +229,11 @@ class Call(NamedTuple):
         """Whether captured values get the ordinary gradient of `f`."""
         return isinstance(self.variables, str)
 
-    def chooses(self, grad_fn: Any) -> bool:
+    def chooses(self, accepts_variables: bool) -> bool:
         """Return whether a rule gets the undeclared variables that are being differentiated."""
-        return self.variables is None and accepts_variables(grad_fn)
+        return self.variables is None and accepts_variables
 
+    @functools.cached_property
     def declared(self) -> tuple[Variables | None, list[Any]]:
         """Return the declared variables, and those that JAX is tracing; raise without any array."""
         if self.variables is None or self.autodiff:

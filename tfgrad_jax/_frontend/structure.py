@@ -24,7 +24,7 @@ from jax.tree_util import (
 )
 
 from tfgrad_jax import _gradient_errors
-from tfgrad_jax._compat import NUMPY, explicit_sharding, tangent_dtype
+from tfgrad_jax._compat import NUMPY, cotangent_type, explicit_sharding, tangent_dtype
 from tfgrad_jax._source import Where
 from tfgrad_jax._text import tree_of
 from tfgrad_jax._trace import is_operand
@@ -298,6 +298,10 @@ class Outputs:
         self.differentiable = [i for i, s in enumerate(self._specs) if s.differentiable]
         # If all outputs are real, the cotangents are the upstreams.
         self._plain = all(is_kind(s.dtype, jnp.floating) for s in self._specs)
+
+    def cotangents(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return the types of the cotangents of these outputs."""
+        return [cotangent_type(leaves[i]) for i in self.differentiable]
 
     def upstreams(self, cotangents: Sequence[Any]) -> Sequence[Any]:
         """Return the positional arguments of `grad_fn` for the cotangents."""
