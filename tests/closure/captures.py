@@ -373,6 +373,7 @@ TRACED = {
     "cached function",
     "weak key",
     "weak member",
+    "copy hooks",
     "finalizer",
     "iterator",
     "weak reference",

@@ -18,7 +18,10 @@ from tfgrad_jax._trace import is_staging
 from tfgrad_jax._types import NeedsValuesError
 
 from .rule import CapturedIndex
-from .transparent import MANY, HoldsRefError, transparent
+from .transparent import HoldsRefError, transparent
+
+# A function that reaches more tracers than this mostly uses few of them.
+MANY = 8
 
 INERT.update((Contract, Outputs, Source))  # they hold no values
 
@@ -44,15 +47,15 @@ def captured(call: Call, walk: Walk | None = None) -> Capture:
 def hoist(call: Call) -> Capture:
     """Copy a call; trace it first if it cannot be copied, or reaches far more than it may use.
 
-    Eagerly `f` sees tracers in a trace. If it needs values, it is copied after all.
+    The latter only where JAX records operations: there `f` sees tracers in any case.
     """
     _, declared = call.declared
     source, where, may_hold_none = call.contract.source, "", False
     try:
         walk = Walk([call.apply, call.primal, *declared], patient=False)
-        many = len(walk.taken.keys() - set(map(id, declared))) > MANY
+        many = is_staging() and len(walk.taken.keys() - set(map(id, declared))) > MANY
         if many and not is_being_traced(source):  # else it calls itself, and might end too deep
-            with contextlib.suppress(HoldsRefError, *(() if is_staging() else NeedsValuesError)):
+            with contextlib.suppress(HoldsRefError):
                 return captured(transparent(call))
         return captured(call, walk)
     except OpaqueError as error:

@@ -10,7 +10,6 @@ from tfgrad_jax._closure.traced import Aside
 
 from .program import Program
 from .rule import Gradient, Leaf, OperandIndex, Origin, Values, Wanted
-from .transparent import MANY
 
 
 @register_static
@@ -25,9 +24,6 @@ class Ordinary(Program):
         ordinary = {
             i: operands[i] for i, o in enumerate(self.origins(False)) if o is Origin.AUTODIFF
         }
-        if len(ordinary) > MANY:
-            used = self.uses(operands)
-            ordinary = {i: v for i, v in ordinary.items() if i in used}
         by_rule = [i for i in perturbed if i not in ordinary]
 
         def value(ordinary: dict[OperandIndex, Any]) -> tuple[list[Leaf], Any]:

@@ -69,7 +69,7 @@ class Program:
     def value(self, operands: Values) -> list[Leaf]:
         """Return the leaves of `y`, in a call that JAX does not differentiate."""
         captured, inputs = self._parted(operands)
-        with plainly(), self._skeleton.snapshot.restored():
+        with plainly():
             apply, primal, *_ = self._skeleton.copies(captured)
             if primal is None:
                 leaves, outputs, _ = apply(inputs)
@@ -87,18 +87,16 @@ class Program:
         values or under another trace, so it becomes a function of its residuals.
         """
         captured, inputs = self._parted(operands)
-        snapshot = self._skeleton.snapshot
-        with snapshot.restored():  # so the rule keeps the variables as they are at the call
-            apply, *_ = self._skeleton.copies(captured)
-            leaves, outputs, grad_fn = apply(inputs)
-            listing = self._listing(grad_fn.accepts_variables, operands, perturbed)
-            values = [captured[i] for i in listing.gives]
-            run, residuals = kept(listing, grad_fn, values, snapshot)
-            if is_traced((*operands, *leaves)):
-                types = outputs.cotangents(leaves)
-                # A rule that branches on a value finds it concrete one level down, where it runs.
-                with contextlib.suppress(*NeedsValuesError):
-                    run, residuals = hoisted(listing, grad_fn, values, types, perturbed)
+        apply, *_ = self._skeleton.copies(captured)
+        leaves, outputs, grad_fn = apply(inputs)
+        listing = self._listing(grad_fn.accepts_variables, operands, perturbed)
+        values = [captured[i] for i in listing.gives]
+        run, residuals = kept(listing, grad_fn, values, self._skeleton.snapshot)
+        if is_traced((*operands, *leaves)):
+            types = outputs.cotangents(leaves)
+            # A rule that branches on a value finds it concrete one level down, where it runs.
+            with contextlib.suppress(*NeedsValuesError):
+                run, residuals = hoisted(listing, grad_fn, values, types, perturbed)
         self._note_type(outputs.treedef, leaves)
         if is_traced(leaves) and not is_traced(operands):
             self._look_for_tracers(operands)
@@ -148,8 +146,8 @@ class Program:
 
     def _leaves(self, captured: Values, inputs: Values) -> list[Leaf]:
         """Return the leaves of `y`, as `f` computes it."""
-        with plainly(), self._skeleton.snapshot.restored():
-            apply, *_ = self._skeleton.copies(captured)
+        with plainly():
+            apply, *_ = self._skeleton.copies(captured, apart=True)
             return apply(inputs)[0]
 
     def _look_for_tracers(self, operands: Values) -> None:

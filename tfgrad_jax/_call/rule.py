@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tfgrad_jax import _errors
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.reach import OpaqueError, TooMuchError, Walk
-from tfgrad_jax._closure.skeleton import Skeleton, dissect
+from tfgrad_jax._closure.skeleton import Skeleton, dissect, frozen
 from tfgrad_jax._closure.snapshot import Snapshot
 from tfgrad_jax._closure.traced import traced
 from tfgrad_jax._compat import is_ref
@@ -119,18 +119,19 @@ def kept(
 ) -> tuple[Run, list[Any]]:
     """Return the rule around its parts as they are, and a snapshot of the variables of `f`."""
     parts = [grad_fn.gradients, *values]
+    if snapshot.live:  # `f` may have assigned to what its rule reads
+        with contextlib.suppress(TooMuchError):
+            snapshot = dissect(parts, Walk(parts, takes=lambda _: False))[0].snapshot
 
     def run(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:
-        with snapshot.restored():
-            return listing.run(parts, cotangents, wanted)
+        return listing.run(frozen(parts, snapshot.changed()), cotangents, wanted)
 
     return run, []
 
 
 def _around(listing: Listing, skeleton: Skeleton, residuals: list[Any]) -> tuple[Run, list[Any]]:
     def run(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:
-        with skeleton.snapshot.restored():
-            return listing.run(skeleton.copies(residuals), cotangents, wanted)
+        return listing.run(skeleton.copies(residuals), cotangents, wanted)
 
     return run, residuals
 

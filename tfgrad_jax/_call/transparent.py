@@ -5,30 +5,24 @@ so the call is then copied like any other.
 
 A call may reach all the weights of a model, and use few of them. If each layer captured every
 weight, the cost of a model would be quadratic in its size. The functions of a transparent call hold
-only the tracers that `f` and its rule use.
+only the tracers that `f` uses, and those that its rule reaches. A rule runs only when JAX
+differentiates, so nothing shows which of these it uses: run for a look, it would use up a list that
+`f` filled for it, raise, or write.
 """
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from tfgrad_jax._closure.reach import OpaqueError, TooMuchError, Walk
-from tfgrad_jax._closure.skeleton import dissect
-from tfgrad_jax._closure.traced import Traced, is_being_traced, traced
-from tfgrad_jax._compat import is_ref, zeros
+from tfgrad_jax._closure.skeleton import dissect, frozen
+from tfgrad_jax._closure.traced import Traced, traced
+from tfgrad_jax._compat import is_ref
 from tfgrad_jax._frontend.grad_fn import Call, GradFn, Variables
-from tfgrad_jax._source import Source
 from tfgrad_jax._trace import is_own, plainly
-from tfgrad_jax._types import NeedsValuesError, is_traced, spec
+from tfgrad_jax._types import is_traced, spec
 
 from .rule import Values, transparent_rule
-
-# A function that reaches more tracers than this mostly uses few of them.
-MANY = 8
 
 
 class HoldsRefError(ValueError):
@@ -67,16 +61,12 @@ def transparent(call: Call) -> Call:
 
     def evaluated(consts: Values, others: Values, operands: Values) -> Any:
         leaves, computed = evaluate(consts, operands)
-        (gradients,) = skeleton.copies([computed.get(i, v) for i, v in enumerate(others)])
+        copies = skeleton.copies([computed.get(i, v) for i, v in enumerate(others)])
+        # The snapshot of the call does not know the variables of the rule.
+        (gradients,) = frozen(copies, skeleton.snapshot.contents())
         return leaves, outputs, GradFn(gradients, accepts, rule)
 
     apply = functools.partial(evaluated, f.consts, others)
-    # A rule that calls itself would be traced forever.
-    if sum(v is not None for v in others) > MANY and not is_being_traced(rule):
-        variables = _undeclared(f, outputs.count) if call.chooses(accepts) else call.declared
-        others = _used(others, dataclasses.replace(call, apply=apply), rule, *variables)
-        apply = functools.partial(evaluated, f.consts, others)
-
     primal = None
     if call.primal is not None:
         y = traced(lambda *operands: (call.primal(operands), None), *call.operands)
@@ -99,23 +89,3 @@ def _undeclared(y: Traced, results: int) -> tuple[Variables | None, list[Any]]:
     used = [y.consts[i] for i in y.uses(results)]
     values = [v for v in used if is_traced([v]) and spec(v).differentiable]
     return Variables.listed(values, list(map(spec, values))) if values else None, values
-
-
-def _used(
-    held: Sequence[Any], call: Call, rule: Source, variables: Variables | None, values: Values
-) -> Sequence[Any]:
-    """Return what a rule holds, with types in the places of values that it does not use.
-
-    It runs in a trace, with all its variables. If it needs values, it may use any.
-    """
-
-    def gradients(*operands: Any) -> Any:
-        leaves, outputs, grad_fn = call.apply(operands)
-        upstreams = list(map(zeros, outputs.cotangents(leaves)))
-        return grad_fn.gradients(upstreams, variables, values), None
-
-    with contextlib.suppress(*NeedsValuesError):
-        consts = traced(gradients, *call.operands, source=rule).consts
-        used = set(map(id, (*consts, *values)))
-        return [v if v is None or id(v) in used else jax.typeof(v) for v in held]
-    return held

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.tree_util import all_leaves
 
 from tfgrad_jax._types import Wrapper
 
@@ -169,9 +170,18 @@ def _put_items(base: Any, new: Any, *keys_and_values: Any) -> None:
         base.__setitem__(new, key, value)
 
 
+def _knows_its_objects(cls: Any) -> bool:
+    """Return whether a class decides what a new object is: there may be one, or one for each key.
+
+    A registered pytree is a value: it has a constructor of its own for other reasons.
+    """
+    makers = (getattr(cls, name, None) for name in ("__new__", "__reduce__", "__reduce_ex__"))
+    return any(isinstance(maker, types.FunctionType) for maker in makers)
+
+
 def _ordinary(value: Any, cls: Any, base: Any = object) -> Recipe:
     """Return how to copy an object from its attributes; `base` makes the empty object."""
-    if hasattr(cls, "__del__"):
+    if hasattr(cls, "__del__") or (_knows_its_objects(cls) and all_leaves([value])):
         raise OpaqueError(value)
     try:
         base.__new__(cls)  # runs no code of the class

@@ -90,7 +90,7 @@ class Walk:
     ) -> None:
         self.way: set[int] = set()
         self.taken: dict[int, Any] = {}  # by id
-        self.cells: list[types.CellType] = []  # of all variables of functions that it visited
+        self.functions: list[types.FunctionType] = []  # that it visited
         self.takes, self.lenient = takes, lenient
         self._budget = _BUDGET if patient or not is_staging() else _BUDGET_STAGED
         # By id: an object, and then the ids of the objects that hold it. As it has the objects, no
@@ -118,13 +118,15 @@ class Walk:
                     continue
                 seen[key] = [value, holder]
                 list_held = HELD.get(cls)
-                if list_held is None and is_leaf(value, cls):
-                    if self.takes(value):
-                        self.taken[key] = value
-                        self._mark(key)
+                is_end = list_held is None and is_leaf(value, cls)
+                if (is_end or cls is _CELL) and self.takes(value):
+                    self.taken[key] = value
+                    self._mark(key)
                     continue
-                if cls is _CELL:
-                    self.cells.append(value)
+                if is_end:
+                    continue
+                if cls is _FUNCTION:
+                    self.functions.append(value)
                 more = (list_held or _held)(value, self._budget)
                 if not issubclass(cls, _CODE):
                     self._budget -= 1 + len(more)

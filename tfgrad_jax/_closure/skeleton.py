@@ -12,11 +12,11 @@ a frozen set is made, all that it may hash is filled.
 
 import types
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .objects import Fill, recipe
-from .reach import CACHED, HELD, OpaqueError, TooMuchError, Walk
+from .reach import CACHED, INERT, OpaqueError, TooMuchError, Walk
 from .snapshot import Snapshot
 
 
@@ -48,8 +48,11 @@ class Skeleton:
         self._shared, self._taken, self._steps, self._results = shared, taken, steps, results
         self.snapshot = snapshot
 
-    def copies(self, values: Sequence[Any]) -> list[Any]:
-        """Return copies of the values, with these in the places of those that were taken."""
+    def copies(self, values: Sequence[Any], apart: bool = False) -> list[Any]:
+        """Return copies of the values, with these in the places of those that were taken.
+
+        If they are `apart`, what they assign to variables is lost: for a look at what they do.
+        """
         at = [*self._shared]
         for i, value in zip(self._taken, values, strict=True):
             at[i] = value
@@ -57,10 +60,11 @@ class Skeleton:
             made = call(*[at[i] for i in arguments])
             if place is not None:
                 at[place] = made
-        return [at[i] for i in self._results]
+        live = self.snapshot.live if apart else {}
+        return frozen([at[i] for i in self._results], {**self.snapshot.changed(), **live})
 
 
-HELD[Skeleton] = lambda skeleton, _: skeleton.snapshot.cells  # they may change until it is used
+INERT.add(Skeleton)
 
 
 def dissect(values: Sequence[Any], walk: Walk | None = None) -> tuple[Skeleton, list[Any]]:
@@ -79,6 +83,21 @@ def dissect(values: Sequence[Any], walk: Walk | None = None) -> tuple[Skeleton, 
         raise TooMuchError from None
 
 
+def frozen(values: list[Any], contents: Mapping[int, Any]) -> list[Any]:
+    """Return values whose functions read these contents, by the ids of the cells of variables."""
+    if not contents:
+        return values
+    every = [*values, *contents.values()]  # what a variable held may read others
+    walk = Walk(every, takes=lambda value: id(value) in contents, lenient=True)
+    skeleton, cells = dissect(every, walk)
+    new = {id(cell): types.CellType() for cell in cells}
+    copies = skeleton.copies(list(new.values()))
+    for key, content in zip(contents, copies[len(values) :], strict=True):
+        if key in new:
+            new[key].cell_contents = content
+    return copies[: len(values)]
+
+
 class _Plan:
     """The places and the steps of a skeleton, while they are found."""
 
@@ -95,7 +114,7 @@ class _Plan:
     def skeleton(self, values: Sequence[Any]) -> Skeleton:
         results = list(map(self._place, values))
         self._fill_copies()
-        snapshot = Snapshot(c for c in self._walk.cells if id(c) not in self._walk.way)
+        snapshot = Snapshot(self._walk.functions, self._walk.way)
         return Skeleton(
             self._shared, self._of_taken, [*self._steps, *self._tables], results, snapshot
         )
