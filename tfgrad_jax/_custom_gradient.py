@@ -28,7 +28,6 @@ from typing import (
 
 from jax.tree_util import all_leaves
 
-from . import _errors
 from ._call.run import run
 from ._closure.reach import JITTED, is_importable
 from ._frontend.grad_fn import (
@@ -41,11 +40,12 @@ from ._frontend.grad_fn import (
 )
 from ._frontend.signature import Signature, annotations_of
 from ._frontend.structure import split
-from ._source import Source, describe
-from ._text import kind_of
-from ._trace import is_idle
-from ._tracebacks import hidden, hide
-from ._types import Wrapper
+from ._jax.trace import is_idle
+from ._jax.types import Wrapper
+from ._messages import errors
+from ._messages.source import Source, describe
+from ._messages.text import kind_of
+from ._messages.tracebacks import hidden, hide
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -151,7 +151,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             try:
                 return getattr(self._f, name)
             except AttributeError:
-                raise _errors.no_attribute(self._f, name) from None
+                raise errors.no_attribute(self._f, name) from None
 
     def __reduce__(self) -> Any:
         if is_importable(self):
@@ -194,7 +194,7 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             try:
                 variables = variables(*bound_to)
             except Exception as error:
-                error.add_note(_errors.variables_failed(self._source))
+                error.add_note(errors.variables_failed(self._source))
                 raise
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
         inputs.accept_omitted(bound.inputs, bound.omitted)
@@ -314,28 +314,28 @@ def custom_gradient(
         1.0
     """
     if _unknown:
-        raise _errors.unknown_option(next(iter(_unknown)))
+        raise errors.unknown_option(next(iter(_unknown)))
     if convention not in _CONVENTIONS:
-        raise _errors.bad_option("convention", convention, "'tf' or 'jax'")
+        raise errors.bad_option("convention", convention, "'tf' or 'jax'")
     if primal is not None and not callable(primal):
-        raise _errors.bad_option("primal", primal, "None or a function")
+        raise errors.bad_option("primal", primal, "None or a function")
     if _others and callable(f):
-        raise _errors.too_many_positional(f, kind_of(_others[0]))
+        raise errors.too_many_positional(f, kind_of(_others[0]))
     if f is None:
         return functools.partial(
             custom_gradient, variables=variables, primal=primal, convention=convention
         )
     if isinstance(variables, str | bool) and variables != "autodiff":
-        raise _errors.bad_variables(f, variables)
+        raise errors.bad_variables(f, variables)
     if isinstance(f, staticmethod | classmethod):
         return type(f)(CustomGradient(f.__func__, variables, primal, convention))
     if not callable(f):
-        raise _errors.not_callable(f)
+        raise errors.not_callable(f)
     inner = getattr(f, "__wrapped__", f) if isinstance(f, JITTED) else f
     if isinstance(inner, CustomGradient):
-        raise _errors.decorated_twice(inner)
+        raise errors.decorated_twice(inner)
     if isinstance(f, JITTED):
-        raise _errors.jitted(f)
+        raise errors.jitted(f)
     return CustomGradient(f, variables, primal, convention)
 
 

@@ -17,18 +17,18 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
-from . import _tool_errors
-from ._arrays import Held, arrays_in, called, decorated, is_known, primal_of
 from ._autodiff.linearity import NotLinearError
 from ._autodiff.transpose import transposed
-from ._compat import cotangent_type, is_ref, tangent_dtype
 from ._custom_gradient import CustomGradient
 from ._family import is_recomputed
 from ._frontend.signature import Signature
-from ._jaxpr import reads
-from ._source import Source
-from ._text import aligned, type_name
-from ._types import NeedsValuesError, is_array, spec
+from ._jax.compat import cotangent_type, is_ref, tangent_dtype
+from ._jax.jaxpr import reads
+from ._jax.types import NeedsValuesError, is_array, spec
+from ._messages import tool_errors
+from ._messages.source import Source
+from ._messages.text import aligned, type_name
+from .testing._arrays import Held, arrays_in, called, decorated, is_known, primal_of
 
 _TYPE = jax.ShapeDtypeStruct
 _runs: ContextVar[list[Any]] = ContextVar("runs")  # of a watched function: outputs, rule, arrays
@@ -125,7 +125,7 @@ class _Call:
             f, variables, primal, self._convention, _ = owner.unwrapped()[1]
         elif not is_recomputed(f):
             wraps = isinstance(inner, CustomGradient) or is_recomputed(inner)
-            raise _tool_errors.not_explainable(h, wraps)
+            raise tool_errors.not_explainable(h, wraps)
         self._recomputes, self._is_method, self._eager = is_recomputed(f), bool(bound_to), False
         self._source = Source.of(f)
         self.name = self._source.name.replace("<locals>.", "")
@@ -156,7 +156,7 @@ class _Call:
             return self._explanation(closed.jaxpr.invars, closed.jaxpr.eqns, constants, *found)
         except NeedsValuesError as error:
             if any(isinstance(v, _TYPE) for v in self._values):
-                raise _tool_errors.explain_needs_values(self.name) from error
+                raise tool_errors.explain_needs_values(self.name) from error
             self._eager, values = True, list(map(jnp.asarray, self._values))
             return self._explanation(values, (), (), *self._look(*values))
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from helpers import assert_same, eager_and_jit
 
-from tfgrad_jax import _trace, custom_gradient
+from tfgrad_jax import custom_gradient
+from tfgrad_jax._jax import trace
 
 
 @custom_gradient
@@ -164,7 +165,7 @@ def test_a_call_that_is_traced_names_the_function_and_the_remedy(held, where):
 
 
 def test_a_jax_that_cannot_set_a_trace_gives_the_same(monkeypatch):
-    monkeypatch.setattr(_trace, "_set_trace", None)
+    monkeypatch.setattr(trace, "_set_trace", None)
     assert_same(jax.grad(cube)(2.0), 28.0)
     smooth = custom_gradient(lambda x: (x**3, lambda dy: 7 * dy * x**2))
     assert_same(jax.jit(jax.hessian(smooth))(2.0), 28.0)  # 14 x

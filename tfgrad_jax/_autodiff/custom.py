@@ -8,7 +8,7 @@
     directly
     differentiates otherwise   the custom_jvp: Function.forward, then `push` of the tangents;
                                reverse mode transposes `push`, which runs the rule
-    drops the custom_jvp       the custom_vjp that we put below it (before JAX 0.12, see `_compat`)
+    drops the custom_jvp       the custom_vjp that we put below it (`KEEPS_CUSTOM_JVP` says when)
 
 The forward pass does not return `y`, whose derivative would be that of `f`'s own operations. It
 returns `attach(y, operands, rule)`: the identity on `y`, whose derivative with respect to the
@@ -28,13 +28,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero, linear_call
 
-from tfgrad_jax import _errors
-from tfgrad_jax._compat import KEEPS_CUSTOM_JVP, is_ref, tangent_type, zeros
-from tfgrad_jax._jaxpr import dependence, evaluate, without_consts
-from tfgrad_jax._source import Source
-from tfgrad_jax._trace import below, is_reverse, is_staging, is_transposed
-from tfgrad_jax._tracebacks import hidden, is_own
-from tfgrad_jax._types import is_differentiable, is_traced
+from tfgrad_jax._jax.compat import KEEPS_CUSTOM_JVP, is_ref, tangent_type, zeros
+from tfgrad_jax._jax.jaxpr import dependence, evaluate, without_consts
+from tfgrad_jax._jax.trace import below, is_reverse, is_staging, is_transposed
+from tfgrad_jax._jax.types import is_differentiable, is_traced
+from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.source import Source
+from tfgrad_jax._messages.tracebacks import hidden, is_own
 
 from .primitives import attach, depend, push, zero_tangent
 from .rule import Rule, Run
@@ -207,7 +207,7 @@ def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
         jaxpr, first = without_consts(closed), len(closed.consts)
         if any(mask >> first & (1 << len(at)) - 1 for mask in dependence(jaxpr)):
             text = "a gradient that depends on its inputs"
-            raise _errors.not_linear(function.source, text)
+            raise errors.not_linear(function.source, text)
         leaves = jax.tree.leaves((at, known, cotangents))
         return dict(zip(at, evaluate(jaxpr, *closed.consts, *leaves), strict=True))
 
@@ -274,7 +274,7 @@ def _forward(function: Function, operands: Sequence[Any], perturbed: Sequence[in
         is_new = not (is_own(error) or hasattr(error, "__notes__"))
         if is_new and re.search("jvp|differentiat|lineariz", str(error), re.IGNORECASE):
             line = function.source.line_in(error)
-            error.add_note(_errors.not_differentiable(function.source, line, str(error)))
+            error.add_note(errors.not_differentiable(function.source, line, str(error)))
         raise
 
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from tfgrad_jax._compat import can_differentiate, can_transpose, is_ref
-from tfgrad_jax._jaxpr import (
+from tfgrad_jax._jax.compat import can_differentiate, can_transpose, is_ref
+from tfgrad_jax._jax.jaxpr import (
     IDENTITIES,
     ONE_BY_ONE,
     Followed,
@@ -24,8 +24,8 @@ from tfgrad_jax._jaxpr import (
     is_declared,
     without_consts,
 )
-from tfgrad_jax._trace import is_staging
-from tfgrad_jax._types import is_differentiable, is_kind
+from tfgrad_jax._jax.trace import is_staging
+from tfgrad_jax._jax.types import is_differentiable, is_kind
 
 # The kinds of intermediate values of a rule, as functions of the upstream gradients.
 _ZERO, _CONSTANT, _LINEAR = range(3)  # max(a, b) is the kind of a sum

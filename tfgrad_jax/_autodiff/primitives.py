@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from tfgrad_jax import _errors
-from tfgrad_jax._compat import batched_type, tangent_type, zeros
-from tfgrad_jax._tracebacks import hidden
+from tfgrad_jax._jax.compat import batched_type, tangent_type, zeros
+from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.tracebacks import hidden
 
 from .rule import Pull
 from .transpose import empty, push_forward
@@ -109,7 +109,7 @@ def _attach_jvp(primals: Any, tangents: Any, *, count: int, xs: int, pull: Pull,
     nonzero = [i for i, t in enumerate(dxs) if type(t) is not ad.Zero]
     if not nonzero:
         if pull.pure and any(type(t) is not ad.Zero for t in tangents[:count]):
-            raise _errors.hidden_tracer(pull.source)  # `y` has a tangent, and no operand has one
+            raise errors.hidden_tracer(pull.source)  # `y` has a tangent, and no operand has one
         return out, [ad.Zero(tangent_type(y)) for y in ys]
     return out, push(pull.only(nonzero), residuals, ys, [dxs[i] for i in nonzero])
 
@@ -177,7 +177,7 @@ def _push_transpose(
 ) -> list[Any]:
     if any(map(ad.is_undefined_primal, args[:count])):
         text = "a gradient that depends on its inputs"
-        raise _errors.not_linear(pull.source, text)
+        raise errors.not_linear(pull.source, text)
     gradients = pull.run(args[:count], [_instantiated(c) for c in cotangents])
     back = [
         None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import jax
 
-from tfgrad_jax._compat import is_ref
-from tfgrad_jax._source import Source
+from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._messages.source import Source
 
 # Residuals, cotangents of the outputs, positions of the operands that are being differentiated
 # -> for each of these operands its gradient, or None.

@@ -17,9 +17,8 @@ from jax.core import AbstractValue
 from jax.errors import TracerArrayConversionError, TracerBoolConversionError
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from tfgrad_jax import _errors
-from tfgrad_jax._compat import zeros
-from tfgrad_jax._jaxpr import (
+from tfgrad_jax._jax.compat import zeros
+from tfgrad_jax._jax.jaxpr import (
     call_body,
     dependence,
     evaluate,
@@ -27,8 +26,9 @@ from tfgrad_jax._jaxpr import (
     open_jaxpr,
     without_consts,
 )
-from tfgrad_jax._source import Source
-from tfgrad_jax._types import NeedsValuesError
+from tfgrad_jax._jax.types import NeedsValuesError
+from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.source import Source
 
 from .linearity import NotLinearError, check
 
@@ -47,7 +47,7 @@ def push_forward(
         return transposed(rule, types, tangents)
     except NotLinearError as error:
         line = source.line_in(error.error) if error.error else source.line_of(error.eqn, __file__)
-        raise _errors.not_linear(source, f"{error}{line and f', at {line}'}") from None
+        raise errors.not_linear(source, f"{error}{line and f', at {line}'}") from None
 
 
 def transposed(

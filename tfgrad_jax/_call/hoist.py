@@ -7,15 +7,15 @@ A call captures the tracers that it uses beside its inputs: in a variable that `
 import contextlib
 from typing import Any, NamedTuple
 
-from tfgrad_jax import _errors
 from tfgrad_jax._closure.reach import INERT, OpaqueError, TooMuchError, Walk
 from tfgrad_jax._closure.skeleton import Skeleton, dissect
 from tfgrad_jax._closure.traced import is_being_traced
 from tfgrad_jax._frontend.grad_fn import Call, Contract
 from tfgrad_jax._frontend.structure import Outputs
-from tfgrad_jax._source import Source
-from tfgrad_jax._trace import is_staging
-from tfgrad_jax._types import NeedsValuesError
+from tfgrad_jax._jax.trace import is_staging
+from tfgrad_jax._jax.types import NeedsValuesError
+from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.source import Source
 
 from .rule import CapturedIndex
 from .transparent import HoldsRefError, transparent
@@ -40,7 +40,7 @@ def captured(call: Call, walk: Walk | None = None) -> Capture:
     skeleton, values = dissect([call.apply, call.primal, *declared], walk)
     place = {id(v): i for i, v in enumerate(values)}  # later, two may be the same object
     if not all(id(v) in place for v in declared):
-        raise _errors.leaked_variable(call.contract.source)
+        raise errors.leaked_variable(call.contract.source)
     return Capture(skeleton, values, [place[id(v)] for v in declared])
 
 
@@ -68,5 +68,5 @@ def hoist(call: Call) -> Capture:
         if may_hold_none:
             return captured(call, Walk(()))
         if where:
-            error.add_note(_errors.traced_needs_values(source, where))
+            error.add_note(errors.traced_needs_values(source, where))
         raise

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import register_static, tree_flatten
 
-from tfgrad_jax import _errors
 from tfgrad_jax._autodiff.custom import Forward, HiddenTracerError
 from tfgrad_jax._closure.traced import Uses, dependence_on
-from tfgrad_jax._compat import is_ref
 from tfgrad_jax._frontend.grad_fn import Call
-from tfgrad_jax._trace import plainly
-from tfgrad_jax._types import NeedsValuesError, is_traced, spec
+from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.trace import plainly
+from tfgrad_jax._jax.types import NeedsValuesError, is_traced, spec
+from tfgrad_jax._messages import errors
 
 from .hoist import Capture
 from .rule import (
@@ -132,11 +132,11 @@ class Program:
         """Raise if `y` uses one of these captured values, which have no gradient."""
         uses = {i: at for i, at in self.uses(types).items() if i in missing}
         if uses and all(i in self._refs for i in uses):
-            raise _errors.captured_ref(self.source)
+            raise errors.captured_ref(self.source)
         if uses:
             lines = [(spec(types[i]), self.source.line(at)) for i, at in uses.items()]
             declared = self._variables is not None
-            raise _errors.no_gradient_for_captured(self.source, lines, declared)
+            raise errors.no_gradient_for_captured(self.source, lines, declared)
 
     def uses(self, operands: Values) -> Uses:
         """Return how `y` uses captured values, by a trace of `f` on the operands or their types."""
@@ -169,5 +169,5 @@ class Program:
         types = [(leaf.shape, leaf.dtype) for leaf in leaves]
         known = self.treedef, self._types
         if self.treedef is not None and known != (treedef, types):
-            raise _errors.primal_mismatch(self.source, known, (treedef, types))
+            raise errors.primal_mismatch(self.source, known, (treedef, types))
         self.treedef, self._types = treedef, types

@@ -14,16 +14,16 @@ import functools
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from tfgrad_jax import _errors
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.reach import OpaqueError, TooMuchError, Walk
 from tfgrad_jax._closure.skeleton import Skeleton, dissect, frozen
 from tfgrad_jax._closure.snapshot import Snapshot
 from tfgrad_jax._closure.traced import traced
-from tfgrad_jax._compat import is_ref
 from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Variables
-from tfgrad_jax._source import Source
-from tfgrad_jax._types import Spec, is_differentiable
+from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.types import Spec, is_differentiable
+from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.source import Source
 
 OperandIndex: TypeAlias = int  # among the captured values and then the inputs, as JAX has them
 CapturedIndex: TypeAlias = int  # among the captured values: the first operands
@@ -156,7 +156,7 @@ def transparent_rule(
 
     def gradients(consts: Values, cotangents: Values, _: Any, values: Values) -> list[Gradient]:
         if len(values) not in (0, count):
-            raise _errors.fixed_variables(source)
+            raise errors.fixed_variables(source)
         found = run(consts, cotangents)
         return found[: len(found) - count + len(values)]
 

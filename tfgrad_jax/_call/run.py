@@ -18,10 +18,10 @@ from typing import Any
 from jax.errors import UnexpectedTracerError
 from jax.tree_util import tree_leaves, tree_unflatten
 
-from tfgrad_jax import _errors
 from tfgrad_jax._autodiff.custom import HiddenTracerError, differentiated
 from tfgrad_jax._frontend.grad_fn import Call
-from tfgrad_jax._types import is_traced
+from tfgrad_jax._jax.types import is_traced
+from tfgrad_jax._messages import errors
 
 from .hoist import Capture, captured, hoist
 from .ordinary import Ordinary
@@ -41,7 +41,7 @@ def run(call: Call, name: str) -> Any:
     try:
         return _value(call, captured(transparent(call)), name)
     except HiddenTracerError:
-        raise _errors.hidden_tracer(call.contract.source) from None
+        raise errors.hidden_tracer(call.contract.source) from None
 
 
 def _value(call: Call, capture: Capture, name: str) -> Any:

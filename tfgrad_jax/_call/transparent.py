@@ -17,10 +17,10 @@ from typing import Any
 from tfgrad_jax._closure.reach import OpaqueError, TooMuchError, Walk
 from tfgrad_jax._closure.skeleton import dissect, frozen
 from tfgrad_jax._closure.traced import Traced, traced
-from tfgrad_jax._compat import is_ref
 from tfgrad_jax._frontend.grad_fn import Call, GradFn, Variables
-from tfgrad_jax._trace import is_own, plainly
-from tfgrad_jax._types import is_traced, spec
+from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.trace import is_own, plainly
+from tfgrad_jax._jax.types import is_traced, spec
 
 from .rule import Values, transparent_rule
 

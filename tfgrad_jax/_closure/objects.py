@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.tree_util import all_leaves
 
-from tfgrad_jax._types import Wrapper
+from tfgrad_jax._jax.types import Wrapper
 
 from .reach import OpaqueError
 

@@ -19,8 +19,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Jaxpr
 
-from tfgrad_jax._trace import TRACES, is_live, is_operand, is_staging
-from tfgrad_jax._types import Wrapper
+from tfgrad_jax._jax.trace import TRACES, is_live, is_operand, is_staging
+from tfgrad_jax._jax.types import Wrapper
 
 # How many objects to visit before we trace the call instead. Under staging a trace costs little,
 # and `f` sees tracers anyway. Eagerly `f` would lose its values, so there it is the last resort.

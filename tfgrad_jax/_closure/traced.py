@@ -14,10 +14,10 @@ import jax
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.tree_util import register_static, tree_leaves, tree_structure, tree_unflatten
 
-from tfgrad_jax import _errors
-from tfgrad_jax._jaxpr import dependence, evaluate, in_order_of_use, without_consts
-from tfgrad_jax._source import Source
-from tfgrad_jax._types import NeedsValuesError, spec
+from tfgrad_jax._jax.jaxpr import dependence, evaluate, in_order_of_use, without_consts
+from tfgrad_jax._jax.types import NeedsValuesError, spec
+from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.source import Source
 
 # Python's recursion limit allows fewer than twice as many nested traces.
 _DEEP = 10
@@ -71,7 +71,7 @@ def traced(
     """
     outer, code = _tracing.get(), source and source.code
     if code is not None and outer.count(code) == _DEEP:
-        raise _errors.endless(source)
+        raise errors.endless(source)
 
     def run(*args: Any) -> Any:  # a new function at each call: JAX caches no trace of it
         arrays, aside = f(*args)

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
-from tfgrad_jax import _errors, _gradient_errors
-from tfgrad_jax._compat import summed_over, varying
-from tfgrad_jax._source import Source, Where, is_within
-from tfgrad_jax._text import kind_of
-from tfgrad_jax._types import Spec, Wrapper, is_array
+from tfgrad_jax._jax.compat import summed_over, varying
+from tfgrad_jax._jax.types import Spec, Wrapper, is_array
+from tfgrad_jax._messages import errors, gradient_errors
+from tfgrad_jax._messages.source import Source, Where, is_within
+from tfgrad_jax._messages.text import kind_of
 
 from .structure import Layout, Outputs, conjugate, split
 
@@ -39,7 +39,7 @@ def checked_pair(f: Callable[..., Any], result: Any) -> tuple[Any, Callable[...,
     except (TypeError, ValueError, IndexError):
         y = grad_fn = None
     if not callable(grad_fn):
-        raise _errors.not_a_pair(f, result)
+        raise errors.not_a_pair(f, result)
     return y, grad_fn
 
 
@@ -49,13 +49,13 @@ def checked_outputs(f: Callable[..., Any], y: Any) -> Any:
         return y
     for i, leaf in enumerate(tree_leaves(y)):
         if not (isinstance(leaf, _PLAIN) or is_array(leaf)):
-            raise _errors.output_no_array(f, y, i, leaf)
+            raise errors.output_no_array(f, y, i, leaf)
     return y
 
 
 def primal_value(source: Source, primal: Any, args: Any, kwargs: Any) -> Any:
     """Return `y`, as the `primal` of a function computes it."""
-    y = _called(primal, args, kwargs, lambda misfit: _errors.primal_call(source, primal, misfit))
+    y = _called(primal, args, kwargs, lambda misfit: errors.primal_call(source, primal, misfit))
     return checked_outputs(primal, y)
 
 
@@ -170,7 +170,7 @@ class Contract:
             variables = NO_VARIABLES
         keywords = {} if variables is None else {"variables": variables.value(traced)}
         mirrored = self.convention == "tf"
-        arity = functools.partial(_gradient_errors.wrong_arity, where, len(upstreams), mirrored)
+        arity = functools.partial(gradient_errors.wrong_arity, where, len(upstreams), mirrored)
         if isinstance(grad_fn, Wrapper) and is_within(self.source.code, Source.of(grad_fn).code):
             make, (*parts, _), _ = grad_fn.unwrapped()  # the last says whether it is inside a rule
             grad_fn = make(*parts, True)
@@ -183,12 +183,12 @@ class Contract:
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
         if variables is None:
             if result is None and any(self.inputs.differentiable):
-                _gradient_errors.warn_of_bare_none(where, self.inputs.names)
+                gradient_errors.warn_of_bare_none(where, self.inputs.names)
             if is_pair and accepts_variables(where.grad_fn) and self.inputs.read(result) is None:
                 result = result[0]  # no variable is differentiated
             return self._finished(self.inputs, result, where)
         if not is_pair:
-            raise _gradient_errors.no_variable_pair(where, kind_of(result))
+            raise gradient_errors.no_variable_pair(where, kind_of(result))
         gradients = self._finished(self.inputs, result[0], where)
         if any(s is not None for s in variables.layout.specs):
             where = where._replace(of="variable" if variables.declared else "undeclared variable")
@@ -205,7 +205,7 @@ class Contract:
                 axes = varying(gradients[i])
                 if expected.axes - axes:
                     path = layout.leaf_paths()[position]
-                    raise _gradient_errors.not_varying(where, expected.axes - axes, path)
+                    raise gradient_errors.not_varying(where, expected.axes - axes, path)
                 gradients[i] = summed_over(gradients[i], axes - expected.axes)
         return gradients
 
@@ -240,7 +240,7 @@ class Call:
             return None, []
         variables, traced = Variables.of(self.variables)
         if not variables.has_values():
-            raise _errors.no_array_among_variables(self.contract.source, variables.constants[0])
+            raise errors.no_array_among_variables(self.contract.source, variables.constants[0])
         return variables, traced
 
 

@@ -23,12 +23,12 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
-from tfgrad_jax import _gradient_errors
-from tfgrad_jax._compat import NUMPY, cotangent_type, explicit_sharding, tangent_dtype
-from tfgrad_jax._source import Where
-from tfgrad_jax._text import tree_of
-from tfgrad_jax._trace import is_operand
-from tfgrad_jax._types import Spec, is_array, is_kind, spec
+from tfgrad_jax._jax.compat import NUMPY, cotangent_type, explicit_sharding, tangent_dtype
+from tfgrad_jax._jax.trace import is_operand
+from tfgrad_jax._jax.types import Spec, is_array, is_kind, spec
+from tfgrad_jax._messages import gradient_errors
+from tfgrad_jax._messages.source import Where
+from tfgrad_jax._messages.text import tree_of
 
 _LEAF = tree_structure(0)
 _FLOATS = (float, complex)  # JAX may differentiate them in another call
@@ -103,11 +103,11 @@ class Layout:
         """
         given = self.read(result)
         if given is None:
-            raise _gradient_errors.wrong_structure(where, result, self)
+            raise gradient_errors.wrong_structure(where, result, self)
         if where.of == "variable" and _has_keys(self.treedef):
             every, (value,) = self.treedef, self.treedef.children()
             if not any(_match(treedef, result, []) for treedef in (value, every)):  # a flat list
-                raise _gradient_errors.keys_without_names(where, tree_of(value))
+                raise gradient_errors.keys_without_names(where, tree_of(value))
         has = self.differentiable
         # This may be a flat list for the arrays alone. Then an entry that we have read as the
         # gradient of a number may be meant for an array.
@@ -122,7 +122,7 @@ class Layout:
             if not h and (flat or not issubclass(c, _FLOATS)) and _has_gradient(given[i])
         ]
         if misplaced and any(h and g is None for h, g in zip(has, given, strict=True)):
-            raise _gradient_errors.gradient_of_no_array(where, self.leaf_paths()[misplaced[0]])
+            raise gradient_errors.gradient_of_no_array(where, self.leaf_paths()[misplaced[0]])
         given = [g if h else None for h, g in zip(has, given, strict=True)]
         for i, gradient in enumerate(given):
             if gradient is not None:
@@ -193,7 +193,7 @@ class Layout:
             same_kind = isinstance(gradient, kinds) and not isinstance(gradient, bool)
         path = self.leaf_paths()[leaf] if not same_kind or shape != expected.shape else ""
         if not same_kind:
-            raise _gradient_errors.wrong_kind(where, gradient, expected, path)
+            raise gradient_errors.wrong_kind(where, gradient, expected, path)
         if shape != expected.shape:
             others = [
                 p
@@ -201,13 +201,11 @@ class Layout:
                 if s is not None and getattr(g, "shape", s.shape) != s.shape == shape
             ]
             idle = leaf not in self.operands
-            raise _gradient_errors.wrong_shape(where, shape, expected.shape, path, others, idle)
+            raise gradient_errors.wrong_shape(where, shape, expected.shape, path, others, idle)
         if expected.sharding is not None and _axes(explicit_sharding(gradient)) != _axes(
             expected.sharding
         ):
-            raise _gradient_errors.wrong_sharding(
-                where, gradient, expected, self.leaf_paths()[leaf]
-            )
+            raise gradient_errors.wrong_sharding(where, gradient, expected, self.leaf_paths()[leaf])
 
 
 def _axes(sharding: Any) -> tuple[Any, ...]:

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import all_leaves, tree_flatten, tree_leaves, tree_unflatten
 
-from tfgrad_jax import _errors, _tool_errors
-from tfgrad_jax._arrays import Held, called, decorated
 from tfgrad_jax._frontend.grad_fn import accepts_variables, checked_outputs
 from tfgrad_jax._frontend.signature import Signature
 from tfgrad_jax._frontend.structure import split
-from tfgrad_jax._jaxpr import reads
-from tfgrad_jax._text import type_name
-from tfgrad_jax._types import is_array, spec
+from tfgrad_jax._jax.jaxpr import reads
+from tfgrad_jax._jax.types import is_array, spec
+from tfgrad_jax._messages import errors, tool_errors
+from tfgrad_jax._messages.text import type_name
+from tfgrad_jax.testing._arrays import Held, called, decorated
 
 
 class Problem:
@@ -45,7 +45,7 @@ class Problem:
         self._leaves, self._treedef = tree_flatten(inputs)
         paths = split(inputs, (*signature.input_names(bound), *bound.rest))[-1].leaf_paths()
         if any(isinstance(v, jax.core.Tracer) for v in self._leaves):
-            raise _tool_errors.checks_values(h)
+            raise tool_errors.checks_values(h)
         # What may hold weights: the functions, then the objects among the arguments.
         self._objects = [i for i, v in enumerate(self._leaves) if not is_array(v)]
         self._roots = [("", h), ("", reference)]
@@ -85,10 +85,10 @@ class Problem:
                 self.unchecked.append(f"{signature.names[i]} ({_DEFAULT})")
         ys = self.value(*self.xs) if self.xs else []
         if not ys:
-            raise _tool_errors.nothing_to_check(h, "outputs" if self.xs else "arguments")
+            raise tool_errors.nothing_to_check(h, "outputs" if self.xs else "arguments")
         got, wanted = ([y.shape for y in f] for f in ((self.plain or self.value)(*self.xs), ys))
         if got != wanted:
-            raise _tool_errors.bad_reference(reference, h, wanted, got)
+            raise tool_errors.bad_reference(reference, h, wanted, got)
 
     def call(self, which: str, *xs: Any) -> Any:
         """Call `h`, what it decorates ("pair"), its `primal`, or the reference on other arrays."""
@@ -158,7 +158,7 @@ class Problem:
         try:
             jax.vjp(self.h, *self.xs, *(self._held.arrays[i] for i in weights))
         except Exception as error:  # of any other type, the checks report it
-            return _errors.CAPTURED not in str(error)
+            return errors.CAPTURED not in str(error)
         return True
 
     def _reads(self, f: Any) -> tuple[set[int], dict[int, tuple[Any, str]]]:

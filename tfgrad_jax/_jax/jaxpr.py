@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from ._compat import is_ref_type
+from .compat import is_ref_type
 
 # Our primitives that return their first operands. The other operands only affect derivatives and
 # `vmap`.

@@ -14,9 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.interpreters.partial_eval import JaxprTracer
 
-from ._compat import core_name, is_ref
+from .compat import LINEARIZED, core_name, is_ref
 
 _trace_state = core_name("get_opaque_trace_state")
 _current_trace, _set_trace = core_name("find_top_trace"), core_name("set_current_trace")
@@ -104,7 +103,7 @@ def is_transposed(value: Any) -> bool:
 
     JAX also linearizes under a trace of this type; but then known values are not its tracers.
     """
-    return isinstance(value, JaxprTracer) and is_own(value)
+    return isinstance(value, LINEARIZED) and is_own(value)
 
 
 def is_reverse(values: Sequence[Any]) -> bool:

@@ -7,9 +7,11 @@ import jax
 import jax.extend.core as extend
 import numpy as np
 from jax.core import Tracer
-from jax.interpreters import ad
+from jax.interpreters import ad, partial_eval
 
 _REF: Any = jax.Ref
+# The tracers of a function that JAX linearizes or transposes.
+LINEARIZED = partial_eval.JaxprTracer
 # Whether the derivative of a scan keeps the custom_jvp of what the scan calls. Before JAX 0.12, the
 # second derivative drops it and differentiates the function below.
 KEEPS_CUSTOM_JVP = jax.__version_info__ >= (0, 12)

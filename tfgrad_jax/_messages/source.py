@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-_LIBRARIES = tuple(str(Path(file).parent) for file in (__file__, jax.__file__))
+_LIBRARIES = str(Path(__file__).parents[1]), str(Path(jax.__file__).parent)
 
 
 class _Operands(inspect.Signature):

@@ -5,9 +5,10 @@ from typing import Any
 
 from jax import ShapeDtypeStruct
 
-from ._compat import explicit_sharding
-from ._source import describe
-from ._types import Spec
+from tfgrad_jax._jax.compat import explicit_sharding
+from tfgrad_jax._jax.types import Spec
+
+from .source import describe
 
 
 def counted(n: int, noun: str) -> str:

@@ -12,13 +12,13 @@ import jax
 from jax.core import Tracer
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
-from ._closure.reach import CACHED, Walk, content_of
-from ._closure.skeleton import dissect
-from ._compat import is_ref
-from ._custom_gradient import CustomGradient
-from ._text import type_name
-from ._trace import is_live
-from ._types import Wrapper
+from tfgrad_jax._closure.reach import CACHED, Walk, content_of
+from tfgrad_jax._closure.skeleton import dissect
+from tfgrad_jax._custom_gradient import CustomGradient
+from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.trace import is_live
+from tfgrad_jax._jax.types import Wrapper
+from tfgrad_jax._messages.text import type_name
 
 _MANY = 5_000  # objects to look at for names
 

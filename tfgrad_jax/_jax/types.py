@@ -1,6 +1,6 @@
 """The types of arrays and of wrappers, and the errors that JAX raises if a tracer has no value.
 
-Modules of all groups import this one; it imports `_compat` alone.
+Modules of all groups import this one; it imports `compat` alone.
 """
 
 import functools
@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 
-from ._compat import NUMPY, explicit_sharding, is_ref, tangent_dtype, varying
+from .compat import NUMPY, explicit_sharding, is_ref, tangent_dtype, varying
 
 # JAX raises one of these if code needs the value of a tracer, as `if x > 0` does.
 NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)

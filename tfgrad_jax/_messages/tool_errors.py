@@ -1,9 +1,9 @@
-"""The messages of `explain` and of `tfgrad_jax.testing`, as in `_errors.py`."""
+"""The messages of `explain` and of `tfgrad_jax.testing`, as in `errors.py`."""
 
 from typing import Any
 
-from ._errors import builder
-from ._text import kind_of
+from .errors import builder
+from .text import kind_of
 
 explain_needs_values = builder(
     "explain cannot run `{}` without values: it branches on them. Pass arrays instead."

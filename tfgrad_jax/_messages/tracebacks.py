@@ -19,7 +19,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _CONFIG: Any = jax.config
-_OURS = str(Path(__file__).parent / "_")[:-1]
+_OURS = str(Path(__file__).parents[1] / "_")[:-1]
 _OWN = "_tfgrad_jax_own"  # an attribute of our errors, whose traceback no longer shows it
 source_info_util.register_exclusion(_OURS)
 

@@ -1,4 +1,4 @@
-"""The messages on how a rule is called and on the gradients that it returns, as in `_errors.py`."""
+"""The messages on how a rule is called and on the gradients that it returns, as in `errors.py`."""
 
 import itertools
 import math
@@ -8,9 +8,9 @@ from typing import Any
 
 from jax.tree_util import all_leaves, tree_structure
 
-from ._errors import builder
-from ._source import Source, Where
-from ._text import counted, kind_of, tree_of, type_name
+from .errors import builder
+from .source import Source, Where
+from .text import counted, kind_of, tree_of, type_name
 
 no_variable_pair = builder(
     "{} was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned {}."
