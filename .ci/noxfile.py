@@ -52,7 +52,7 @@ def lint(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     session.chdir(ROOT)
     in_venv(session, "sphinx-build", "-W", "--keep-going", "-q", "docs", "docs/_build")
-    in_venv(session, "python", "-m", "pytest", "-n", "0", "tests/test_site.py")
+    in_venv(session, "python", "-m", "pytest", "-n", "0", "tests/docs/test_site.py")
     in_venv(session, "python", "-m", "pytest", "-m", "docs", "tests")
 
 
@@ -123,7 +123,7 @@ def interop(session: nox.Session) -> None:
     session.install("-e", ".[test]", *INTEROP)
     session.run("python", "-m", "tests.interop")
     pytest(session, "-m", "nightly", "tests/interop")
-    pytest(session, "tests/test_docs.py")  # none of its pages skipped
+    pytest(session, "tests/docs/test_docs.py")  # none of its pages skipped
 
 
 @nox.session(python="3.11", tags=["nightly"])

@@ -8,8 +8,8 @@ import sys
 
 import jax
 import pytest
-from flags import reason_to_skip
-from helpers import sample
+from support.flags import reason_to_skip
+from support.helpers import sample
 
 # Most of the time goes into compiling small programs, which run once.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

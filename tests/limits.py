@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core
 import jax.numpy as jnp
-from helpers import assert_same
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental import sparse
 from jax.scipy.sparse.linalg import gmres
 from random_programs import drops_in_scan
+from support.helpers import assert_same
 
 from tfgrad_jax import custom_gradient
 

@@ -9,7 +9,7 @@ import json
 
 import jax
 import pytest
-from helpers import sample
+from support.helpers import sample
 
 from benchmarks import compare, figures, layers, networks, report, tiny
 from benchmarks import workload as w

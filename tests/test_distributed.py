@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import assert_same
+from support.helpers import assert_same
 
 pytestmark = pytest.mark.nightly
 

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers import assert_same
 from limits import LIMITS, rendered
+from support.helpers import assert_same
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,9 +11,9 @@ import os
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, eager_and_jit, sample
 from jax import lax
-from pairs import RULES, STYLES, Rule, by_hand, inputs
+from support.helpers import assert_same, eager_and_jit, sample
+from support.pairs import RULES, STYLES, Rule, by_hand, inputs
 
 from tfgrad_jax import custom_gradient
 

@@ -7,10 +7,10 @@ differentiated. The value is `x sigmoid(x)`; the rules declare 7 where it is not
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, lowered_for_gpu
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from limits import LIMITS, drops_in_scan
+from support.helpers import assert_same, lowered_for_gpu
 
 from tfgrad_jax import custom_gradient, recompute_grad
 

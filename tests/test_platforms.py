@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, sample
 from jax import export
-from pairs import RULES, STYLES, by_hand, undeclared
+from support.helpers import assert_same, sample
+from support.pairs import RULES, STYLES, by_hand, undeclared
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CASES = list(itertools.product(RULES, STYLES))

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import checkify, io_callback
-from pairs import RULES, Rule, by_hand, inputs, undeclared
+from support.helpers import assert_same
+from support.pairs import RULES, Rule, by_hand, inputs, undeclared
 
 LAYER = RULES["elementwise"]
 W, X = LAYER.arrays

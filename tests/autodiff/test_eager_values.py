@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, eager_and_jit
+from support.helpers import assert_same, eager_and_jit
 
 from tfgrad_jax import custom_gradient
 from tfgrad_jax._jax import trace

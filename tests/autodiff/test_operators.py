@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 from random_programs import explicit_mesh
+from support.helpers import assert_same
 
 from tfgrad_jax import custom_gradient
 

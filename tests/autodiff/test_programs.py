@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, sample, total
 from jax import lax
-from ways import FORWARD, REVERSE, SECOND, gradient, hand_written, hessian
+from support.helpers import assert_same, sample, total
+from support.ways import FORWARD, REVERSE, SECOND, gradient, hand_written, hessian
 
 from tfgrad_jax import custom_gradient
 

@@ -9,9 +9,9 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, eager_and_jit, sample
 from jax import lax
-from ways import REVERSE
+from support.helpers import assert_same, eager_and_jit, sample
+from support.ways import REVERSE
 
 from tfgrad_jax import custom_gradient
 

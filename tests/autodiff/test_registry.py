@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same
 from jax import lax
 from jax.experimental import sparse
 from jax.interpreters import ad
+from support.helpers import assert_same
 
 from tfgrad_jax import custom_gradient
 

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, differentiated, sample, total
 from jax import lax
 from jax.experimental import io_callback, sparse
 from jax.scipy.sparse.linalg import bicgstab, cg
+from support.helpers import assert_same, differentiated, sample, total
 
 from tfgrad_jax import custom_gradient
 

@@ -5,7 +5,7 @@ Right numbers prove whose gradient was taken.
 """
 
 import jax.numpy as jnp
-from ways import FORWARD, REVERSE, SECOND, hand_written
+from support.ways import FORWARD, REVERSE, SECOND, hand_written
 
 NUMBERS = 3.0, 2.0  # w, x
 ARGS = jnp.float32(3), jnp.float32(2)

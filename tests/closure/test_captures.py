@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from captures import COMPUTED, COPIED, DECORATED, HOLD, TRACED, Emptied, Finalized
-from helpers import assert_same, eager_and_jit, sample
 from protocols import ARGS, BRIEF, DECLARED, NUMBERS, ORDINARY, WAYS, squared
-from ways import SECOND, assert_derivative, gradient, hand_written
+from support.helpers import assert_same, eager_and_jit, sample
+from support.ways import SECOND, assert_derivative, gradient, hand_written
 
 from tfgrad_jax import custom_gradient
 

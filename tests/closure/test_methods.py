@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, sample
 from protocols import ARGS, BRIEF, DECLARED, ORDINARY, WAYS, squared
-from ways import assert_derivative, gradient
+from support.helpers import assert_same, sample
+from support.ways import assert_derivative, gradient
 
 from tfgrad_jax import custom_gradient
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, eager_and_jit
 from protocols import ARGS
-from ways import SECOND, gradient
+from support.helpers import assert_same, eager_and_jit
+from support.ways import SECOND, gradient
 
 from tfgrad_jax import custom_gradient
 

@@ -9,8 +9,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, sample
 from jax import lax
+from support.helpers import assert_same, sample
 
 from tfgrad_jax import custom_gradient
 

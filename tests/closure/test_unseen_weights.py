@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, sample
 from jax import lax
 from protocols import ARGS, DECLARED, ORDINARY, WAYS, squared
-from ways import SECOND, gradient, hessian
+from support.helpers import assert_same, sample
+from support.ways import SECOND, gradient, hessian
 
 from tfgrad_jax import custom_gradient
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same
 from jax.sharding import AxisType, Mesh
+from support.helpers import assert_same
 
 needs_eight_devices = pytest.mark.skipif(
     "jax.device_count() < 8", reason="needs eight devices; `conftest.py` makes them of a CPU"

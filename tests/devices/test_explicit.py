@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from devices import mesh, needs_eight_devices
-from helpers import assert_same, sample
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from pairs import RULES, STYLES
+from support.helpers import assert_same, sample
+from support.pairs import RULES, STYLES
 
 from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
 

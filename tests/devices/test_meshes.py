@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from devices import assert_as_by_hand, mesh, needs_eight_devices, squared
-from helpers import assert_same, eager_and_jit, sample
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from pairs import RULES, STYLES, Rule, by_hand, inputs
+from support.helpers import assert_same, eager_and_jit, sample
+from support.pairs import RULES, STYLES, Rule, by_hand, inputs
 
 from tfgrad_jax import custom_gradient
 

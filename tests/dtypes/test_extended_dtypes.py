@@ -11,9 +11,9 @@ import jax
 import jax.experimental
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, sample
 from jax import lax
-from ways import REVERSE
+from support.helpers import assert_same, sample
+from support.ways import REVERSE
 
 from tfgrad_jax import custom_gradient
 

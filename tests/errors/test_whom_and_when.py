@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, eager_and_jit
 from jax import lax
+from support.helpers import assert_same, eager_and_jit
 
 from tfgrad_jax import custom_gradient
 

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, eager_and_jit, sample
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from ways import FORWARD, REVERSE, SECOND, assert_derivative
+from support.helpers import assert_same, eager_and_jit, sample
+from support.ways import FORWARD, REVERSE, SECOND, assert_derivative
 
 from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
 

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, eager_and_jit, sample
 from jax import lax
-from ways import FORWARD, REVERSE, SECOND, assert_derivative, hand_written
+from support.helpers import assert_same, eager_and_jit, sample
+from support.ways import FORWARD, REVERSE, SECOND, assert_derivative, hand_written
 
 from tfgrad_jax import custom_gradient
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, eager_and_jit, sine
+from support.helpers import assert_same, eager_and_jit, sine
 
 import tfgrad_jax
 from tfgrad_jax import custom_gradient, grad_pass_through

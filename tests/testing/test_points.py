@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checking import ONES, X, declare, fact, note, notes, quick
-from helpers import sample
 from right_rules import rule
+from support.helpers import sample
 
 SQUARE = 4 * jnp.eye(3) + jnp.arange(9.0).reshape(3, 3)
 COMPLEX = jax.lax.complex(X, X[::-1])

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checking import X, declare, full_square, half_square, note, quick
-from helpers import sample
 from right_rules import RULES
+from support.helpers import sample
 
 from tfgrad_jax import custom_gradient
 from tfgrad_jax.testing import check_gradient

@@ -9,7 +9,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from helpers import sample
+from support.helpers import sample
 
 from .backend import Jax
 from .case import disagreement, recorded

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same, sample
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from support.helpers import assert_same, sample
 
 X = jnp.float32(0.7)
 

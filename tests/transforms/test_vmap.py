@@ -5,8 +5,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same, eager_and_jit, sample
 from jax import lax
+from support.helpers import assert_same, eager_and_jit, sample
 
 from tfgrad_jax import custom_gradient
 

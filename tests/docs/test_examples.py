@@ -12,7 +12,7 @@ import pytest
 for package in ("matplotlib", "optax", "sklearn", "tqdm"):
     pytest.importorskip(package)
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(autouse=True)

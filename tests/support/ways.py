@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from helpers import assert_same
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from support.helpers import assert_same
 
 Function = Callable[..., Any]
 

@@ -24,7 +24,7 @@ from sybil.parsers.myst import PythonCodeBlockParser as MySTPythonCodeBlockParse
 import tfgrad_jax
 import tfgrad_jax.testing
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.]*\w)")
 

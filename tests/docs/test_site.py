@@ -13,7 +13,7 @@ import pytest
 
 bs4 = pytest.importorskip("bs4")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs" / "_build"
 if not (SITE / "index.html").is_file():
     pytest.skip("the site is not built", allow_module_level=True)

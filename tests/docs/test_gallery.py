@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import sample
+from support.helpers import sample
 
-PATH = Path(__file__).parent.parent / "examples" / "gallery.py"
+PATH = Path(__file__).parents[2] / "examples" / "gallery.py"
 spec = importlib.util.spec_from_file_location("gallery", PATH)
 gallery = sys.modules["gallery"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(gallery)
