@@ -74,6 +74,35 @@ def test_python_branches_on_values(name):
     assert_same(derivative(*map(jnp.float32, args)), jnp.float32(expected), rtol=1e-4)
 
 
+@custom_gradient
+def by_sign(x):
+    return x * x, lambda dy: dy * (7 * x if x > 0 else 3 * x)
+
+
+def along(f):
+    return lambda x: jax.jvp(f, (x,), (jnp.float32(1),))[1]
+
+
+SECOND = {
+    "grad of jvp": jax.grad(along(by_sign)),
+    "grad of linearize": jax.grad(lambda x: jax.linearize(by_sign, x)[1](jnp.float32(1))),
+    "jacfwd of jacfwd": jax.jacfwd(jax.jacfwd(by_sign)),
+    "jacrev of jacfwd": jax.jacrev(jax.jacfwd(by_sign)),
+    "hessian": jax.hessian(by_sign),
+    "jvp of grad": along(jax.grad(by_sign)),
+}
+UNTRUE = pytest.mark.xfail(reason="the message says that the rule branches on its upstream")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("hessian", "jvp of grad") else pytest.param(n, marks=UNTRUE) for n in SECOND],
+)
+def test_a_rule_branches_on_values_of_the_forward_pass_in_forward_mode(name):
+    assert_same(SECOND[name](jnp.float32(2)), jnp.float32(7))
+    assert_same(SECOND[name](jnp.float32(-2)), jnp.float32(3))
+
+
 def test_numpy_in_f_and_rule():
     @custom_gradient
     def median(x):
