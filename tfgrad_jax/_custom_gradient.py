@@ -16,6 +16,7 @@ from typing import (
     Concatenate,
     Generic,
     Literal,
+    NamedTuple,
     ParamSpec,
     Protocol,
     Self,
@@ -41,7 +42,7 @@ from ._frontend.grad_fn import (
 from ._frontend.signature import Signature, annotations_of
 from ._frontend.structure import split
 from ._jax.trace import is_idle
-from ._jax.types import Wrapper
+from ._jax.types import Copied
 from ._messages import errors
 from ._messages.source import Source, describe
 from ._messages.text import kind_of
@@ -58,42 +59,43 @@ _LOCK = threading.Lock()
 _SET_BY_WRAPS = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "__signature__", "__type_params__"}
 
 
-class CustomGradient(Wrapper, Generic[_P, _R]):
+class Declaration(NamedTuple):
+    """What the user has declared."""
+
+    f: Callable[..., Any]
+    variables: Any
+    primal: Callable[..., Any] | None
+    convention: Literal["tf", "jax"]
+    in_rule: bool  # whether `f` is written inside a rule
+
+    @classmethod
+    def of(cls, f: Any, variables: Any, primal: Any, convention: Any) -> "Declaration":
+        """Return the declaration of a function that is decorated now."""
+        return cls(f, variables, primal, convention, is_written_in_rule(Source.of(f)))
+
+
+class CustomGradient(Copied, Generic[_P, _R]):
     """A function with a declared gradient. `custom_gradient` makes it."""
 
     # Our attributes are slots: `functools.update_wrapper` overwrites those in `__dict__`.
     __slots__ = (
         "__dict__",
         "__weakref__",
-        "_convention",
-        "_f",
-        "_in_rule",
+        "_declaration",
         "_is_method",
         "_method",
         "_name",
-        "_primal",
         "_signature",
         "_source",
-        "_variables",
     )
 
-    def __init__(
-        self,
-        f: Callable[..., Any],
-        variables: Any,
-        primal: Any,
-        convention: str,
-        in_rule: bool | None = None,
-    ) -> None:
+    def __init__(self, declaration: Declaration) -> None:
+        f = declaration.f
         # Do not copy the attributes of `f`: they might shadow ours. `__getattr__` finds them.
         functools.update_wrapper(self, f, updated=())
-        self._f = f
+        self._declaration = declaration
         self._source = Source.of(f)
         self._name = self._source.name.rpartition(".")[2]
-        self._variables = variables
-        self._primal = primal
-        self._convention = convention
-        self._in_rule = is_written_in_rule(self._source) if in_rule is None else in_rule
         self._signature = Signature(f)
         _show(self, self._signature)
         self._method: Any = None  # `_bound` makes it at the first access
@@ -130,13 +132,13 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
 
     def _bound(self, obj: Any) -> Any:
         if self._method is None:
-            signature = Signature(self._f, bound=1)
+            signature = Signature(self._declaration.f, bound=1)
 
             @hidden
             def method(obj: Any, /, *args: Any, **kwargs: Any) -> Any:
                 return self._called((obj,), args, kwargs, signature)
 
-            functools.update_wrapper(method, self._f)
+            functools.update_wrapper(method, self._declaration.f)
             _show(method, self._signature)
             vars(method)["_custom_gradient"] = self
             with _LOCK:  # the same object in all threads: `==` of bound methods compares it
@@ -149,25 +151,18 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
             if name.startswith("_") and name != "__globals__":  # jaxtyping reads `__globals__`
                 raise AttributeError(name)
             try:
-                return getattr(self._f, name)
+                return getattr(self._declaration.f, name)
             except AttributeError:
-                raise errors.no_attribute(self._f, name) from None
+                raise errors.no_attribute(self._declaration.f, name) from None
 
     def __reduce__(self) -> Any:
         if is_importable(self):
             return vars(self)["__qualname__"]  # pickled by name, like any function
-        return self.unwrapped()
-
-    def unwrapped(self) -> Any:
-        parts = self._f, self._variables, self._primal, self._convention, self._in_rule
-        return (
-            CustomGradient,
-            parts,
-            {k: v for k, v in vars(self).items() if k not in _SET_BY_WRAPS},
-        )
+        attributes = {k: v for k, v in vars(self).items() if k not in _SET_BY_WRAPS}
+        return CustomGradient, (self._declaration,), attributes
 
     def __repr__(self) -> str:
-        return f"<custom_gradient of {describe(self._f)}>"
+        return f"<custom_gradient of {describe(self._declaration.f)}>"
 
     def _called(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
@@ -175,10 +170,10 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         positional = not kwargs and signature.fits(len(args))
         if is_idle() and positional:
             # Nothing can be differentiated, so the arguments need not be bound to names.
-            if self._primal is not None:
-                return primal_value(self._source, self._primal, (*bound_to, *args), {})
-            y, _ = checked_pair(self._f, self._f(*bound_to, *args))
-            return checked_outputs(self._f, y)
+            if self._declaration.primal is not None:
+                return primal_value(self._source, self._declaration.primal, (*bound_to, *args), {})
+            y, _ = checked_pair(self._declaration.f, self._declaration.f(*bound_to, *args))
+            return checked_outputs(self._declaration.f, y)
         call = self._call_of(bound_to, args, kwargs, signature)
         if is_idle():
             return call.value(call.operands)
@@ -188,8 +183,8 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
     ) -> Call:
         """Return the call: how it runs, its operands, and everything else that it has."""
-        bound = signature.bind(self._f, args, kwargs)
-        variables = self._variables
+        bound = signature.bind(self._declaration.f, args, kwargs)
+        variables = self._declaration.variables
         if callable(variables) and all_leaves([variables]):
             try:
                 variables = variables(*bound_to)
@@ -198,11 +193,14 @@ class CustomGradient(Wrapper, Generic[_P, _R]):
                 raise
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
         inputs.accept_omitted(bound.inputs, bound.omitted)
-        contract = Contract(self._source, inputs, bound.named, self._convention, self._in_rule)
+        declared = self._declaration
+        contract = Contract(
+            self._source, inputs, bound.named, declared.convention, declared.in_rule
+        )
         around = bound_to, constants, bound.rest
-        apply = functools.partial(contract.apply, self._f, around)
-        primal = self._primal and functools.partial(contract.primal, self._primal, around)
-        value = primal or functools.partial(contract.value, self._f, around)
+        apply = functools.partial(contract.apply, declared.f, around)
+        primal = declared.primal and functools.partial(contract.primal, declared.primal, around)
+        value = primal or functools.partial(contract.value, declared.f, around)
         return Call(contract, apply, primal, value, operands, variables)
 
 
@@ -328,7 +326,7 @@ def custom_gradient(
     if isinstance(variables, str | bool) and variables != "autodiff":
         raise errors.bad_variables(f, variables)
     if isinstance(f, staticmethod | classmethod):
-        return type(f)(CustomGradient(f.__func__, variables, primal, convention))
+        return type(f)(CustomGradient(Declaration.of(f.__func__, variables, primal, convention)))
     if not callable(f):
         raise errors.not_callable(f)
     inner = getattr(f, "__wrapped__", f) if isinstance(f, JITTED) else f
@@ -336,7 +334,7 @@ def custom_gradient(
         raise errors.decorated_twice(inner)
     if isinstance(f, JITTED):
         raise errors.jitted(f)
-    return CustomGradient(f, variables, primal, convention)
+    return CustomGradient(Declaration.of(f, variables, primal, convention))
 
 
 # Show only the real options in `help`, without the parameters that catch misspelled ones.

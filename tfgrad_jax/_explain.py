@@ -19,7 +19,7 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_lea
 
 from ._autodiff.linearity import NotLinearError
 from ._autodiff.transpose import transposed
-from ._custom_gradient import CustomGradient
+from ._custom_gradient import CustomGradient, Declaration
 from ._family import is_recomputed
 from ._frontend.signature import Signature
 from ._jax.compat import cotangent_type, is_ref, tangent_dtype
@@ -122,7 +122,7 @@ class _Call:
         owner, inner = decorated(h), getattr(h, "__wrapped__", None)
         variables, primal, self._convention = "autodiff", None, "tf"
         if owner is not None:
-            f, variables, primal, self._convention, _ = owner.unwrapped()[1]
+            f, variables, primal, self._convention, _ = owner._declaration
         elif not is_recomputed(f):
             wraps = isinstance(inner, CustomGradient) or is_recomputed(inner)
             raise tool_errors.not_explainable(h, wraps)
@@ -183,7 +183,7 @@ class _Call:
                 runs.append((ys, grad_fn, held))
             return pair
 
-        h: Any = CustomGradient(watched, variables, primal, self._convention)
+        h: Any = CustomGradient(Declaration.of(watched, variables, primal, self._convention))
         return h.__get__(args[0])(*args[1:], **kwargs) if self._is_method else h(*args, **kwargs)
 
     def _vjp(self, positions: Sequence[int], values: Sequence[Any], plain: bool = False) -> Any:

@@ -279,6 +279,9 @@ keep(
     "weak member", keyed(lambda n: weakref.WeakSet([n])), lambda p: p[0].w if p[0] in p[1] else None
 )
 keep("copy hooks", Emptied, lambda e: e.w * e.cache["one"])
+keep("frozenset", lambda w: frozenset([Box(w)]), lambda s: min(s, key=id).w)
+keep("frozen equals", lambda w: frozenset([(Named(w), 0)]), lambda s: min(s, key=id)[0].w)
+keep("table of equals", lambda w: {Named(w): 0}, lambda d: next(k for k in d if k in d).w)
 keep("finalizer", Finalized, lambda f: f.w)
 keep(
     "global function as a key",
@@ -364,7 +367,15 @@ def decorated_helper(w):
 # Those that are not copied: JAX traces the call.
 TRACED = {
     "values of a table",
-    "thousands of tuples",
+    "bound builtin",
+    "object array",
+    "object array of itself",
+    "deque",
+    "key of a table",
+    "member of a set",
+    "frozenset",
+    "frozen equals",
+    "table of equals",
     "pytree with a weak reference",
     "class",
     "object of a class with it",
@@ -384,11 +395,12 @@ TRACED = {
 COPIED: dict[str, Any] = {
     name: lambda w, make=make, read=read: functools.partial(read, make(w))
     for name, make, read in (
-        ("frozenset", lambda w: frozenset([Box(w)]), lambda s: min(s, key=id).w),
-        ("frozen equals", lambda w: frozenset([(Named(w), 0)]), lambda s: min(s, key=id)[0].w),
-        ("table of equals", lambda w: {Named(w): 0}, lambda d: next(k for k in d if k in d).w),
         ("property", Checked, lambda c: c.w),
-        ("default of a table", lambda w: collections.defaultdict(lambda: w), lambda d: d["new"]),
+        (
+            "default of a table",
+            lambda w: collections.defaultdict(lambda: w),
+            lambda d: d.default_factory(),
+        ),
         ("ordered table", lambda w: collections.OrderedDict(a=0, w=w), lambda d: [*d.values()][1]),
         ("list", lambda w: [None, [w]], lambda a: a[1][0]),
         ("renamed", lambda w: renamed(lambda: w), lambda f: f() if f.__qualname__ == "g" else 0),

@@ -71,7 +71,6 @@ def test_runs_grow_with_the_depth_alone(protocol, way):
 @pytest.mark.parametrize("protocol", ["undeclared", "declared"])
 @pytest.mark.parametrize("way", ["jit(grad)", "grad(jit)", "scan"])
 def test_what_jax_records_runs_once(protocol, way):
-    """And `f` once more where its variables must be found."""
 
     def scanned(loss):
         gradient = jax.grad(loss, (0, 1))
@@ -84,7 +83,8 @@ def test_what_jax_records_runs_once(protocol, way):
     w, x = ARGS
     found = (WAYS | {"scan": scanned})[way](tower(protocol, 1))(w, x)
     assert_same(found, (jnp.float32(5), 7 * w))
-    runs = 1 + (way == "grad(jit)") + (protocol == "undeclared")
+    # With undeclared variables, one trace shows the value, the rule, and what the value uses.
+    runs = 2 if (way, protocol) == ("grad(jit)", "declared") else 1
     assert dict(RUNS) == {"f": runs, "rule": 1}
 
 
@@ -147,7 +147,6 @@ def test_each_of_many_weights_costs_what_one_of_few_does(declared, mode):
 
 @pytest.mark.parametrize("protocol", OPTIONS)
 def test_eagerly_f_and_its_rule_run_once(protocol):
-    """And `f` once more where its variables must be found."""
     RUNS.clear()
     jax.grad(tower(protocol, 1), (0, 1))(*ARGS)
     assert RUNS["rule"] == 1 and RUNS["f"] <= 1 + (protocol == "undeclared")

@@ -138,17 +138,26 @@ def test_what_a_function_inside_a_rule_captures_is_constant_unless_it_says_so(na
 
 
 @eager_and_jit
-def test_what_a_decorated_rule_captures_is_constant_if_it_is_written_in_the_function(mode):
-    @custom_gradient
-    def h(w, x):
-        def rule():
-            return custom_gradient(lambda dy: ((dy * x**2, 7 * dy * w * x), lambda a, b: 13 * b))
+@pytest.mark.parametrize("is_called", [False, True], ids=["is the rule", "is called by it"])
+def test_a_decorated_function_in_f_is_not_inside_the_rule_that_it_is(is_called, mode):
+    """At second order it gives what an equal function gives that a plain rule calls."""
 
-        return w * x**2, rule()
+    def of(variables):
+        @custom_gradient
+        def h(x):
+            times = custom_gradient(lambda dy: (7 * dy * x, lambda d: 13 * d), variables=variables)
+            return x**2, (lambda dy: times(dy)) if is_called else times
 
-    w, x = ARGS  # of h**2, by x: rule(2 h); and again, 13 times the derivative of 2 h
-    expected = 26 * x**2, 26 * 7 * w * x
-    assert_same(mode(jax.grad(jax.grad(lambda *a: h(*a) ** 2, 1), (0, 1)))(*ARGS), expected)
+        return h
+
+    _, x = ARGS
+    assert_same(mode(jax.grad(of(None)))(x), 7 * x)
+    with pytest.raises(TypeError, match=r"closes over[^$]*float32\[\]"):
+        mode(jax.grad(jax.grad(of(None))))(x)
+    assert_same(mode(jax.grad(jax.grad(of("autodiff"))))(x), jnp.float32(7))
+    # Of 49 h h: by the upstream 13 * 2 h' = 13 * 14 x, by what it closes over 7 * 2 h = 14 x**2.
+    squared = mode(jax.grad(jax.grad(lambda x: of("autodiff")(x) ** 2)))(x)
+    assert_same(squared, 13 * 14 * x + 14 * x**2)
 
 
 @pytest.mark.parametrize("way", SECOND)

@@ -113,21 +113,6 @@ def test_a_counter_that_holds_no_weight_is_the_user_s_own():
     assert (len(items), log.count) == (1, 1)
 
 
-@pytest.mark.parametrize("way", ["eager", "jit"])
-def test_a_variable_that_holds_a_weight_is_assigned_for_the_call(way):
-    def loss(w, x):
-        @custom_gradient
-        def f(x):
-            nonlocal w
-            y, w = w * x, 2 * w
-            return y, lambda dy, variables: (7 * dy * w, [5 * dy * x])
-
-        return f(x)
-
-    gradients = PROGRAMS[way](lambda wx: loss(*wx))((A, B))
-    assert_same(gradients, (5 * B, 14 * A))
-
-
 @pytest.mark.parametrize("stage", [lambda f: f, jax.jit, jax.checkpoint])
 def test_a_call_keeps_a_variable_that_is_assigned_after_it(stage):
     def loss(x):

@@ -56,9 +56,17 @@ class Forward(NamedTuple):
 class Function(Protocol):
     """A function of operands, with a rule. JAX compares it by identity: a pytree without leaves."""
 
-    source: Source
-    has_primal: bool  # whether `value` runs other code than `forward`
-    needs_perturbed: bool  # whether its rule must know which operands are being differentiated
+    @property
+    def source(self) -> Source: ...
+    @property
+    def has_primal(self) -> bool:
+        """Whether `value` runs other code than `forward`."""
+        ...
+
+    @property
+    def needs_perturbed(self) -> bool:
+        """Whether its rule must know which operands are being differentiated."""
+        ...
 
     def names(self) -> Sequence[str]:
         """Return the names of the operands, for JAX's own errors."""

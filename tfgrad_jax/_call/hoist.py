@@ -1,72 +1,82 @@
 """Turn a call into a function of values: of the tracers that it captured, and of its inputs.
 
 A call captures the tracers that it uses beside its inputs: in a variable that `f` closes over, in
-`self`, in a container. `hoist` finds them, and takes them out of a copy of the call.
+`self`, in a container. `hoist` finds them, and takes them out of a copy of the call. Here, and only
+here, is decided whether the call is traced first:
+
+    what the call holds                     JAX runs operations     JAX records them (`jit`, `scan`)
+    undeclared variables                    copied                  traced, on a copy
+    declared, up to `MANY` other tracers    copied                  copied
+    declared, more than these               copied                  traced, on a copy
+    an obstacle: not copied, or too much    traced                  traced
 """
 
 import contextlib
-from typing import Any, NamedTuple
 
-from tfgrad_jax._closure.reach import INERT, OpaqueError, TooMuchError, Walk
-from tfgrad_jax._closure.skeleton import Skeleton, dissect
+from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, Reached, reach
 from tfgrad_jax._closure.traced import is_being_traced
-from tfgrad_jax._frontend.grad_fn import Call, Contract
-from tfgrad_jax._frontend.structure import Outputs
+from tfgrad_jax._frontend.grad_fn import Call
+from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import NeedsValuesError
 from tfgrad_jax._messages import errors
-from tfgrad_jax._messages.source import Source
 
-from .rule import CapturedIndex
+from .capture import Capture, captured, held
 from .transparent import HoldsRefError, transparent
 
-# A function that reaches more tracers than this mostly uses few of them.
+# A function that reaches more tracers than this mostly uses few of them. If each layer of a model
+# captured every weight, the cost of the model would be quadratic in its size.
 MANY = 8
-
-INERT.update((Contract, Outputs, Source))  # they hold no values
-
-
-class Capture(NamedTuple):
-    """The functions of a call, without the values that they captured, and these values."""
-
-    skeleton: Skeleton  # copies `call.apply`, `call.primal`, and then the declared variables
-    values: list[Any]
-    declared: list[CapturedIndex]  # the declared variables among them
-
-
-def captured(call: Call, walk: Walk | None = None) -> Capture:
-    """Take out of a call what a walk from it has found."""
-    _, declared = call.declared
-    skeleton, values = dissect([call.apply, call.primal, *declared], walk)
-    place = {id(v): i for i, v in enumerate(values)}  # later, two may be the same object
-    if not all(id(v) in place for v in declared):
-        raise errors.leaked_variable(call.contract.source)
-    return Capture(skeleton, values, [place[id(v)] for v in declared])
 
 
 def hoist(call: Call) -> Capture:
-    """Copy a call; trace it first if it cannot be copied, or reaches far more than it may use.
+    """Copy a call; trace it first if it cannot be copied, or if that is cheaper."""
+    found = reach(held(call), budget=BUDGET_STAGED if is_staging() else BUDGET)
+    if found.obstacle:
+        return _around_obstacle(call, found)
+    if _is_cheaper_by_trace(call, found):
+        with contextlib.suppress(HoldsRefError, *NeedsValuesError):
+            return by_trace(call, found)
+    return captured(call, found)
 
-    The latter only where JAX records operations: there `f` sees tracers in any case.
+
+def _is_cheaper_by_trace(call: Call, found: Reached) -> bool:
+    """Return whether a trace shows what `f` uses of what it reaches, for less than it saves.
+
+    JAX records the operations in any case, and `f` sees tracers. Without undeclared variables there
+    must be many tracers; with them, `f` would run once more to show which of them `y` uses.
     """
     _, declared = call.declared
-    source, where, may_hold_none = call.contract.source, "", False
+    others = found.captured.keys() - set(map(id, declared))
+    if len(others) <= (0 if call.variables is None else MANY) or not is_staging():
+        return False
+    if call.primal is not None or any(map(is_ref, found.captured.values())):
+        return False
+    # A function that is being traced calls itself: each level would be a trace in a trace.
+    return not is_being_traced(call.contract.source)
+
+
+def by_trace(call: Call, found: Reached | None = None) -> Capture:
+    """Trace a call, and copy what evaluates its jaxpr.
+
+    A copy of it is traced around what was `found`; if nothing was, the call itself is traced.
+    """
+    traced, used = transparent(call, captured(call, found or _declared_alone(call)))
+    capture = captured(traced, reach(held(traced)))
+    place = {id(v): i for i, v in enumerate(capture.values)}
+    return capture._replace(uses={place[id(v)]: at for v, at in used if id(v) in place})
+
+
+def _declared_alone(call: Call) -> Reached:
+    return reach(call.declared[1])
+
+
+def _around_obstacle(call: Call, found: Reached) -> Capture:
     try:
-        walk = Walk([call.apply, call.primal, *declared], patient=False)
-        many = is_staging() and len(walk.taken.keys() - set(map(id, declared))) > MANY
-        if many and not is_being_traced(source):  # else it calls itself, and might end too deep
-            with contextlib.suppress(HoldsRefError):
-                return captured(transparent(call))
-        return captured(call, walk)
-    except OpaqueError as error:
-        where = f"in an object that is not copied, of type `{error.kind.__qualname__}`"
-    except TooMuchError:
-        where, may_hold_none = "among too much to look through", not declared
-    try:
-        return captured(transparent(call))
+        return by_trace(call)
     except NeedsValuesError as error:
-        if may_hold_none:
-            return captured(call, Walk(()))
-        if where:
-            error.add_note(errors.traced_needs_values(source, where))
+        if not (found.is_complete or found.captured):
+            # So far no tracer was found among very much: `f` runs as it is, and may capture none.
+            return captured(call, _declared_alone(call))
+        error.add_note(errors.traced_needs_values(call.contract.source, found.obstacle))
         raise

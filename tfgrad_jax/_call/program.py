@@ -6,148 +6,222 @@ function of residuals (`_autodiff/custom.py` says when).
 """
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import register_static, tree_flatten
 
 from tfgrad_jax._autodiff.custom import Forward, HiddenTracerError
-from tfgrad_jax._closure.traced import Uses, dependence_on
+from tfgrad_jax._autodiff.rule import Run
+from tfgrad_jax._closure.assigned import refuse_assigned
+from tfgrad_jax._closure.skeleton import Skeleton
+from tfgrad_jax._closure.traced import Uses, uses
 from tfgrad_jax._frontend.grad_fn import Call
-from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._frontend.structure import Layout
 from tfgrad_jax._jax.trace import plainly
-from tfgrad_jax._jax.types import NeedsValuesError, is_traced, spec
+from tfgrad_jax._jax.types import Inert, NeedsValuesError, is_traced, spec
 from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.source import Source
 
-from .hoist import Capture
+from .capture import Capture, CapturedIndex, OperandIndex, Values
+from .ordinary import with_ordinary_gradients
 from .rule import (
-    CapturedIndex,
+    Declared,
+    Gradient,
     Leaf,
-    Leaves,
     Listing,
-    OperandIndex,
     Origin,
-    Values,
+    Undeclared,
+    UserRule,
+    Wanted,
     hoisted,
     kept,
     origin,
 )
 
+# Of the captured values, without and with a rule that accepts undeclared `variables`: which of the
+# two it is, is known when `f` has returned its rule.
+Origins: TypeAlias = tuple[Sequence[Origin], Sequence[Origin]]
+
+
+class TypeOfY:
+    """The type of `y`. Every run notes it: `primal` and `f` must agree about it."""
+
+    def __init__(self) -> None:
+        self.treedef: Any = None
+        self._types: Any = None
+
+    def note(self, source: Source, treedef: Any, leaves: Sequence[Leaf]) -> None:
+        types = [(leaf.shape, leaf.dtype) for leaf in leaves]
+        earlier = self.treedef, self._types
+        if self.treedef is not None and earlier != (treedef, types):
+            raise errors.primal_mismatch(source, earlier, (treedef, types))
+        self.treedef, self._types = treedef, types
+
 
 @register_static
-class Program:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program(Inert):
     """A call as a function of its operands, with a rule. It holds no operand: jaxprs keep it."""
 
-    def __init__(self, call: Call, captured: Capture) -> None:
-        self.source, self._inputs = call.contract.source, call.contract.inputs
-        self.has_primal = call.primal is not None
-        self._skeleton, values, self._declared = captured
-        self._variables, _ = call.declared
-        self._count = len(values)
-        self._refs = [i for i, v in enumerate(values) if is_ref(v)]
-        # By whether the rule accepts undeclared `variables`, which the rule itself shows.
-        self._origins = {
-            accepts: [origin(v, call, i in self._declared, accepts) for i, v in enumerate(values)]
+    source: Source
+    inputs: Layout
+    skeleton: Skeleton
+    origins: Origins
+    declared: Declared
+    known_uses: Uses | None  # how `y` uses the captured values, if a trace has shown it
+    has_primal: bool
+    y: TypeOfY
+
+    @classmethod
+    def of(cls, call: Call, capture: Capture) -> "Program":
+        variables, _ = call.declared
+        declared = set(capture.declared)
+        without, accepting = (
+            [origin(v, call, i in declared, accepts) for i, v in enumerate(capture.values)]
             for accepts in (False, True)
-        }
-        # The rule lists the captured values that are being differentiated, or raises for one.
-        self.needs_perturbed = not {Origin.UNDECLARED, Origin.MISSING}.isdisjoint(
-            self.origins(True)
         )
-        self._uses: Uses | None = None  # of the captured values, once they are known
-        self.treedef: Any = None  # of `y`, once it is known
-        self._types: Any = None  # of its leaves
+        return cls(
+            call.contract.source,
+            call.contract.inputs,
+            capture.skeleton,
+            (without, accepting),
+            Declared(capture.declared, variables),
+            capture.uses,
+            call.primal is not None,
+            TypeOfY(),
+        )
+
+    @property
+    def needs_perturbed(self) -> bool:
+        """Whether the rule lists the values that are being differentiated, or raises for one."""
+        return any(o in (Origin.UNDECLARED, Origin.MISSING) for o in self.origins[True])
 
     def names(self) -> list[str]:
         """Return the names of the operands, for JAX's own errors."""
-        paths = self._inputs.leaf_paths()
-        closed_over = [f"closed over {i}" for i in range(self._count)]
-        return [*closed_over, *(paths[i] for i in self._inputs.operands)]
+        paths = self.inputs.leaf_paths()
+        closed_over = [f"closed over {i}" for i, _ in enumerate(self.origins[True])]
+        return [*closed_over, *(paths[i] for i in self.inputs.operands)]
 
     def value(self, operands: Values) -> list[Leaf]:
         """Return the leaves of `y`, in a call that JAX does not differentiate."""
         captured, inputs = self._parted(operands)
         with plainly():
-            apply, primal, *_ = self._skeleton.copies(captured)
+            copies = self.skeleton.copies(captured)
+            apply, primal, *_ = copies.values
             if primal is None:
                 leaves, outputs, _ = apply(inputs)
                 treedef = outputs.treedef
             else:
                 leaves, treedef = tree_flatten(primal(inputs))
                 leaves = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
-        self._note_type(treedef, leaves)
+        refuse_assigned(copies.watched, self.source)
+        self.y.note(self.source, treedef, leaves)
         return leaves
 
-    def forward(self, operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
-        """Return the leaves of `y` and the rule, in a call that JAX differentiates.
+    def forward(self, operands: Values, perturbed: Wanted) -> Forward:
+        """Return the leaves of `y` and the rule, in a call that JAX differentiates."""
+        ordinary = [i for i, o in enumerate(self.origins[True]) if o is Origin.AUTODIFF]
+        if ordinary:
+            return with_ordinary_gradients(self._forward, ordinary, operands, perturbed)
+        return self._forward(operands, perturbed)
 
-        `f` runs once, around the current values. The rule that it returns may run later, at other
-        values or under another trace, so it becomes a function of its residuals.
+    def _forward(self, operands: Values, perturbed: Wanted) -> Forward:
+        """Run `f` once, around the current values.
+
+        The rule that it returns may run later, at other values or under another trace, so it
+        becomes a function of its residuals.
         """
+        known_uses = self.known_uses
+        if known_uses is None and self._must_know_uses(perturbed):
+            # Before `f` runs: what it leaves outside of the call comes from this last run.
+            known_uses = self._uses(operands)
         captured, inputs = self._parted(operands)
-        apply, *_ = self._skeleton.copies(captured)
-        leaves, outputs, grad_fn = apply(inputs)
-        listing = self._listing(grad_fn.accepts_variables, operands, perturbed)
-        values = [captured[i] for i in listing.gives]
-        run, residuals = kept(listing, grad_fn, values, self._skeleton.snapshot)
+        copies = self.skeleton.copies(captured)
+        leaves, outputs, grad_fn = copies.values[0](inputs)
+        refuse_assigned(copies.watched, self.source)
+        listing = self._listing(grad_fn.accepts_variables, operands, known_uses)
+        listed = [captured[i] for i in listing.gives]
+        watched = [*copies.watched, *grad_fn.watched]
+        rule = UserRule(grad_fn, self.source, listing, len(captured), listed, watched)
+        run, residuals = kept(rule)
         if is_traced((*operands, *leaves)):
             types = outputs.cotangents(leaves)
             # A rule that branches on a value finds it concrete one level down, where it runs.
             with contextlib.suppress(*NeedsValuesError):
-                run, residuals = hoisted(listing, grad_fn, values, types, perturbed)
-        self._note_type(outputs.treedef, leaves)
+                run, residuals = hoisted(rule, types, perturbed)
+        run = self._refusing(run, grad_fn.accepts_variables, operands, known_uses, perturbed)
+        self.y.note(self.source, outputs.treedef, leaves)
         if is_traced(leaves) and not is_traced(operands):
             self._look_for_tracers(operands)
         return Forward(leaves, outputs.differentiable, run, residuals)
 
-    def origins(self, accepts_variables: bool) -> list[Origin]:
-        """Return where the gradient of each captured value comes from."""
-        return self._origins[accepts_variables]
+    def _must_know_uses(self, perturbed: Wanted) -> bool:
+        of_perturbed = [self.origins[True][i] for i in perturbed if i < len(self.origins[True])]
+        return Origin.UNDECLARED in of_perturbed or Origin.MISSING in of_perturbed
 
-    def _listing(
-        self, accepts_variables: bool, operands: Values, perturbed: Sequence[OperandIndex]
-    ) -> Listing:
-        """Return which captured values the rule gives gradients for.
+    def _listing(self, accepts: bool, operands: Values, known_uses: Uses | None) -> Listing:
+        """Return which captured values a rule gives gradients for."""
+        origins = self.origins[accepts]
+        if Origin.UNDECLARED not in origins:
+            return self.declared
+        every = self._uses(operands) if known_uses is None else known_uses
+        gives = [i for i in every if origins[i] is Origin.UNDECLARED]
+        return Undeclared(gives, [spec(operands[i]) for i in gives])
 
-        Raise if one has no gradient, is being differentiated, and `y` uses it.
+    def _refusing(
+        self,
+        run: Run,
+        accepts: bool,
+        operands: Values,
+        known_uses: Uses | None,
+        perturbed: Wanted,
+    ) -> Run:
+        """Return the same rule; it raises where a captured value has no gradient and needs one.
+
+        That is so if the value is being differentiated, and `y` uses it. Raise now, too.
         """
-        origins, gives, specs = self.origins(accepts_variables), self._declared, None
-        missing = {i for i, o in enumerate(origins) if o is Origin.MISSING}
-        chooses = Origin.UNDECLARED in origins
-        if chooses or missing.intersection(perturbed):
-            uses = self.uses(operands)  # now: later there are only types
-            if chooses:
-                gives = [i for i in uses if origins[i] is Origin.UNDECLARED]
-                specs = [spec(operands[i]) for i in gives]
+        missing = {i for i, o in enumerate(self.origins[accepts]) if o is Origin.MISSING}
+        if not missing:
+            return run
         types = [jax.typeof(o) for o in operands]  # not the operands, which the rule may outlive
-        refuse = lambda missing: self._refuse(missing, types)  # noqa: E731
-        variables = self._variables
-        listing = Listing(self.source, self._count, gives, variables, specs, missing, refuse)
-        listing.listed(perturbed)
-        return listing
 
-    def _refuse(self, missing: Sequence[CapturedIndex], types: Sequence[Any]) -> None:
-        """Raise if `y` uses one of these captured values, which have no gradient."""
-        uses = {i: at for i, at in self.uses(types).items() if i in missing}
-        if uses and all(i in self._refs for i in uses):
+        def refuse(wanted: Iterable[OperandIndex]) -> None:
+            if found := missing.intersection(wanted):
+                self._refuse(found, types, known_uses)
+
+        def checked(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:
+            refuse(wanted)
+            return run(residuals, cotangents, wanted)
+
+        refuse(perturbed)
+        return checked
+
+    def _refuse(
+        self, missing: Iterable[CapturedIndex], types: Sequence[Any], known_uses: Uses | None
+    ) -> None:
+        every = self._uses(types) if known_uses is None else known_uses
+        uses = {i: at for i, at in every.items() if i in missing}
+        if uses and all(hasattr(types[i], "inner_aval") for i in uses):
             raise errors.captured_ref(self.source)
         if uses:
             lines = [(spec(types[i]), self.source.line(at)) for i, at in uses.items()]
-            declared = self._variables is not None
+            declared = self.declared.variables is not None
             raise errors.no_gradient_for_captured(self.source, lines, declared)
 
-    def uses(self, operands: Values) -> Uses:
+    def _uses(self, operands: Values) -> Uses:
         """Return how `y` uses captured values, by a trace of `f` on the operands or their types."""
-        if self._uses is None:
-            self._uses = dependence_on(self._leaves, *self._parted(operands))
-        return self._uses
+        if self.skeleton.snapshot.has_iterator:
+            raise errors.runs_twice(self.source)
+        return uses(self._leaves, *self._parted(operands))
 
     def _leaves(self, captured: Values, inputs: Values) -> list[Leaf]:
-        """Return the leaves of `y`, as `f` computes it."""
+        """Return the leaves of `y`, as `f` computes it, on copies that nobody sees."""
         with plainly():
-            apply, *_ = self._skeleton.copies(captured, apart=True)
+            apply = self.skeleton.copies(captured, apart=True).values[0]
             return apply(inputs)[0]
 
     def _look_for_tracers(self, operands: Values) -> None:
@@ -162,12 +236,5 @@ class Program:
 
     def _parted(self, operands: Values) -> tuple[Values, Values]:
         """Return the captured values and the inputs."""
-        return operands[: self._count], operands[self._count :]
-
-    def _note_type(self, treedef: Any, leaves: Leaves) -> None:
-        """Note the type of `y`, which must be the same of `primal` and of `f`."""
-        types = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        known = self.treedef, self._types
-        if self.treedef is not None and known != (treedef, types):
-            raise errors.primal_mismatch(self.source, known, (treedef, types))
-        self.treedef, self._types = treedef, types
+        count = len(self.origins[True])
+        return operands[:count], operands[count:]

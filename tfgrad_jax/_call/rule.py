@@ -1,37 +1,39 @@
 """The rule of a call: from the `grad_fn` that `f` returned to what JAX carries and runs.
 
 JAX wants a rule as arrays, its residuals, and a `Run`: a function of residuals, cotangents and the
-positions of the operands that are wanted, which returns their gradients. `Listing.run` is such a
+indices of the operands that are wanted, which returns their gradients. `run_rule` is such a
 function, but of *parts*, which hold the residuals: `GradFn.gradients`, which runs the rule, and the
-values of its variables. `hoisted` takes the tracers out of the parts. These are the residuals.
+values of its variables. `hoisted` takes the tracers out of the parts; these are the residuals. If
+there are no tracers, `kept` leaves the parts as they are.
 
 This module also decides where the gradient of each captured value comes from: see `Origin`.
 """
 
-import contextlib
+import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Container, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
-from tfgrad_jax._closure.reach import OpaqueError, TooMuchError, Walk
-from tfgrad_jax._closure.skeleton import Skeleton, dissect, frozen
+from tfgrad_jax._closure.assigned import Watched, refuse_assigned
+from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, reach
+from tfgrad_jax._closure.skeleton import dissect, frozen
 from tfgrad_jax._closure.snapshot import Snapshot
 from tfgrad_jax._closure.traced import traced
 from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Variables
 from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import Spec, is_differentiable
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-OperandIndex: TypeAlias = int  # among the captured values and then the inputs, as JAX has them
-CapturedIndex: TypeAlias = int  # among the captured values: the first operands
+from .capture import CapturedIndex, OperandIndex, Values
+
 Wanted: TypeAlias = Sequence[OperandIndex]  # those that are being differentiated
-Values: TypeAlias = Sequence[Any]  # arrays, tracers, or types in their places
 Leaf: TypeAlias = Any  # of `y`: an array
-Leaves: TypeAlias = Sequence[Leaf]
 Gradient: TypeAlias = Any  # an array, or None
+Parts: TypeAlias = Values  # `GradFn.gradients`, and the values of the variables that it may list
 
 
 class Origin(enum.Enum):
@@ -51,93 +53,126 @@ def origin(value: Any, call: Call, is_declared: bool, accepts_variables: bool) -
         return Origin.CONSTANT
     if call.autodiff and not is_ref(value):
         return Origin.AUTODIFF
-    if call.variables is None and accepts_variables and not is_ref(value):
+    if call.chooses(accepts_variables) and not is_ref(value):
         return Origin.UNDECLARED
     return Origin.CONSTANT if call.contract.in_rule else Origin.MISSING
 
 
-class Listing(NamedTuple):
-    """Which captured values a rule gives gradients for. It holds no values: JAX keeps it."""
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """The rule lists the declared variables, always."""
 
+    gives: Sequence[CapturedIndex]
+    variables: Variables | None
+
+    def listed(self, wanted: Wanted) -> Sequence[CapturedIndex]:
+        return self.gives
+
+    def argument(self, values: Values, wanted: Wanted) -> tuple[Variables | None, Values]:
+        """Return what the rule gets, as a structure and its values."""
+        return self.variables, values
+
+
+@dataclasses.dataclass(frozen=True)
+class Undeclared:
+    """The rule lists those of the values that `y` uses which are being differentiated."""
+
+    gives: Sequence[CapturedIndex]  # in this order
+    specs: Sequence[Spec]  # their types in the forward pass
+
+    def listed(self, wanted: Wanted) -> Sequence[CapturedIndex]:
+        return [i for i in self.gives if i in wanted]
+
+    def argument(self, values: Values, wanted: Wanted) -> tuple[Variables | None, Values]:
+        """Return what the rule gets, as a structure and its values."""
+        some = [k for k, i in enumerate(self.gives) if i in wanted]
+        values = [values[k] for k in some]
+        return Variables.listed(values, [self.specs[k] for k in some]) if some else None, values
+
+
+# Which captured values a rule gives gradients for. It holds no values: JAX keeps it.
+Listing: TypeAlias = Declared | Undeclared
+
+
+def run_rule(
+    listing: Listing, captured: int, parts: Parts, cotangents: Values, wanted: Wanted
+) -> list[Gradient]:
+    """Return the gradients of the wanted operands, of which the first ones are captured values."""
+    gradients, *values = parts
+    listed = listing.listed(wanted)
+    returned = gradients(cotangents, *listing.argument(values, wanted))
+    inputs = range(captured, captured + len(returned) - len(listed))
+    by_operand: dict[OperandIndex, Gradient] = {}
+    for i, gradient in zip([*inputs, *listed], returned, strict=True):
+        other = by_operand.get(i)  # a value may be declared twice
+        if other is not None and gradient is not None:
+            gradient = other + gradient
+        by_operand[i] = other if gradient is None else gradient
+    return [by_operand.get(i) for i in wanted]
+
+
+@dataclasses.dataclass(frozen=True)
+class UserRule:
+    """A rule that `f` returned, with what it may list, and what it may not assign to."""
+
+    grad_fn: GradFn
     source: Source  # of `f`
+    listing: Listing
     captured: int  # how many of the operands are captured values
-    gives: list[CapturedIndex]  # all that the rule may list, in this order
-    declared: Variables | None
-    # The types in the forward pass of undeclared variables, of which the rule lists those that are
-    # being differentiated; None if it always lists the declared ones.
-    specs: Sequence[Spec] | None
-    missing: Container[CapturedIndex]  # those that have no gradient
-    refuse: Callable[[Sequence[CapturedIndex]], None]  # raises if `y` uses one of these
+    values: Values  # of what it may list
+    watched: Sequence[Watched]
 
-    def listed(self, wanted: Wanted) -> list[CapturedIndex]:
-        """Return the variables that the rule lists where these operands are differentiated."""
-        if missing := [i for i in wanted if i in self.missing]:
-            self.refuse(missing)
-        return self.gives if self.specs is None else [i for i in self.gives if i in wanted]
-
-    def variables(self, values: Values, wanted: Wanted) -> tuple[Variables | None, Values]:
-        """Return these variables as the rule gets them; `values` are those of all."""
-        if self.specs is None:
-            return self.declared, values
-        listed = self.listed(wanted)
-        places = [k for k, i in enumerate(self.gives) if i in listed]
-        values = [values[k] for k in places]
-        return Variables.listed(values, [self.specs[k] for k in places]) if listed else None, values
-
-    def run(self, parts: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:
-        """Run a rule; `parts` are `GradFn.gradients` and the values of what it may list."""
-        gradients, *values = parts
-        listed = self.listed(wanted)
-        returned = gradients(cotangents, *self.variables(values, wanted))
-        inputs = range(self.captured, self.captured + len(returned) - len(listed))
-        found: dict[OperandIndex, Gradient] = {}
-        for i, g in zip([*inputs, *listed], returned, strict=True):
-            known = found.get(i)  # a value may be declared twice
-            found[i] = g if known is None else known if g is None else known + g
-        return [found.get(i) for i in wanted]
+    @property
+    def parts(self) -> Parts:
+        return [self.grad_fn.gradients, *self.values]
 
 
-def hoisted(
-    listing: Listing, grad_fn: GradFn, values: Values, upstreams: Sequence[Any], wanted: Wanted
-) -> tuple[Run, list[Any]]:
+def hoisted(rule: UserRule, upstreams: Sequence[Any], wanted: Wanted) -> tuple[Run, list[Any]]:
     """Return a rule as a function of residuals, and the residuals: the tracers in its parts.
 
     It is copied around them; if it cannot be copied, it is traced first. Raises an error of
-    `NeedsValuesError` if a rule that is traced needs values.
+    `NeedsValuesError` if a rule that is traced needs values. `upstreams` are types.
     """
-    parts = [grad_fn.gradients, *values]
-    with contextlib.suppress(OpaqueError, TooMuchError):
-        walk = Walk(parts, patient=listing.specs is not None)  # if traced, it cannot choose
-        return _around(listing, *dissect(parts, walk))
-    variables = listing.variables(values, wanted)
-    gradients = transparent_rule(listing.source, grad_fn, upstreams, *variables)
-    return _around(listing, *dissect([gradients, *values]))
-
-
-def kept(
-    listing: Listing, grad_fn: GradFn, values: Values, snapshot: Snapshot
-) -> tuple[Run, list[Any]]:
-    """Return the rule around its parts as they are, and a snapshot of the variables of `f`."""
-    parts = [grad_fn.gradients, *values]
-    if snapshot.live:  # `f` may have assigned to what its rule reads
-        with contextlib.suppress(TooMuchError):
-            snapshot = dissect(parts, Walk(parts, takes=lambda _: False))[0].snapshot
+    listing, captured, source, parts = rule.listing, rule.captured, rule.grad_fn.source, rule.parts
+    # Once traced, a rule cannot choose what it lists.
+    is_patient = isinstance(listing, Undeclared) or not is_staging()
+    found = reach(parts, budget=BUDGET if is_patient else BUDGET_STAGED)
+    if found.obstacle:
+        variables = listing.argument(rule.values, wanted)
+        gradients = transparent_rule(rule.source, rule.grad_fn, upstreams, *variables)
+        refuse_assigned(rule.watched, source)
+        parts = [gradients, *rule.values]
+        found = reach(parts)
+    skeleton, residuals = dissect(parts, found, rule.watched)
 
     def run(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:
-        return listing.run(frozen(parts, snapshot.changed()), cotangents, wanted)
-
-    return run, []
-
-
-def _around(listing: Listing, skeleton: Skeleton, residuals: list[Any]) -> tuple[Run, list[Any]]:
-    def run(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:
-        return listing.run(skeleton.copies(residuals), cotangents, wanted)
+        copies = skeleton.copies(residuals)
+        gradients = run_rule(listing, captured, copies.values, cotangents, wanted)
+        refuse_assigned(copies.watched, source)
+        return gradients
 
     return run, residuals
 
 
+def kept(rule: UserRule) -> tuple[Run, list[Any]]:
+    """Return the rule around its parts as they are."""
+    listing, captured, source, parts = rule.listing, rule.captured, rule.grad_fn.source, rule.parts
+    by_id = {id(w.value): w for w in rule.watched}
+    found = reach(parts, lambda _: False, ends=by_id.keys(), lenient=True)
+    snapshot = Snapshot(found)
+    watched = [w for key, w in by_id.items() if key in found.visited or not found.is_complete]
+
+    def run(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:
+        current = frozen(parts, snapshot.changed())
+        gradients = run_rule(listing, captured, current, cotangents, wanted)
+        refuse_assigned(watched, source)
+        return gradients
+
+    return run, []
+
+
 def transparent_rule(
-    source: Source,
+    source: Source,  # of `f`
     grad_fn: GradFn,
     upstreams: Sequence[Any],  # their types
     variables: Variables | None,
@@ -157,7 +192,7 @@ def transparent_rule(
     def gradients(consts: Values, cotangents: Values, _: Any, values: Values) -> list[Gradient]:
         if len(values) not in (0, count):
             raise errors.fixed_variables(source)
-        found = run(consts, cotangents)
-        return found[: len(found) - count + len(values)]
+        every = run(consts, cotangents)
+        return every[: len(every) - count + len(values)]
 
     return functools.partial(gradients, consts)

@@ -1,11 +1,11 @@
 """Run a call under JAX's transformations.
 
-    hoist.py        the call becomes a function of the tracers that it captured, and of its inputs;
-                    if it cannot be copied around other values, a trace makes it so
-                    (transparent.py)
+    capture.py      what a call captured
+    hoist.py        the call becomes a function of the tracers that it captured, and of its inputs
+    transparent.py  a trace makes a call copyable, if it is not
     rule.py         its rule becomes a function of the tracers that it holds, its residuals
     program.py      both together, as `_autodiff` differentiates them
-    ordinary.py     the same, for `variables="autodiff"`
+    ordinary.py     `variables="autodiff"`: a `jax.vjp` around the program
 
 Only this folder imports all three groups. `_closure` finds tracers, and copies the objects that
 hold them with other values in their places. `_autodiff` makes JAX run the function and its rule.
@@ -23,10 +23,9 @@ from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.types import is_traced
 from tfgrad_jax._messages import errors
 
-from .hoist import Capture, captured, hoist
-from .ordinary import Ordinary
+from .capture import Capture
+from .hoist import by_trace, hoist
 from .program import Program
-from .transparent import transparent
 
 
 def run(call: Call, name: str) -> Any:
@@ -36,10 +35,11 @@ def run(call: Call, name: str) -> Any:
         y = _value(call, capture, name)
         if capture.values or call.operands or not is_traced(tree_leaves(y)):
             return y
-    # The function reads a tracer from a place that we do not search, such as a global variable. A
-    # trace finds it.
+    # The function reads a tracer from a place that no walk reaches, such as a global variable. A
+    # trace shows it among its constants. JAX has refused the tracer (`UnexpectedTracerError`: its
+    # linearize trace is no longer valid in the forward pass), or `_autodiff` has met it.
     try:
-        return _value(call, captured(transparent(call)), name)
+        return _value(call, by_trace(call), name)
     except HiddenTracerError:
         raise errors.hidden_tracer(call.contract.source) from None
 
@@ -49,6 +49,6 @@ def _value(call: Call, capture: Capture, name: str) -> Any:
     operands = [*capture.values, *call.operands]
     if not operands:
         return call.value(())
-    program = (Ordinary if call.autodiff and capture.values else Program)(call, capture)
+    program = Program.of(call, capture)
     leaves = differentiated(program, name, operands)
-    return tree_unflatten(program.treedef, leaves)
+    return tree_unflatten(program.y.treedef, leaves)

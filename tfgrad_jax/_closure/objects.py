@@ -1,193 +1,253 @@
-"""How each kind of object is copied: what makes a new one, and what is put into it.
+"""How objects are copied: one `Kind` for each way, and `kind_of`, which chooses.
 
-`recipe` runs for each object that leads to a tracer. Functions are made from their code, cells and
-defaults; the containers of Python from their items; other objects from their attributes, without
-running code of their class. An object of a class that is written in C, or that has a finalizer,
-raises `OpaqueError`; so does one to which something refers weakly.
+Copying runs in two rounds. First every copy is made; most are empty then, so it does not matter in
+which order, or whether objects refer to each other in a circle. Then the copies are filled. Only
+what Python cannot change later, such as a tuple, needs its parts when it is made.
+
+No code of a user's class runs: not its `__init__`, its properties, or its protocols for copying and
+pickling. Those empty caches, reload files, and once made a likelihood 0.0 instead of -3.88.
+
+To copy another kind of object, write a `Kind` for it, and return it in `kind_of`. What has no kind
+is traced instead (`_call/transparent.py`): its gradients are right, too, but `f` sees no values.
 """
 
 import collections
 import functools
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-import jax
-import numpy as np
-from jax.tree_util import all_leaves
+from jax.tree_util import Partial, all_leaves
 
-from tfgrad_jax._jax.types import Wrapper
-
-from .reach import OpaqueError
-
-_FUNCTION, _METHOD = types.FunctionType, types.MethodType
-_PARTIAL = (functools.partial, jax.tree_util.Partial)
-_MAPPINGS = (collections.OrderedDict, collections.defaultdict, dict)
-_CONTAINERS = (*_MAPPINGS, list, set, collections.deque)
+from tfgrad_jax._jax.types import Copied
 
 
-class Fill(NamedTuple):
-    """What is put into a new object, and how."""
+class Slot(NamedTuple):
+    """A label: the name of an attribute that is not in the `__dict__` of an object."""
 
-    put: Callable[..., None]
-    contents: Sequence[Any]
-    hashes: bool = False  # whether `put` hashes the contents
+    name: str
 
 
-class Recipe(NamedTuple):
-    """How to make a copy of an object, and from which values."""
+class Key(NamedTuple):
+    """A label: a key of a table."""
 
-    make: Callable[..., Any]
-    parts: Sequence[Any] = ()  # the arguments of `make`, which must exist before the copy
-    fills: Sequence[Fill] = ()  # the contents, which may refer to the copy: a list may hold itself
-    hashes: bool = False  # whether `make` hashes the parts
+    key: Any
 
 
-def recipe(value: Any, cls: Any) -> Recipe:
-    """Return how to copy an object; raise `OpaqueError` if it cannot be copied."""
-    if cls is _FUNCTION:
-        return _function(value)
-    if issubclass(cls, Wrapper):
-        make, parts, attributes = value.unwrapped()
-        return Recipe(make, parts, _attributes(attributes))
-    if cls is types.CellType:
-        return Recipe(cls, fills=[Fill(_put_into_cell, [value.cell_contents])])
-    if cls is _METHOD:
-        return Recipe(cls, (value.__func__, value.__self__))
-    if cls is types.BuiltinFunctionType:  # a method of a container, such as `append`
-        return Recipe(lambda of, name=value.__name__: getattr(of, name), [value.__self__])
-    if cls in _PARTIAL:
-        return _partial(value, cls)
-    if cls is types.SimpleNamespace:
-        return Recipe(cls, fills=_attributes(vars(value)))
-    for base in (tuple, frozenset):
-        if issubclass(cls, base):
-            return _collection(value, cls, base)
-    if cls is np.ndarray:
-        return _object_array(value)
-    base = next((base for base in _CONTAINERS if issubclass(cls, base)), object)
-    if weakref.getweakrefcount(value):
-        raise OpaqueError(value)
-    return _container(value, cls, base) if base is not object else _ordinary(value, cls)
+# What an object holds and may hold another one of later: by the name of an attribute, by a slot, by
+# the position in a list, by the key of a table.
+Label: TypeAlias = str | Slot | int | Key
+Contents: TypeAlias = dict[Label, Any]
+Maker: TypeAlias = Callable[..., Any]  # of the copies of the parts
+Filler: TypeAlias = Callable[[Any, Contents], None]
 
 
-def _function(f: types.FunctionType) -> Recipe:
-    code, scope, name, qualname = f.__code__, f.__globals__, f.__name__, f.__qualname__
-    cells, keywords = f.__closure__ or (), f.__kwdefaults__ or {}
-    count, names = len(cells), list(keywords)
+class Kind(NamedTuple):
+    """How objects of one kind are copied. A maker holds nothing that may lead to a tracer."""
 
-    def make(defaults: Any, *more: Any) -> types.FunctionType:
-        new = _FUNCTION(code, scope, name, defaults, more[:count])
-        new.__kwdefaults__ = dict(zip(names, more[count:], strict=True)) or None
-        if qualname is not code.co_qualname:
-            new.__qualname__ = qualname
-        return new
-
-    parts = (f.__defaults__, *cells, *keywords.values())
-    return Recipe(make, parts, _attributes(vars(f)))
+    maker: Callable[[Any], Maker]  # of an object: what makes another one
+    parts: Callable[[Any], Sequence[Any]]  # what is needed to make it
+    contents: Callable[[Any], Contents]  # what is put into it afterwards
+    fill: Filler | None  # puts it there; None: nothing can be
 
 
-def _put_into_cell(cell: types.CellType, content: Any) -> None:
-    cell.cell_contents = content
+def kind_of(value: Any, cls: type) -> Kind | None:
+    """Return how to copy an object of this class; None if it is not copied."""
+    found = _KINDS.get(cls)
+    if found is not None:
+        return found
+    if issubclass(cls, tuple):
+        return _TUPLE if _is_made_empty(tuple, cls) else None
+    # A finalizer would run for the copy, too. What refers to the object weakly would miss the copy.
+    if hasattr(cls, "__del__") or (weakref.getweakrefcount(value) and not issubclass(cls, Copied)):
+        return None
+    if _knows_its_objects(cls) and all_leaves([value]):
+        return None
+    base = next(base for base in _BASES if issubclass(cls, base))
+    return _BASES[base] if _is_made_empty(base, cls) else None
 
 
-def _partial(value: Any, cls: Any) -> Recipe:
-    names, count = list(value.keywords), 1 + len(value.args)
-
-    def make(*parts: Any) -> Any:
-        return cls(*parts[:count], **dict(zip(names, parts[count:], strict=True)))
-
-    parts = [value.func, *value.args, *value.keywords.values()]
-    return Recipe(make, parts, _attributes(vars(value)))
-
-
-def _attributes(attributes: Mapping[str, Any]) -> list[Fill]:
-    names = list(attributes)
-
-    def put(new: Any, *values: Any) -> None:
-        # Not by `setattr`, which runs the properties of a user's class.
-        object.__getattribute__(new, "__dict__").update(zip(names, values, strict=True))
-
-    return [Fill(put, list(attributes.values()))] if attributes else []
-
-
-def _slots(attributes: Mapping[str, Any]) -> list[Fill]:
-    names = list(attributes)
-
-    def put(new: Any, *values: Any) -> None:
-        for name, value in zip(names, values, strict=True):
-            object.__setattr__(new, name, value)  # not the `__setattr__` of a user's class
-
-    return [Fill(put, list(attributes.values()))] if attributes else []
-
-
-def _collection(value: Any, cls: Any, base: Any) -> Recipe:
-    """Return how to copy a tuple or a frozenset, also of a user's subclass, or a named tuple."""
+def _is_made_empty(base: Any, cls: type) -> bool:
+    """Return whether `base` can make an empty object of a class: not if that is written in C."""
     try:
         base.__new__(cls)
-    except TypeError:  # the class is written in C
-        raise OpaqueError(value) from None
-    attributes = _attributes(getattr(value, "__dict__", {}))
-    make = lambda *items: base.__new__(cls, items)  # noqa: E731
-    return Recipe(make, list(value), attributes, hashes=base is frozenset)
+    except TypeError:
+        return False
+    return True
 
 
-def _object_array(value: Any) -> Recipe:
-    shape, indices = value.shape, list(np.ndindex(value.shape))
+def _knows_its_objects(cls: type) -> bool:
+    """Return whether a class decides what a new object is: a singleton, or one for each name.
 
-    def put(new: Any, *items: Any) -> None:
-        for index, item in zip(indices, items, strict=True):
-            new[index] = item
-
-    return Recipe(functools.partial(np.empty, shape, object), fills=[Fill(put, list(value.flat))])
-
-
-def _container(value: Any, cls: Any, base: Any) -> Recipe:
-    """Return how to copy a list, a dict, a set or a deque, also of a user's subclass."""
-    fills: list[Fill] = []
-    if cls is not base:
-        fills += _ordinary(value, cls, base).fills
-    if base is collections.deque:
-        maxlen = value.maxlen
-        fills.append(Fill(lambda new: base.__init__(new, (), maxlen), ()))
-    elif base is collections.defaultdict:
-        fills.append(Fill(base.__init__, [value.default_factory]))
-    if base in _MAPPINGS:
-        keys = list(base.keys(value))
-        items = [*keys, *(base.__getitem__(value, k) for k in keys)]
-        fills.append(Fill(functools.partial(_put_items, base), items, hashes=True))
-    else:
-        add = base.update if base is set else base.extend
-        items = list(base.__iter__(value))
-        fills.append(Fill(lambda new, *items: add(new, items), items, hashes=base is set))
-    return Recipe(functools.partial(base.__new__, cls), fills=fills)
-
-
-def _put_items(base: Any, new: Any, *keys_and_values: Any) -> None:
-    half = len(keys_and_values) // 2
-    for key, value in zip(keys_and_values[:half], keys_and_values[half:], strict=True):
-        base.__setitem__(new, key, value)
-
-
-def _knows_its_objects(cls: Any) -> bool:
-    """Return whether a class decides what a new object is: there may be one, or one for each key.
-
-    A registered pytree is a value: it has a constructor of its own for other reasons.
+    A copy of such an object gave 200 for 6: `config is Config()` was false for it. A registered
+    pytree has a constructor of its own for other reasons; it is a value, and JAX copies it as well.
     """
+    if issubclass(cls, Copied):
+        return False
     makers = (getattr(cls, name, None) for name in ("__new__", "__reduce__", "__reduce_ex__"))
     return any(isinstance(maker, types.FunctionType) for maker in makers)
 
 
-def _ordinary(value: Any, cls: Any, base: Any = object) -> Recipe:
-    """Return how to copy an object from its attributes; `base` makes the empty object."""
-    if hasattr(cls, "__del__") or (_knows_its_objects(cls) and all_leaves([value])):
-        raise OpaqueError(value)
+def _nothing(_: Any) -> tuple[()]:
+    return ()
+
+
+# --- functions ------------------------------------------------------------------------------------
+
+
+def _function_maker(f: types.FunctionType) -> Maker:
+    code, scope, name, qualname = f.__code__, f.__globals__, f.__name__, f.__qualname__
+
+    def make(*cells: types.CellType) -> types.FunctionType:
+        new = types.FunctionType(code, scope, name, None, cells)
+        if qualname is not code.co_qualname:
+            new.__qualname__ = qualname
+        return new
+
+    return make
+
+
+_DEFAULTS = ("__defaults__", "__kwdefaults__")
+
+
+def _function_contents(f: types.FunctionType) -> Contents:
+    found: Contents = {}
+    for name in _DEFAULTS:
+        if (defaults := getattr(f, name)) is not None:
+            found[name] = defaults
+    return {**found, **f.__dict__} if f.__dict__ else found
+
+
+def _fill_function(new: types.FunctionType, contents: Contents) -> None:
+    names: dict[Any, Any] = contents
+    for name, value in names.items():
+        if name in _DEFAULTS:
+            setattr(new, name, value)
+        else:
+            new.__dict__[name] = value
+
+
+_EMPTY = object()
+
+
+def content_of(cell: types.CellType, empty: Any = None) -> Any:
+    """Return what a variable holds, or `empty` if it is not assigned yet."""
     try:
-        base.__new__(cls)  # runs no code of the class
-    except TypeError:  # the class is written in C
-        raise OpaqueError(value) from None
+        return cell.cell_contents
+    except ValueError:
+        return empty
+
+
+def _cell_contents(cell: types.CellType) -> Contents:
+    content = content_of(cell, _EMPTY)
+    return {} if content is _EMPTY else {"cell_contents": content}
+
+
+def _fill_cell(new: types.CellType, contents: Contents) -> None:
+    for value in contents.values():
+        new.cell_contents = value
+
+
+def _partial_maker(value: functools.partial[Any]) -> Maker:
+    return functools.partial(functools.partial.__new__, type(value), len)
+
+
+def _partial_contents(value: functools.partial[Any]) -> Contents:
+    return {"func": value.func, "args": value.args, "keywords": value.keywords, **vars(value)}
+
+
+def _fill_partial(new: Any, contents: Contents) -> None:
+    attributes: dict[Any, Any] = dict(contents)
+    state = [attributes.pop(name) for name in ("func", "args", "keywords")]
+    new.__setstate__((*state, attributes or None))  # as `pickle` does
+
+
+# --- objects --------------------------------------------------------------------------------------
+
+
+def _attributes(value: Any) -> Contents:
+    """Return the attributes of an object, those in slots included, without running its code."""
     state: Any = object.__getstate__(value)  # type: ignore[attr-defined]
-    attributes, slots = state if isinstance(state, tuple) else (state, None)
-    fills = [*_attributes(attributes or {}), *_slots(slots or {})]
-    return Recipe(functools.partial(base.__new__, cls), fills=fills)
+    if not isinstance(state, tuple):
+        return dict(state or {})
+    attributes, slots = state
+    return {**(attributes or {}), **{Slot(name): v for name, v in slots.items()}}
+
+
+def _fill_attributes(new: Any, contents: Contents) -> None:
+    in_dict = {k: v for k, v in contents.items() if type(k) is str}
+    if in_dict:  # not by `setattr`, which runs the properties of a user's class
+        object.__getattribute__(new, "__dict__").update(in_dict)
+    if len(in_dict) < len(contents):
+        for label, value in contents.items():
+            if type(label) is Slot:
+                object.__setattr__(new, label.name, value)
+
+
+def _object_maker(base: Any) -> Callable[[Any], Maker]:
+    return lambda value: functools.partial(base.__new__, type(value))
+
+
+def _tuple_maker(value: tuple[Any, ...]) -> Maker:
+    cls = type(value)
+    return lambda *items: tuple.__new__(cls, items)
+
+
+def _list_contents(value: list[Any]) -> Contents:
+    items: Contents = dict(enumerate(list.__iter__(value)))
+    return items if type(value) is list else {**_attributes(value), **items}
+
+
+def _fill_list(new: list[Any], contents: Contents) -> None:
+    list.extend(new, (v for k, v in contents.items() if type(k) is int))
+    _fill_attributes(new, contents)
+
+
+def _table(base: Any) -> Kind:
+    def contents(value: Any) -> Contents:
+        items: Contents = {Key(k): v for k, v in base.items(value)}
+        if base is collections.defaultdict:
+            items[Slot("default_factory")] = value.default_factory
+        return items if type(value) is dict else {**_attributes(value), **items}
+
+    def fill(new: Any, contents: Contents) -> None:
+        _fill_attributes(new, contents)
+        for label, value in contents.items():
+            if type(label) is Key:
+                base.__setitem__(new, label.key, value)
+
+    return Kind(_object_maker(base), _nothing, contents, fill)
+
+
+_TUPLE = Kind(_tuple_maker, tuple, _attributes, _fill_attributes)
+_PARTIAL = Kind(_partial_maker, _nothing, _partial_contents, _fill_partial)
+
+# A jitted or cached function, copied as what it wraps.
+UNWRAPPED = Kind(lambda _: lambda f: f, lambda f: (f.__wrapped__,), _attributes, None)
+
+# By what makes an empty object; the more special ones first.
+_BASES: dict[type, Kind] = {
+    base: _table(base) for base in (collections.OrderedDict, collections.defaultdict, dict)
+}
+_BASES[list] = Kind(_object_maker(list), _nothing, _list_contents, _fill_list)
+_BASES[types.SimpleNamespace] = Kind(
+    _object_maker(types.SimpleNamespace), _nothing, _attributes, _fill_attributes
+)
+_BASES[object] = OBJECT = Kind(_object_maker(object), _nothing, _attributes, _fill_attributes)
+
+# Objects of exactly these types.
+_KINDS: dict[type, Kind | None] = {
+    types.FunctionType: Kind(
+        _function_maker, lambda f: f.__closure__ or (), _function_contents, _fill_function
+    ),
+    types.CellType: Kind(lambda _: types.CellType, _nothing, _cell_contents, _fill_cell),
+    types.MethodType: Kind(
+        lambda _: types.MethodType, lambda m: (m.__func__, m.__self__), _attributes, None
+    ),
+    functools.partial: _PARTIAL,
+    Partial: _PARTIAL,
+    tuple: Kind(lambda _: lambda *items: items, tuple, _attributes, None),
+    dict: _BASES[dict],
+    list: _BASES[list],
+}

@@ -1,61 +1,76 @@
-"""Find the way from what a function holds to the tracers in it.
+"""Find the tracers that values hold, and the way to each of them.
 
-A `Walk` visits every object that the decorated function can reach, apart from its operands, once,
-as the garbage collector does. It notes which objects lead to a tracer: `skeleton.py` copies only
-these.
+`reach` visits every object that a function holds, directly and through others, once, as the garbage
+collector does. The objects that lead to a tracer are *on the way*: `skeleton.py` copies only these.
+If one of them is not copied, or there is too much to visit, `Reached.obstacle` says so, and the
+function must be traced.
 """
 
 import collections
+import dataclasses
+import dis
 import functools
 import gc
+import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Jaxpr
 
-from tfgrad_jax._jax.trace import TRACES, is_live, is_operand, is_staging
-from tfgrad_jax._jax.types import Wrapper
+from tfgrad_jax._jax.trace import TRACES, is_below, is_live, is_operand
+from tfgrad_jax._jax.types import Copied, Inert
 
-# How many objects to visit before we trace the call instead. Under staging a trace costs little,
-# and `f` sees tracers anyway. Eagerly `f` would lose its values, so there it is the last resort.
-_BUDGET, _BUDGET_STAGED = 10_000, 2_000
+from .objects import UNWRAPPED, Kind, content_of, kind_of
+
+Id: TypeAlias = int  # of an object that is kept alive meanwhile
+
+# How many objects to visit. Where JAX records operations, a trace costs little and `f` sees tracers
+# in any case. Eagerly `f` would lose its values, so there a trace is the last resort.
+BUDGET, BUDGET_STAGED = 10_000, 2_000
 _BUDGET_INERT = 100_000  # numbers, strings and the like in one container: fast to skip
 
 _FUNCTION, _CELL = types.FunctionType, types.CellType
-# Objects of exactly these types hold no tracers, or are searched in another way.
-INERT: set[type] = {bool, int, float, complex, str, bytes, bytearray, range, slice, type(None)}
-INERT |= {type(Ellipsis), type(NotImplemented), types.ModuleType, types.CodeType, Jaxpr, np.ufunc}
-INERT |= {types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberDescriptorType}
-INERT |= {types.ClassMethodDescriptorType, types.GetSetDescriptorType}
-INERT |= {type(jax.tree_util.default_registry)}
+# Objects of exactly these types hold no tracers, or are searched in another way: the defaults in a
+# signature are those of its function.
+_INERT: set[type] = {bool, int, float, complex, str, bytes, bytearray, range, slice, type(None)}
+_INERT |= {type(Ellipsis), type(NotImplemented), types.ModuleType, types.CodeType, Jaxpr, np.ufunc}
+_INERT |= {types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberDescriptorType}
+_INERT |= {types.ClassMethodDescriptorType, types.GetSetDescriptorType, inspect.Signature}
+_INERT |= {type(jax.tree_util.default_registry)}
 # A trace refers to the whole program that it records, and a user's object may hold one.
-_LEAVES = (Tracer, jax.Array, np.generic, np.dtype, jax.Ref, *TRACES)
+_LEAVES = (Tracer, jax.Array, np.generic, np.dtype, jax.Ref, Inert, *TRACES)
 JITTED = type(jax.jit(len))
 CACHED = (JITTED, type(functools.cache(len)))
 _SIZED = (list, tuple, dict, set, frozenset, collections.deque)
 _WEAK = (weakref.ref, weakref.KeyedRef, weakref.WeakMethod)  # `KeyedRef`: to the values of a table
-
-
-class TooMuchError(Exception):
-    """There are too many objects to visit."""
-
-
-class OpaqueError(Exception):
-    """An object of this `kind` holds a tracer, and we cannot copy it to replace the tracer."""
-
-    def __init__(self, holder: Any) -> None:
-        super().__init__(type(holder).__qualname__)
-        self.kind = type(holder)
-
-
 # These do not count towards the budget: a trace of the call would have to run them anyway.
-_CODE = (_FUNCTION, _CELL, types.MethodType, functools.partial, Wrapper)
+_CODE = (_FUNCTION, _CELL, types.MethodType, functools.partial, Copied)
+
+
+@dataclasses.dataclass
+class Reached:
+    """What values hold, directly and through others."""
+
+    captured: dict[Id, Any]  # the tracers, or whatever else was looked for, in order
+    # These, and all objects that lead to one, with how each is copied.
+    way: dict[Id, Kind | None]
+    functions: list[types.FunctionType]  # that were visited, and have variables
+    assigned: dict[Id, str]  # the variables to which these assign: cells, with their names
+    # Why the values cannot be copied around others; "" if they can be.
+    obstacle: str
+    is_complete: bool  # False if the visit was given up
+    # An object, and the ids of those that hold it. As it has the objects, no id is used twice.
+    visited: dict[Id, list[Any]]
+
+    def on_way(self) -> list[Any]:
+        """Return the objects that lead to a captured value."""
+        return [self.visited[key][0] for key in self.way.keys() - self.captured.keys()]
 
 
 def is_captured(value: Any) -> bool:
@@ -65,107 +80,142 @@ def is_captured(value: Any) -> bool:
     return is_operand(value)
 
 
+def reach(
+    values: Sequence[Any],
+    takes: Callable[[Any], bool] = is_captured,
+    *,
+    ends: Container[Id] = (),
+    budget: int = BUDGET,
+    lenient: bool = False,
+) -> Reached:
+    """Visit what the values hold, up to the first obstacle.
+
+    `takes` says which values to capture, and `ends` what not to look into. If lenient, only too
+    much to visit is an obstacle: what is not copied will be shared, and a jitted function will be
+    copied without the `jit`.
+    """
+    found = Reached({}, {}, [], {}, "", True, {})
+    visited, way = found.visited, found.way
+    tables: list[tuple[Id, list[Any]]] = []  # with those of their keys that may lead to a tracer
+    waiting: list[tuple[Id, Iterable[Any]]] = [(0, values)]  # what these objects hold
+    for holder, held in waiting:  # it grows: the nearest ones come first
+        for value in held:
+            cls, key = type(value), id(value)
+            if cls in _INERT:
+                continue
+            if key in visited:
+                visited[key].append(holder)
+                if key in way:
+                    _mark(found, holder, lenient)
+                continue
+            visited[key] = [value, holder]
+            if key in ends:
+                continue
+            list_held = _HELD.get(cls)
+            is_end = list_held is None and is_leaf(value, cls)
+            if (is_end or cls is _CELL) and takes(value):
+                found.captured[key] = value
+                way[key] = None
+                _mark(found, holder, lenient)
+                continue
+            if is_end:
+                continue
+            if cls is _FUNCTION and value.__closure__:
+                found.functions.append(value)
+                found.assigned |= assigned_by(value)
+            elif key in found.assigned and is_below(content_of(value)):
+                continue
+            more = (list_held or _held)(value, budget)
+            if more is not None and not issubclass(cls, _CODE):
+                budget -= 1 + len(more)
+            if more is None or budget < 0:
+                found.obstacle, found.is_complete = "among too much to look through", False
+                return found
+            if issubclass(cls, dict):
+                tables.append((key, [k for k in dict.__iter__(value) if type(k) not in _INERT]))
+            waiting.append((key, more))
+        if found.obstacle:
+            return found
+    if not lenient and any(key in way and any(id(k) in way for k in ks) for key, ks in tables):
+        # Its hash may read what it holds, and copies are empty when the tables are filled.
+        found.obstacle = "in a key of a `dict`, which is not copied"
+    return found
+
+
+def _mark(found: Reached, key: Id, lenient: bool) -> None:
+    """Put an object on the way, with all objects that lead to it."""
+    marked = [key]
+    while marked:
+        key = marked.pop()
+        if key and key not in found.way:
+            value, *holders = found.visited[key]
+            marked += holders
+            if lenient and type(value) in CACHED:
+                kind: Kind | None = UNWRAPPED
+            else:
+                kind = kind_of(value, type(value))
+            found.way[key] = kind
+            if kind is None and not lenient:
+                # Look no further: the modules of linen refer weakly to their parents, and through
+                # them to the whole model. 64 layers would each walk through all of it.
+                name = type(value).__qualname__
+                found.obstacle = f"in an object that is not copied, of type `{name}`"
+                found.is_complete = False
+                return
+
+
+def assigned_by(f: types.FunctionType) -> dict[Id, str]:
+    """Return the variables of outer scopes to which a function assigns, by the ids of their cells.
+
+    They are the user's own, as a counter is: they are not copied. That is an error only if such a
+    variable holds a value of the derivative that is being computed. A value of the level below, at
+    which `f` runs, is one that an earlier call has left there; eagerly it would be no tracer.
+    """
+    names = _assigned(f.__code__)
+    if not names:
+        return {}
+    cells = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
+    return {id(cell): name for name, cell in cells if name in names}
+
+
+@functools.cache
+def _assigned(code: types.CodeType) -> frozenset[str]:
+    """Return the variables of outer scopes to which a function, or one inside it, assigns."""
+    stores = ("STORE_DEREF", "DELETE_DEREF")
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in stores}
+    inner = [_assigned(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return frozenset(names.union(*inner).intersection(code.co_freevars))
+
+
 def is_leaf(value: Any, cls: type) -> bool:
     """Return whether an object, which has this type, holds no others."""
     # Not cached: a cache would keep alive classes made in a function, and the values they hold.
-    if cls in INERT or issubclass(cls, _LEAVES):
+    if cls in _INERT or issubclass(cls, _LEAVES):
         return True
     return issubclass(cls, np.ndarray) and value.dtype != object
 
 
-class Walk:
-    """A walk from values, through the objects that they hold, to those that a predicate `takes`.
+# --- what objects hold ----------------------------------------------------------------------------
 
-    It visits each object once, however many others hold it. `taken` has the values that it took,
-    and `way` the ids of these and of all objects that lead to one. A patient walk visits more
-    objects before it gives up.
-    """
-
-    def __init__(
-        self,
-        values: Sequence[Any],
-        takes: Callable[[Any], bool] = is_captured,
-        patient: bool = True,
-        lenient: bool = False,
-    ) -> None:
-        self.way: set[int] = set()
-        self.taken: dict[int, Any] = {}  # by id
-        self.functions: list[types.FunctionType] = []  # that it visited
-        self.takes, self.lenient = takes, lenient
-        self._budget = _BUDGET if patient or not is_staging() else _BUDGET_STAGED
-        # By id: an object, and then the ids of the objects that hold it. As it has the objects, no
-        # id is used twice.
-        self._seen: dict[int, list[Any]] = {}
-        self._visit(values)
-
-    def _visit(self, values: Sequence[Any]) -> None:
-        """Visit what the values hold.
-
-        Raises `TooMuchError` if there are too many objects. Raises `OpaqueError`, unless `lenient`,
-        as soon as a weak reference leads to a value that is taken: it cannot be copied.
-        """
-        seen, way = self._seen, self.way
-        waiting: list[tuple[int, Iterable[Any]]] = [(0, values)]  # ids, and what these objects hold
-        for holder, held in waiting:  # it grows: the nearest ones come first
-            for value in held:
-                cls, key = type(value), id(value)
-                if cls in INERT:
-                    continue
-                if key in seen:
-                    seen[key].append(holder)
-                    if key in way:
-                        self._mark(holder)
-                    continue
-                seen[key] = [value, holder]
-                list_held = HELD.get(cls)
-                is_end = list_held is None and is_leaf(value, cls)
-                if (is_end or cls is _CELL) and self.takes(value):
-                    self.taken[key] = value
-                    self._mark(key)
-                    continue
-                if is_end:
-                    continue
-                if cls is _FUNCTION:
-                    self.functions.append(value)
-                more = (list_held or _held)(value, self._budget)
-                if not issubclass(cls, _CODE):
-                    self._budget -= 1 + len(more)
-                    if self._budget < 0:
-                        raise TooMuchError
-                waiting.append((key, more))
-
-    def _mark(self, key: int) -> None:
-        """Put an object on the way, with all objects that lead to it."""
-        marked = [key]
-        while marked:
-            key = marked.pop()
-            if key and key not in self.way:
-                self.way.add(key)
-                value, *holders = self._seen[key]
-                # It cannot be copied, so we need not look further: the modules of linen refer
-                # weakly to their parents, and through them to the whole model.
-                if type(value) in _WEAK and not self.lenient:
-                    raise OpaqueError(value)
-                marked += holders
+# What an object holds; None if that is more than so many others.
+Held: TypeAlias = Sequence[Any] | None
 
 
-def _held_by_function(f: types.FunctionType, most: int) -> list[Any]:
+def _held_by_function(f: types.FunctionType, most: int) -> Held:
     more = (f.__defaults__, f.__kwdefaults__, f.__dict__)
     return [*(f.__closure__ or ()), *(held for held in more if held)]
 
 
-def _held_by_container(value: Any, most: int) -> Sequence[Any]:
-    """Return the items of one of Python's containers; see `_held`."""
+def _held_by_container(value: Any, most: int) -> Held:
+    """Return the items of one of Python's containers; one of numbers and strings has none."""
     size = len(value)
     if size > most:
-        if size > _BUDGET_INERT or not _is_inert(value):
-            raise TooMuchError
-        return ()
+        return () if size <= _BUDGET_INERT and _is_inert(value) else None
     return [*value, *value.values()] if type(value) is dict else list(value)
 
 
-# What objects of exactly these types hold.
-HELD: dict[type, Callable[[Any, int], Sequence[Any]]] = {
+# By exact type.
+_HELD: dict[type, Callable[[Any, int], Held]] = {
     _FUNCTION: _held_by_function,
     _CELL: lambda cell, _: (content_of(cell),),
     types.MethodType: lambda method, _: (method.__func__, method.__self__),
@@ -178,27 +228,19 @@ HELD: dict[type, Callable[[Any, int], Sequence[Any]]] = {
 }
 
 
-def _held(value: Any, most: int) -> Sequence[Any]:
-    """Return what an object of any other type holds; raise `TooMuchError` if that is over `most`.
-
-    A long container of numbers and strings counts as empty.
-    """
+def _held(value: Any, most: int) -> Held:
+    """Return what an object of any other type holds."""
     cls = type(value)
-    if issubclass(cls, Wrapper):  # everything else that it holds is derived from these
-        _, parts, attributes = value.unwrapped()
-        return [*parts, *attributes.values()]
     if issubclass(cls, type):
         # Only a class that is made in a function can hold a tracer.
         local = [c for c in value.__mro__ if not is_importable(c)]
         return [v for c in local for v in vars(c).values()]
     if issubclass(cls, np.ndarray):  # of objects: others are leaves
-        if value.size > most:
-            raise TooMuchError
-        return list(value.flat)
+        return list(value.flat) if value.size <= most else None
     if issubclass(cls, _SIZED):
         base: Any = next(base for base in _SIZED if issubclass(cls, base))
         if base.__len__(value) > most:  # not the `__len__` of a user's class
-            raise TooMuchError
+            return None
         if base is dict:  # Python 3.13 shows the attributes of an object to it alone
             return [*dict.keys(value), *dict.values(value), *gc.get_referents(value)]
     return gc.get_referents(value)
@@ -208,9 +250,9 @@ def _is_inert(value: Any) -> bool:
     """Return whether a list, a tuple or a dict holds only numbers, strings and the like."""
     if type(value) is dict and not gc.is_tracked(value):
         return True  # up to Python 3.13; 3.14 tracks every dict, so we look at each entry
-    if type(value) is dict and not INERT.issuperset(map(type, value.values())):
+    if type(value) is dict and not _INERT.issuperset(map(type, value.values())):
         return False
-    return type(value) in (list, tuple, dict) and INERT.issuperset(map(type, value))
+    return type(value) in (list, tuple, dict) and _INERT.issuperset(map(type, value))
 
 
 def is_importable(value: Any) -> bool:
@@ -219,11 +261,3 @@ def is_importable(value: Any) -> bool:
     for name in getattr(value, "__qualname__", "").split("."):
         found = getattr(found, name, None)
     return found is value
-
-
-def content_of(cell: types.CellType, empty: Any = None) -> Any:
-    """Return what a variable holds, or `empty` if it is not assigned yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return empty

@@ -1,97 +1,119 @@
 """Copy functions and objects, with other values in the places of the tracers that they hold.
 
 `dissect` removes the tracers from values and returns a `Skeleton`. Given other values for them, the
-skeleton makes copies. It copies only objects that lead to a tracer; copies share all others with
-the originals. Copies keep identities among themselves: a dict that has a copied object as a key has
-the copy as its key, and a parent pointer leads to the copy of the parent.
-
-First all copies are made: those of lists and of ordinary objects are empty, only what cannot be
-changed later needs its parts. Then they are filled; tables last, which may hash their keys. Before
-a frozen set is made, all that it may hash is filled.
+skeleton makes copies. It copies only the objects that lead to a tracer; copies share all others
+with the originals. Copies keep identities among themselves: a parent pointer leads to the copy of
+the parent.
 """
 
 import types
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from .objects import Fill, recipe
-from .reach import CACHED, INERT, OpaqueError, TooMuchError, Walk
+from tfgrad_jax._jax.types import Inert
+
+from .assigned import Watched
+from .objects import Filler, Kind, Label, Maker
+from .reach import Id, Reached, reach
 from .snapshot import Snapshot
 
-
-class _Step(NamedTuple):
-    """One step of copying: it makes an object, or puts contents into one."""
-
-    call: Callable[..., Any]
-    arguments: Sequence[int]  # places of the arguments
-    place: int | None  # place of the new object; None if the step only fills one
+Place: TypeAlias = int  # of an object, in the one list of those that a skeleton knows
 
 
-class Skeleton:
-    """A plan for copying values, with other values in the places of those that a walk has taken.
+class _Make(NamedTuple):
+    """How to make a copy, which is empty or has its parts."""
 
-    Each object has a *place*: an index into one list. The places of shared objects hold the objects
-    from the start; `copies` puts the new values at the places of the taken ones, and then runs the
-    steps in order. Each step reads its arguments from their places and writes a new object to its
-    own. A skeleton holds no taken value, because it must not keep a tracer alive.
-    """
+    place: Place
+    maker: Maker
+    parts: Sequence[Place]
+
+
+class _Fill(NamedTuple):
+    """What to put into a copy."""
+
+    place: Place
+    fill: Filler
+    contents: Mapping[Label, Place]
+    watched: Kind | None  # what shows later what the copy holds, if nothing may be assigned to it
+    variable: str  # its name, for the cell of a variable to which code assigns
+
+
+class Copies(NamedTuple):
+    """Copies of values, and those objects among them to which nothing may be assigned."""
+
+    values: Sequence[Any]
+    watched: list[Watched]
+
+
+class Skeleton(Inert):
+    """A plan for copying values. It holds none that were removed: it must keep no tracer alive."""
+
+    __slots__ = ("_also_watched", "_fills", "_makes", "_removed", "_results", "_shared", "snapshot")
 
     def __init__(
         self,
-        shared: Sequence[Any],  # objects by place, and None at all other places
-        taken: Sequence[int],  # places
-        steps: Sequence[_Step],
-        results: Sequence[int],  # places of the copies of the values
-        snapshot: Snapshot,  # of the variables of functions that lead to no tracer
+        shared: Sequence[Any],  # by place: what copies share with the originals, or None
+        removed: Sequence[Place],
+        steps: tuple[Sequence[_Make], Sequence[_Fill]],
+        results: Sequence[Place],
+        also_watched: Sequence[Watched],  # of the shared ones
+        snapshot: Snapshot,
     ) -> None:
-        self._shared, self._taken, self._steps, self._results = shared, taken, steps, results
-        self.snapshot = snapshot
+        self._shared, self._removed, self._results = shared, removed, results
+        self._makes, self._fills = steps
+        self._also_watched, self.snapshot = also_watched, snapshot
 
-    def copies(self, values: Sequence[Any], apart: bool = False) -> list[Any]:
-        """Return copies of the values, with these in the places of those that were taken.
+    def copies(self, values: Sequence[Any], *, apart: bool = False) -> Copies:
+        """Return copies, with these values in the places of those that were removed.
 
         If they are `apart`, what they assign to variables is lost: for a look at what they do.
         """
         at = [*self._shared]
-        for i, value in zip(self._taken, values, strict=True):
-            at[i] = value
-        for call, arguments, place in self._steps:
-            made = call(*[at[i] for i in arguments])
-            if place is not None:
-                at[place] = made
-        live = self.snapshot.live if apart else {}
-        return frozen([at[i] for i in self._results], {**self.snapshot.changed(), **live})
+        for place, value in zip(self._removed, values, strict=True):
+            at[place] = value
+        for place, maker, parts in self._makes:
+            at[place] = maker(*[at[i] for i in parts])
+        watched = [*self._also_watched]
+        for place, fill, labels, kind, variable in self._fills:
+            contents = {label: at[i] for label, i in labels.items()}
+            if contents:
+                fill(at[place], contents)
+            if kind is not None:
+                watched.append(Watched(at[place], kind, contents, variable))
+        live = self.snapshot.live() if apart else {}
+        results = frozen([at[i] for i in self._results], {**self.snapshot.changed(), **live})
+        return Copies(results, watched)
 
 
-INERT.add(Skeleton)
+def dissect(
+    values: Sequence[Any],
+    reached: Reached | None = None,
+    watched: Sequence[Watched] | None = None,
+    *,
+    runs_now: bool = False,
+) -> tuple[Skeleton, list[Any]]:
+    """Remove the tracers from values that have no obstacle: return a skeleton, and the tracers.
 
+    `reached` is what a walk from the values has found, which may have looked for something else.
+    What it calls no obstacle although it is not copied is shared.
 
-def dissect(values: Sequence[Any], walk: Walk | None = None) -> tuple[Skeleton, list[Any]]:
-    """Remove the tracers from values: return a skeleton, and the tracers.
-
-    A `walk` from the values may say which to remove.
-
-    Raises `OpaqueError` if an object that holds a tracer cannot be copied; but if the walk is
-    lenient, that object is shared, and a jitted function is copied without the `jit`. Raises
-    `TooMuchError` for hundreds of tuples, each in the next.
+    Nothing may be assigned to the copies; or, where some objects are `watched`, to these and to the
+    copies of these alone. The code in them runs later, unless it `runs_now`.
     """
-    plan = _Plan(walk or Walk(values))
-    try:
-        return plan.skeleton(values), plan.taken
-    except RecursionError:
-        raise TooMuchError from None
+    reached = reached or reach(values)
+    plan = _Plan(reached, watched, Snapshot(reached, runs_now))
+    return plan.skeleton(values), plan.removed
 
 
-def frozen(values: list[Any], contents: Mapping[int, Any]) -> list[Any]:
+def frozen(values: Sequence[Any], contents: Mapping[Id, Any]) -> Sequence[Any]:
     """Return values whose functions read these contents, by the ids of the cells of variables."""
     if not contents:
         return values
     every = [*values, *contents.values()]  # what a variable held may read others
-    walk = Walk(every, takes=lambda value: id(value) in contents, lenient=True)
-    skeleton, cells = dissect(every, walk)
+    found = reach(every, lambda value: id(value) in contents, lenient=True)
+    skeleton, cells = dissect(every, found)
     new = {id(cell): types.CellType() for cell in cells}
-    copies = skeleton.copies(list(new.values()))
+    copies, _ = skeleton.copies(list(new.values()))
     for key, content in zip(contents, copies[len(values) :], strict=True):
         if key in new:
             new[key].cell_contents = content
@@ -101,75 +123,65 @@ def frozen(values: list[Any], contents: Mapping[int, Any]) -> list[Any]:
 class _Plan:
     """The places and the steps of a skeleton, while they are found."""
 
-    def __init__(self, walk: Walk) -> None:
-        self.taken: list[Any] = []
-        self._walk = walk
-        self._shared: list[Any] = []  # by place
-        self._of_taken: list[int] = []
-        self._steps: list[_Step] = []
-        self._tables: list[_Step] = []  # the last steps
-        self._known: dict[int, tuple[Any, int | None]] = {}  # by id; None while its parts are made
-        self._empty: deque[tuple[int, Fill]] = deque()  # places of copies, and what is in them
+    def __init__(
+        self, reached: Reached, watched: Sequence[Watched] | None, snapshot: Snapshot
+    ) -> None:
+        self.removed: list[Any] = []
+        self._reached = reached
+        self._snapshot = snapshot
+        self._watched = None if watched is None else {id(w.value): w for w in watched}
+        self._shared: list[Any] = []
+        self._of_removed: list[Place] = []
+        self._makes: list[_Make] = []
+        self._fills: list[_Fill] = []
+        self._places: dict[Id, Place] = {}
+        self._unfilled: list[tuple[Any, Kind, Filler]] = []
 
     def skeleton(self, values: Sequence[Any]) -> Skeleton:
-        results = list(map(self._place, values))
-        self._fill_copies()
-        snapshot = Snapshot(self._walk.functions, self._walk.way)
-        return Skeleton(
-            self._shared, self._of_taken, [*self._steps, *self._tables], results, snapshot
-        )
+        results = [self._place(value) for value in values]
+        for value, kind, fill in self._unfilled:  # it grows
+            contents = kind.contents(value)
+            labels = {label: self._place(held) for label, held in contents.items()}
+            place, name = self._places[id(value)], self._reached.assigned.get(id(value), "")
+            watched = kind if self._is_watched(value) else None
+            self._fills.append(_Fill(place, fill, labels, watched, name))
+        others = self._reached.visited.keys() - self._reached.way.keys()
+        shared = [w for key, w in (self._watched or {}).items() if key in others]
+        steps = self._makes, self._fills
+        return Skeleton(self._shared, self._of_removed, steps, results, shared, self._snapshot)
 
-    def _place(self, value: Any) -> int:
+    def _is_watched(self, value: Any) -> bool:
+        if self._watched is not None:
+            return id(value) in self._watched
+        # Only code that assigns to a variable can change it, and such code is known.
+        return type(value) is not types.CellType or id(value) in self._reached.assigned
+
+    def _place(self, value: Any) -> Place:
         """Return the place of the copy of a value, or of the value itself."""
-        known, cls = self._known.get(id(value)), type(value)
-        if known is not None:
-            if known[1] is None:
-                raise OpaqueError(value)  # it is a part of itself
-            return known[1]
-        if id(value) in self._walk.taken:
-            self.taken.append(value)
-            self._of_taken.append(place := self._new(value))
-            return place
-        if id(value) not in self._walk.way:
-            return self._new(value, value)
-        try:
-            return self._copy(value, cls)
-        except OpaqueError:
-            if not self._walk.lenient:
-                raise
-            if cls in CACHED:
-                return self._place(value.__wrapped__)
-            return self._new(value, value)
+        waiting = [value]
+        while waiting:  # not by recursion: tuples may be nested deeply
+            value = waiting[-1]
+            kind = self._reached.way.get(id(value))
+            parts = () if kind is None else kind.parts(value)
+            missing = [part for part in parts if id(part) not in self._places]
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            if id(value) not in self._places:
+                self._add(value, kind, [self._places[id(part)] for part in parts])
+        return self._places[id(value)]
 
-    def _copy(self, value: Any, cls: type) -> int:
-        """Plan to copy an object; return its place."""
-        if id(cls) in self._walk.way and not self._walk.lenient:
-            raise OpaqueError(value)  # of a class that is made in a function
-        make, parts, fills, hashes = recipe(value, cls)
-        self._known[id(value)] = value, None
-        arguments = list(map(self._place, parts))
-        if hashes:  # so the parts must have their contents
-            self._fill_copies()
-        place = self._new(value)
-        self._steps.append(_Step(make, arguments, place))
-        for fill in fills:
-            if cls is types.FunctionType:  # at once: a wrapper reads the signature of its function
-                self._steps.append(self._filling(place, fill))
-            else:
-                self._empty.append((place, fill))
-        return place
-
-    def _fill_copies(self) -> None:
-        """Plan to fill all copies that are empty."""
-        while self._empty:  # not by recursion: values may be nested deeply
-            place, fill = self._empty.popleft()
-            (self._tables if fill.hashes else self._steps).append(self._filling(place, fill))
-
-    def _filling(self, place: int, fill: Fill) -> _Step:
-        return _Step(fill.put, [place, *map(self._place, fill.contents)], None)
-
-    def _new(self, value: Any, shared: Any = None) -> int:
-        """Return a new place for the copy of a value, or for what all copies share in its place."""
-        self._shared.append(shared)
-        self._known[id(value)] = value, len(self._shared) - 1
-        return len(self._shared) - 1
+    def _add(self, value: Any, kind: Kind | None, parts: Sequence[Place]) -> None:
+        place = self._places[id(value)] = len(self._shared)
+        if id(value) in self._reached.captured:
+            self._shared.append(None)
+            self.removed.append(value)
+            self._of_removed.append(place)
+        elif kind is None:
+            self._shared.append(value)
+        else:
+            self._shared.append(None)
+            self._makes.append(_Make(place, kind.maker(value), parts))
+            if kind.fill is not None:
+                self._unfilled.append((value, kind, kind.fill))

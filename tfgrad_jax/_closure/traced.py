@@ -1,6 +1,6 @@
 """Trace a function, to get its captured values in a list, or to see what its results depend on.
 
-`traced` runs for functions and rules that cannot be copied, `dependence_on` for undeclared
+`traced` runs for functions and rules that cannot be copied, `uses` for undeclared
 variables.
 """
 
@@ -26,8 +26,10 @@ _tracing: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
     "the code of the functions that are being traced, from the outside in", default=()
 )
 
-# By position: where a value is used first, as JAX records it; None if it is only returned.
-Uses: TypeAlias = dict[int, Any]
+SourceInfo: TypeAlias = Any  # where an operation comes from, as JAX records it
+
+# By position: where a value is used first; None if it is only returned.
+Uses: TypeAlias = dict[int, SourceInfo]
 
 
 def is_being_traced(source: Source) -> bool:
@@ -56,9 +58,8 @@ class Traced(NamedTuple):
     closed: ClosedJaxpr
 
     def uses(self, results: int | None = None) -> Uses:
-        """Return how the results, or the first so many, use the constants."""
-        count = len(self.consts)
-        return {i: at for i, at in _first_uses(self.closed, results).items() if i < count}
+        """Return how the results, or the first so many, use the constants and the arguments."""
+        return _first_uses(self.closed, results)
 
 
 def traced(
@@ -91,9 +92,7 @@ def traced(
     return Traced(evaluated, list(closed.consts), aside.take(), closed)
 
 
-def dependence_on(
-    f: Callable[..., Sequence[Any]], values: Sequence[Any], others: Sequence[Any]
-) -> Uses:
+def uses(f: Callable[..., Sequence[Any]], values: Sequence[Any], others: Sequence[Any]) -> Uses:
     """Return which of `values` the results of `f(values, others)` use, in the order of first use.
 
     They may also be types.

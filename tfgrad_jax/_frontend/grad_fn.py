@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
 from tfgrad_jax._jax.compat import summed_over, varying
-from tfgrad_jax._jax.types import Spec, Wrapper, is_array
+from tfgrad_jax._jax.types import Inert, Spec, is_array
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.source import Source, Where, is_within
 from tfgrad_jax._messages.text import kind_of
@@ -111,10 +111,11 @@ class GradFn(NamedTuple):
     gradients: Gradients  # runs it. It alone holds values
     accepts_variables: bool
     source: Source
+    watched: Sequence[Any] = ()  # see `_closure/assigned.py`: to these it may not assign
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Contract:
+class Contract(Inert):
     """How to call `f` and its rules, and how to read their results."""
 
     source: Source
@@ -171,9 +172,6 @@ class Contract:
         keywords = {} if variables is None else {"variables": variables.value(traced)}
         mirrored = self.convention == "tf"
         arity = functools.partial(gradient_errors.wrong_arity, where, len(upstreams), mirrored)
-        if isinstance(grad_fn, Wrapper) and is_within(self.source.code, Source.of(grad_fn).code):
-            make, (*parts, _), _ = grad_fn.unwrapped()  # the last says whether it is inside a rule
-            grad_fn = make(*parts, True)
         with _running(grad_fn):
             result = _called(grad_fn, upstreams, keywords, arity)
         return self._read(variables, result, where)

@@ -25,7 +25,7 @@ from jax.tree_util import (
 
 from tfgrad_jax._jax.compat import NUMPY, cotangent_type, explicit_sharding, tangent_dtype
 from tfgrad_jax._jax.trace import is_operand
-from tfgrad_jax._jax.types import Spec, is_array, is_kind, spec
+from tfgrad_jax._jax.types import Inert, Spec, is_array, is_kind, spec
 from tfgrad_jax._messages import gradient_errors
 from tfgrad_jax._messages.source import Where
 from tfgrad_jax._messages.text import tree_of
@@ -282,7 +282,7 @@ def conjugate(value: Any, expected: Spec) -> Any:
     return jnp.conj(value) if is_kind(expected.dtype, jnp.complexfloating) else value
 
 
-class Outputs:
+class Outputs(Inert):
     """The structure of what `f` returned, and how to call a rule for it."""
 
     __slots__ = ("_convention", "_plain", "_specs", "count", "differentiable", "treedef")

@@ -74,6 +74,11 @@ def is_live(tracer: Any) -> bool:
     return True
 
 
+def is_below(value: Any) -> bool:
+    """Return whether a value is a live tracer, but none of the innermost trace that is running."""
+    return isinstance(value, Tracer) and not is_own(value) and is_live(value)
+
+
 def is_own(tracer: Any) -> bool:
     """Return whether a tracer belongs to the innermost trace that is running."""
     return getattr(tracer, "_trace", None) is _current_trace(())

@@ -4,7 +4,6 @@ Modules of all groups import this one; it imports `compat` alone.
 """
 
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,15 +18,16 @@ from .compat import NUMPY, explicit_sharding, is_ref, tangent_dtype, varying
 NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
 
 
-class Wrapper:
-    """A callable object made from functions, such as a decorated one. It is copied with them."""
+class Inert:
+    """Marks a class whose objects hold no arrays: nothing is looked for in them."""
 
     __slots__ = ()
-    __wrapped__: Callable[..., Any]
 
-    def unwrapped(self) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
-        """Return a function that makes a copy, its arguments, and the attributes of the copy."""
-        raise NotImplementedError
+
+class Copied:
+    """Marks a class whose objects are copied by their attributes, whatever it says of pickling."""
+
+    __slots__ = ()
 
 
 class Spec(NamedTuple):

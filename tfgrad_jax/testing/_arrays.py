@@ -12,12 +12,12 @@ import jax
 from jax.core import Tracer
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
-from tfgrad_jax._closure.reach import CACHED, Walk, content_of
+from tfgrad_jax._closure.objects import content_of
+from tfgrad_jax._closure.reach import CACHED, reach
 from tfgrad_jax._closure.skeleton import dissect
 from tfgrad_jax._custom_gradient import CustomGradient
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_live
-from tfgrad_jax._jax.types import Wrapper
 from tfgrad_jax._messages.text import type_name
 
 _MANY = 5_000  # objects to look at for names
@@ -40,8 +40,8 @@ class Held:
 
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
         values = [value for _, value in roots]
-        walk = Walk(values, lambda v: is_known(v) or is_ref(v), lenient=True)
-        self._skeleton, self._taken = dissect(values, walk)
+        found = reach(values, lambda v: is_known(v) or is_ref(v), lenient=True)
+        self._skeleton, self._taken = dissect(values, found)
         named = arrays_in(roots)
         self.arrays = [v for v in self._taken if not is_ref(v)]
         found = [named.pop(id(v), None) for v in self.arrays]
@@ -52,10 +52,10 @@ class Held:
         self.whys = [a.why if a else "" for a in found]  # of a second place that holds it
         self.constants = list(named.values())
 
-    def __call__(self, arrays: Iterable[Any]) -> list[Any]:
+    def __call__(self, arrays: Iterable[Any]) -> Sequence[Any]:
         """Return the values, copied around other arrays. A Ref stays itself."""
         rest = iter(arrays)
-        return self._skeleton.copies([v if is_ref(v) else next(rest) for v in self._taken])
+        return self._skeleton.copies([v if is_ref(v) else next(rest) for v in self._taken]).values
 
 
 def decorated(h: Any) -> CustomGradient[..., Any] | None:
@@ -120,7 +120,7 @@ def arrays_in(roots: Iterable[tuple[str, Any]]) -> dict[int, Array]:
     return {i: one for i, one in seen.items() if is_known(one.value)}
 
 
-_CALLABLES = (types.FunctionType, types.MethodType, functools.partial, Wrapper, *CACHED)
+_CALLABLES = (types.FunctionType, types.MethodType, functools.partial, CustomGradient, *CACHED)
 
 
 def _why_not_copied(value: Any) -> str:
@@ -163,9 +163,9 @@ def _steps(value: Any) -> Iterable[tuple[str, Any]]:
         return [("", wrapped), *((f".{n}", v) for n, v in found.items())]
     if isinstance(value, types.MethodType):
         return ("", value.__func__), ("", value.__self__)
-    if isinstance(value, Wrapper):
-        f, variables, *others = value.unwrapped()[1]
-        return ("", f), (".variables", variables), *(("", part) for part in others)
+    if isinstance(value, CustomGradient):
+        f, variables, primal, *_ = value._declaration
+        return ("", f), (".variables", variables), ("", primal)
     if _package_of(type(value)) in _LIBRARIES:
         return [("", getattr(value, "__wrapped__", None))]  # of a jitted function
     if isinstance(value, functools.partial):

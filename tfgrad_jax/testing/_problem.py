@@ -53,7 +53,7 @@ class Problem:
         self._differentiated, self._weights, rule = [], [], None
         with contextlib.suppress(Exception):  # not one of ours, if it returns no pair
             _, rule = self.call("pair")
-        variables = owner and owner._variables
+        variables = owner and owner._declaration.variables
         listed = variables is None and callable(rule) and accepts_variables(rule)
         asked = not callable(rule) or listed or isinstance(variables, str)
         count = len(tree_leaves(bound.inputs))  # by keyword, numbers are settings
@@ -69,7 +69,7 @@ class Problem:
         undecorated = functools.partial(self._outputs, "pair") if callable(rule) else None
         self.value: Any = undecorated or self.h
         self.plain = functools.partial(self._outputs, "reference") if reference else undecorated
-        self.has_primal = owner is not None and owner._primal is not None
+        self.has_primal = owner is not None and owner._declaration.primal is not None
         self.arguments = len(self.xs)  # the weights come after these
         self.unchecked: list[str] = []
         self.without: list[str] = []  # weights that have no gradient: an error, not a number
@@ -109,7 +109,7 @@ class Problem:
         if which in ("pair", "primal"):
             args = (*_bound_to(h), *args)
             owner: Any = decorated(h)
-            f = h.__wrapped__ if which == "pair" else owner._primal
+            f = h.__wrapped__ if which == "pair" else owner._declaration.primal
         return f(*args, **dict(zip(names, kwargs, strict=True)))
 
     def _outputs(self, which: str, *xs: Any) -> list[jax.Array]:

@@ -1,0 +1,89 @@
+"""Refuse what code assigns to the copies that it runs on: it would be lost, without an error.
+
+A dropout layer that counts its calls drew one mask for all of them. So `refuse_assigned` looks,
+after each run, whether the copies still hold what was put into them. All else may be assigned to:
+objects that lead to no tracer, which are no copies, and those that the code itself has made.
+"""
+
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.source import Source
+
+from .objects import OBJECT, Contents, Kind, Label, Slot, kind_of
+from .reach import reach
+
+_NOTHING = object()
+
+
+class Watched(NamedTuple):
+    """An object to which nothing may be assigned, and what it holds."""
+
+    value: Any
+    kind: Kind
+    contents: Contents
+    variable: str  # its name, for the cell of a variable
+
+
+def watched(values: Iterable[Any]) -> list[Watched]:
+    """Watch those of these values that are of a kind which can be assigned to."""
+    kinds = [(value, kind_of(value, type(value))) for value in values]
+    return [Watched(v, kind, kind.contents(v), "") for v, kind in kinds if kind and kind.fill]
+
+
+def watched_objects(values: Iterable[Any]) -> list[Watched]:
+    """Watch those of these values that are ordinary objects, but no containers."""
+    return [one for one in watched(values) if one.kind is OBJECT]
+
+
+def refuse_assigned(every: Sequence[Watched], source: Source) -> None:
+    """Raise if the code of a function has assigned something to watched objects."""
+    for one in every:
+        now, before = one.kind.contents(one.value), one.contents
+        is_same = list(now) == list(before)
+        if is_same and all(map(operator.is_, now.values(), before.values())):
+            continue
+        for label in {**before, **now}:
+            if label in before and label in now and before[label] is now[label]:
+                continue
+            if label in before or not _is_computed(type(one.value), label, now[label]):
+                raise errors.assigned(source, _named(one, label, every))
+
+
+def _is_computed(cls: type, label: Label, value: Any) -> bool:
+    """Return whether a class computes a new attribute when it is first read.
+
+    `functools.cached_property` does, and a property `table` which keeps what it made in `_table`.
+    The original will compute it again. An array in `_table` may be state, such as a running mean.
+    """
+    name = label.name if isinstance(label, Slot) else label
+    if not isinstance(name, str):
+        return False
+    members = {k: v for base in reversed(cls.__mro__) for k, v in vars(base).items()}
+    shown, behind = members.get(name), members.get(name.removeprefix("_"))
+    if hasattr(shown, "__get__") and not hasattr(shown, "__set__") and not callable(shown):
+        return True
+    is_array = lambda value: isinstance(value, jax.Array)  # noqa: E731
+    return isinstance(behind, property | functools.cached_property) and not (
+        reach([value], is_array, lenient=True).captured
+    )
+
+
+def _named(one: Watched, label: Label, every: Sequence[Watched]) -> str:
+    """Name what was assigned as the user knows it: the nearest attribute or variable."""
+    if one.variable:
+        return f"the variable `{one.variable}`"
+    kind = type(one.value).__qualname__
+    name = label.name if isinstance(label, Slot) else label
+    if isinstance(name, str):
+        return f"the attribute `{name}` of a `{kind}`"
+    for holder in every:
+        for within, held in holder.contents.items():
+            if held is one.value and isinstance(within, str | Slot):
+                return f"a `{kind}`, {_named(holder, within, every)}"
+    return f"a `{kind}`"
