@@ -157,10 +157,12 @@ def hoisted(rule: UserRule, upstreams: Sequence[Any], wanted: Wanted) -> tuple[R
 def kept(rule: UserRule) -> tuple[Run, list[Any]]:
     """Return the rule around its parts as they are."""
     listing, captured, source, parts = rule.listing, rule.captured, rule.grad_fn.source, rule.parts
-    by_id = {id(w.value): w for w in rule.watched}
-    found = reach(parts, lambda _: False, ends=by_id.keys(), lenient=True)
+    copies = {id(w.value) for w in rule.watched}
+    found = reach(parts, lambda _: False, ends=copies, lenient=True)
     snapshot = Snapshot(found)
-    watched = [w for key, w in by_id.items() if key in found.visited or not found.is_complete]
+    # Otherwise what `f` alone reads would live as long as the rule.
+    reaches_copies = not found.is_complete or not copies.isdisjoint(found.visited)
+    watched = rule.watched if reaches_copies else []
 
     def run(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:
         current = frozen(parts, snapshot.changed())

@@ -7,6 +7,7 @@ objects that lead to no tracer, which are no copies, and those that the code its
 
 import functools
 import operator
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ class Watched(NamedTuple):
     value: Any
     kind: Kind
     contents: Contents
-    variable: str  # its name, for the cell of a variable
+    variable: str  # the name of the variable that it is, or that holds it
 
 
 def watched(values: Iterable[Any]) -> list[Watched]:
@@ -76,12 +77,14 @@ def _is_computed(cls: type, label: Label, value: Any) -> bool:
 
 def _named(one: Watched, label: Label, every: Sequence[Watched]) -> str:
     """Name what was assigned as the user knows it: the nearest attribute or variable."""
-    if one.variable:
+    if isinstance(one.value, types.CellType):
         return f"the variable `{one.variable}`"
     kind = type(one.value).__qualname__
     name = label.name if isinstance(label, Slot) else label
     if isinstance(name, str):
         return f"the attribute `{name}` of a `{kind}`"
+    if one.variable:
+        return f"a `{kind}`, the variable `{one.variable}`"
     for holder in every:
         for within, held in holder.contents.items():
             if held is one.value and isinstance(within, str | Slot):

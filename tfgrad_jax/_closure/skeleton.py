@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tfgrad_jax._jax.types import Inert
 
 from .assigned import Watched
-from .objects import Filler, Kind, Label, Maker
+from .objects import Filler, Kind, Label, Maker, content_of
 from .reach import Id, Reached, reach
 from .snapshot import Snapshot
 
@@ -35,7 +35,7 @@ class _Fill(NamedTuple):
     fill: Filler
     contents: Mapping[Label, Place]
     watched: Kind | None  # what shows later what the copy holds, if nothing may be assigned to it
-    variable: str  # its name, for the cell of a variable to which code assigns
+    variable: str  # the name of the variable that it is, or that holds it
 
 
 class Copies(NamedTuple):
@@ -130,6 +130,10 @@ class _Plan:
         self._reached = reached
         self._snapshot = snapshot
         self._watched = None if watched is None else {id(w.value): w for w in watched}
+        self._variables: dict[Id, str] = {}  # of cells, and of what they hold
+        for f in reached.functions:
+            for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+                self._variables[id(cell)] = self._variables[id(content_of(cell))] = name
         self._shared: list[Any] = []
         self._of_removed: list[Place] = []
         self._makes: list[_Make] = []
@@ -142,7 +146,7 @@ class _Plan:
         for value, kind, fill in self._unfilled:  # it grows
             contents = kind.contents(value)
             labels = {label: self._place(held) for label, held in contents.items()}
-            place, name = self._places[id(value)], self._reached.assigned.get(id(value), "")
+            place, name = self._places[id(value)], self._variables.get(id(value), "")
             watched = kind if self._is_watched(value) else None
             self._fills.append(_Fill(place, fill, labels, watched, name))
         others = self._reached.visited.keys() - self._reached.way.keys()

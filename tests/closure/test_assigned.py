@@ -1,0 +1,390 @@
+"""What `f` and its rule assign is kept, or an error: it is never lost.
+
+They run on copies of what leads to a tracer; so what they assign there is an error that names it.
+Everything else that they assign to is the user's own.
+"""
+
+import collections
+import functools
+import itertools
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from support.helpers import assert_same, eager_and_jit, sample
+
+from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
+
+W, X = jnp.float32(2), jnp.float32(3)
+FIRST = jax.value_and_grad
+WORLDS = {
+    "value and grad": FIRST,
+    "jvp": lambda f: lambda w, x: jax.jvp(f, (w, x), (w, x)),
+    "hessian": lambda f: jax.hessian(f, (0, 1)),
+    "jit(grad)": lambda f: jax.jit(FIRST(f)),
+    "grad(jit)": lambda f: FIRST(jax.jit(f)),
+    "grad(checkpoint)": lambda f: FIRST(jax.checkpoint(f)),
+    "grad(vmap)": lambda f: FIRST(lambda w, x: jax.vmap(f, (0, None))(w[None], x)[0]),
+    "vmap(grad)": lambda f: lambda w, x: jax.vmap(FIRST(f), (0, None))(w[None], x),
+    "scan(grad)": lambda f: lambda w, x: lax.map(lambda w: FIRST(f)(w, x), w[None]),
+    "grad(scan)": lambda f: FIRST(lambda w, x: lax.map(lambda w: f(w, x), w[None])[0]),
+    "grad(cond)": lambda f: FIRST(lambda w, x: lax.cond(x > 0, f, f, w, x)),
+}
+# Here nothing is differentiated, so that only `f` runs.
+VALUES = {
+    "jit": jax.jit,
+    "vmap": lambda f: lambda w, x: jax.vmap(f, (0, None))(w[None], x),
+    "scan": lambda f: lambda w, x: lax.map(lambda w: f(w, x), w[None]),
+    "checkpoint": jax.checkpoint,
+}
+
+
+class Named:
+    def __init__(self, w):
+        self.w = w
+
+
+class Table(dict):
+    pass
+
+
+class Layer:
+    __slots__ = ("__dict__", "slot")
+
+    def __init__(self, w):
+        self.w, self.n, self.old, self.slot, self.rate = w, 0, "old", 1, [1, 2]
+        self.items, self.table, self.own = [w, 1], {"w": w, "n": 0}, Table(w=w)
+        self.part, self.space = Named(w), types.SimpleNamespace(w=w)
+        self.part.parent = self
+        self.note = lambda: w
+
+
+def attribute(name, value):
+    return lambda layer: setattr(layer, name, value(layer))
+
+
+# What is assigned to, and how the error names it.
+ASSIGNED = {
+    "an integer": (attribute("n", lambda o: o.n + 1), "attribute `n` of a `Layer`"),
+    "a string": (attribute("old", lambda o: "new"), "attribute `old` of a `Layer`"),
+    "a list": (attribute("rate", lambda o: [3]), "attribute `rate` of a `Layer`"),
+    "an array": (attribute("n", lambda o: jnp.ones(2)), "attribute `n` of a `Layer`"),
+    "a tracer": (attribute("n", lambda o: 2 * o.w), "attribute `n` of a `Layer`"),
+    "the weight": (attribute("w", lambda o: 2 * o.w), "attribute `w` of a `Layer`"),
+    "a new attribute": (attribute("new", lambda o: 1), "attribute `new` of a `Layer`"),
+    "no attribute": (lambda o: delattr(o, "old"), "attribute `old` of a `Layer`"),
+    "a slot": (attribute("slot", lambda o: 2), "attribute `slot` of a `Layer`"),
+    "an appended item": (lambda o: o.items.append(1), "a `list`, the attribute `items` of a `L"),
+    "a removed item": (lambda o: o.items.pop(), "a `list`, the attribute `items`"),
+    "another item": (lambda o: o.items.__setitem__(1, 3), "a `list`, the attribute `items`"),
+    "the items in another order": (lambda o: o.items.reverse(), "a `list`, the attribute `items`"),
+    "a key": (lambda o: o.table.update(n=1), "a `dict`, the attribute `table`"),
+    "a new key": (lambda o: o.table.update(m=o.w), "a `dict`, the attribute `table`"),
+    "a removed key": (lambda o: o.table.pop("n"), "a `dict`, the attribute `table`"),
+    "a key of a subclass": (lambda o: o.own.update(n=1), "a `Table`, the attribute `own`"),
+    "a part": (lambda o: setattr(o.part, "n", 1), "attribute `n` of a `Named`"),
+    "a parent": (lambda o: setattr(o.part.parent, "n", 1), "attribute `n` of a `Layer`"),
+    "a namespace": (lambda o: setattr(o.space, "n", 1), "attribute `n` of a `SimpleNamespace`"),
+    "a function": (lambda o: setattr(o.note, "n", 1), "attribute `n` of a `function`"),
+}
+
+
+def nothing(layer):
+    pass
+
+
+def loss_of(in_f=nothing, in_rule=nothing, make=Layer, more=0, variables="declared"):
+    """Return `w x`, whose declared gradients are 5 x by `w`, and 7 w by `x`."""
+
+    def loss(w, x):
+        layer, others = make(w), [k * w for k in range(more)]
+
+        def f(x):
+            in_f(layer)
+            assert others is not None
+
+            def grad(dy, variables):
+                in_rule(layer)
+                return 7 * dy * w, [5 * dy * x for _ in variables]
+
+            return x * w, grad
+
+        declared = [w] if variables == "declared" else None
+        return custom_gradient(f, variables=declared)(x)
+
+    return loss
+
+
+def refused(program, what, function):
+    with pytest.raises(TypeError) as caught:
+        program(W, X)
+    text = str(caught.value)
+    assert f"`loss_of.loss.{function}` ({__file__}:" in text
+    for words in (what, "runs on a copy", "part of `y`", "`nonlocal`", "jax.new_ref"):
+        assert words in text
+
+
+IN_F = list(itertools.product([*WORLDS, *VALUES], ASSIGNED, ["declared", "undeclared"]))
+IN_RULE = list(itertools.product(WORLDS, ASSIGNED, ["declared", "undeclared"]))
+
+
+@pytest.mark.parametrize(("world", "kind", "variables"), sample(IN_F, 30))
+def test_a_function_assigns_to_no_copy(world, kind, variables):
+    note, what = ASSIGNED[kind]
+    refused((WORLDS | VALUES)[world](loss_of(note, variables=variables)), what, "f")
+
+
+@pytest.mark.parametrize(("world", "kind", "variables"), sample(IN_RULE, 30))
+def test_a_rule_assigns_to_no_copy(world, kind, variables):
+    note, what = ASSIGNED[kind]
+    refused(WORLDS[world](loss_of(in_rule=note, variables=variables)), what, "f.grad")
+
+
+@pytest.mark.parametrize("world", ["value and grad", "jit(grad)"])
+@pytest.mark.parametrize("kind", ["an integer", "an appended item"])
+def test_nor_in_a_large_model(kind, world):
+    note, what = ASSIGNED[kind]
+    refused(WORLDS[world](loss_of(note, more=12)), what, "f")
+    refused(WORLDS[world](loss_of(in_rule=note, more=12)), what, "f.grad")
+
+
+def state(layer):
+    names = ("n", "w", "new", "old", "slot", "rate", "items", "table", "own", "space")
+    return [getattr(layer, name, None) for name in names], vars(layer.part), vars(layer.note)
+
+
+@pytest.mark.parametrize("kind", ASSIGNED)
+@pytest.mark.parametrize("where", ["f", "rule"])
+def test_what_holds_no_tracer_is_assigned_once(where, kind):
+    """`f` runs on copies, because of the weight beside it; this object is no copy."""
+    layer, expected = Layer(2.0), Layer(2.0)
+    note = ASSIGNED[kind][0]
+    loss = loss_of(**{"in_f" if where == "f" else "in_rule": note}, make=lambda w: layer)
+    assert_same(jax.grad(loss, (0, 1))(W, X), (5 * X, 7 * W))
+    note(expected)
+    (found, part, noted), (wanted, *others) = state(layer), state(expected)
+    assert str(found) == str(wanted)
+    assert (part.keys(), noted) == (others[0].keys(), others[1])
+
+
+TRACED = {
+    "set": (lambda w: {Named(w)}, lambda s: s.add(1), len),
+    "deque": (lambda w: collections.deque([w]), lambda d: d.append(1), len),
+    "object of a class with a weight": (
+        lambda w: type("Held", (), {"w": w, "n": 1})(),
+        attribute("n", lambda o: o.n + 1),
+        lambda o: o.n,
+    ),
+}
+
+
+@pytest.mark.parametrize("world", ["value and grad", "jit(grad)"])
+@pytest.mark.parametrize("kind", TRACED)
+def test_what_is_traced_is_no_copy(kind, world):
+    make, note, count = TRACED[kind]
+    kept = []
+    loss = loss_of(note, make=lambda w: kept.append(make(w)) or kept[-1])
+    assert_same(WORLDS[world](loss)(W, X), WORLDS[world](loss_of())(W, X))
+    assert count(kept[0]) == 2
+
+
+# --- what is no assignment of the user's ---------------------------------------------------------
+
+
+class Lazy(Named):
+    @functools.cached_property
+    def twice(self):
+        return 2 * self.w
+
+    @property
+    def names(self):
+        if not hasattr(self, "_names"):
+            self._names = ["w"]
+        return self._names
+
+
+@pytest.mark.parametrize("read", [lambda o: o.twice, lambda o: o.names], ids=["cached", "by hand"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_a_class_computes_when_it_is_read_is_no_assignment(world, read):
+    loss = loss_of(read, read, make=Lazy)
+    assert_same(WORLDS[world](loss)(W, X), WORLDS[world](loss_of())(W, X))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_rule_changes_what_its_function_has_made(world):
+    def loss(w, x):
+        @custom_gradient(variables=w)
+        def f(x):
+            saved = [w, x, Layer(w)]
+
+            def grad(dy, variables):
+                nonlocal saved
+                saved[2].n += 1
+                layer, saved = saved.pop(), [7 * dy * saved[0], 5 * dy * saved[1]]
+                assert layer.n == 1
+                return tuple(saved)
+
+            return x * w, grad
+
+        return f(x)
+
+    assert_same(WORLDS[world](loss)(W, X), WORLDS[world](loss_of())(W, X))
+
+
+# --- variables -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [0, 12], ids=["one weight", "many weights"])
+@eager_and_jit
+def test_a_variable_counts_every_run(mode, more):
+    """Of `f`, of a rule, and of a helper of the rule."""
+    runs = rules = notes = 0
+
+    def note():
+        nonlocal notes
+        notes += 1
+
+    def loss(w, x):
+        others = [k * w for k in range(more)]
+
+        @custom_gradient(variables=w)
+        def f(x):
+            nonlocal runs
+            runs += 1
+            assert others is not None
+
+            def grad(dy, variables):
+                nonlocal rules
+                rules += 1
+                note()
+                return 7 * dy * w, 5 * dy * x
+
+            return x * w, grad
+
+        return f(x) + f(x) + f(x)
+
+    assert_same(mode(jax.grad(loss))(W, X), 15 * X)
+    assert (runs, rules, notes) == (3, 3, 3)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_variable_that_holds_the_weight_is_not_assigned_to(world):
+    def loss(w, x):
+        @custom_gradient(variables=w)
+        def f(x):
+            nonlocal w
+            y, w = w * x, 2 * w
+            return y, lambda dy, variables: (7 * dy * w, 5 * dy * x)
+
+        return f(x)
+
+    text = r"`.*loss.f` \(.*py:\d+\) assigned to the variable `w`\."
+    with pytest.raises(TypeError, match=text):
+        WORLDS[world](loss)(W, X)
+
+
+@eager_and_jit
+def test_each_call_has_the_value_that_it_left_for_its_rule(mode):
+    def loss(w, x):
+        h = None
+
+        @custom_gradient(variables=w)
+        def f(x):
+            nonlocal h
+            h = x * x
+            return h * w, lambda dy, variables: (7 * dy * h * w, 5 * dy * h)
+
+        return f(x) + f(10 * x)
+
+    expected = 5 * 101 * X**2, 7 * W * (X**2 + 10 * 100 * X**2)
+    assert_same(mode(jax.grad(loss, (0, 1)))(W, X), expected)
+
+
+# --- the programs that were silently wrong -------------------------------------------------------
+
+
+def masked(key, n):
+    return jax.random.bernoulli(jax.random.fold_in(key, n), 0.5, (8,))
+
+
+class Dropout:
+    def __init__(self, key):
+        self.key, self.n = key, 0
+
+    @custom_gradient
+    def __call__(self, x):
+        self.n += 1
+        mask = masked(self.key, self.n).astype(x.dtype)
+        return x * mask, lambda dy: 7 * dy * mask
+
+
+def drop_twice(key, x):
+    drop = Dropout(key)
+    return jnp.stack([drop(x), drop(x)])
+
+
+def test_two_calls_of_a_dropout_layer_draw_two_masks_or_raise():
+    key, x = jax.random.key(0), jnp.ones(8)
+    masks = jnp.stack([masked(key, n).astype(x.dtype) for n in (1, 2)])
+    assert_same(drop_twice(key, x), masks)
+    dx = jax.grad(lambda x: drop_twice(key, x).sum())(x)  # the key is not traced
+    assert_same(dx, 7 * masks.sum(0))
+    assert_same(jax.jit(lambda x: drop_twice(key, x))(x), masks)
+    over_keys = jax.vmap(lambda key: drop_twice(key, x))
+    for program, of in ((jax.jit(drop_twice), (key, x)), (over_keys, (key[None],))):
+        with pytest.raises(TypeError, match="the attribute `n` of a `Dropout`"):
+            program(*of)
+
+
+def test_norms_that_a_rule_notes_are_in_a_ref():
+    def step(w, xs):
+        norms = jax.new_ref(jnp.zeros(2))
+
+        def loss(w, i, x):
+            def grad(dy):
+                norms[i] = 7 * jnp.sum(dy**2)
+                return dy
+
+            return jnp.sum(custom_gradient(lambda h: (h, grad))(w * x) ** 2)
+
+        for i, x in enumerate(xs):
+            jax.grad(loss)(w, i, x)
+        return norms[...]
+
+    xs = jnp.arange(6.0).reshape(2, 3)
+    expected = 7 * ((2 * W * xs) ** 2).sum(1)
+    for mode in (lambda f: f, jax.jit):
+        assert_same(mode(step)(W, xs), expected)
+
+
+# --- TensorFlow's other decorators ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", ["value and grad", "jit(grad)"])
+def test_a_function_that_passes_its_gradient_through_assigns_to_no_copy(world):
+    def loss(w, x):
+        layer = Layer(w)
+
+        def f(x):
+            layer.n += 1
+            return jnp.round(x) + 0 * layer.w
+
+        return grad_pass_through(f)(x)
+
+    with pytest.raises(TypeError, match="the attribute `n` of a `Layer`"):
+        WORLDS[world](loss)(W, X)
+
+
+@eager_and_jit
+def test_recompute_grad_runs_the_function_itself(mode):
+    layer = Layer(2.0)
+
+    @recompute_grad
+    def f(w, x):
+        layer.n += 1
+        return w * x**2
+
+    assert_same(mode(jax.grad(f, (0, 1)))(W, X), (X**2, 2 * W * X))
+    assert layer.n >= 1
