@@ -5,9 +5,8 @@ A call captures the tracers that it uses beside its inputs: in a variable that `
 here, is decided whether the call is traced first:
 
     what the call holds                     JAX runs operations     JAX records them (`jit`, `scan`)
-    undeclared variables                    copied                  traced, on a copy
-    declared, up to `MANY` other tracers    copied                  copied
-    declared, more than these               copied                  traced, on a copy
+    up to `MANY` tracers beside declared    copied                  copied
+    more than these                         copied                  traced, on a copy
     an obstacle: not copied, or too much    traced                  traced
 """
 
@@ -43,12 +42,11 @@ def hoist(call: Call) -> Capture:
 def _is_cheaper_by_trace(call: Call, found: Reached) -> bool:
     """Return whether a trace shows what `f` uses of what it reaches, for less than it saves.
 
-    JAX records the operations in any case, and `f` sees tracers. Without undeclared variables there
-    must be many tracers; with them, `f` would run once more to show which of them `y` uses.
+    JAX records the operations in any case, and `f` sees tracers.
     """
     _, declared = call.declared
     others = found.captured.keys() - set(map(id, declared))
-    if len(others) <= (0 if call.variables is None else MANY) or not is_staging():
+    if len(others) <= MANY or not is_staging():
         return False
     if call.primal is not None or any(map(is_ref, found.captured.values())):
         return False

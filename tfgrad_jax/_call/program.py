@@ -5,7 +5,6 @@ runs `Program.value`. If it does, it runs `forward`, which returns the value, an
 function of residuals (`_autodiff/custom.py` says when).
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -16,12 +15,13 @@ from jax.tree_util import register_static, tree_flatten
 
 from tfgrad_jax._autodiff.custom import Forward, HiddenTracerError
 from tfgrad_jax._autodiff.rule import Run
-from tfgrad_jax._closure.assigned import refuse_assigned
+from tfgrad_jax._closure.assigned import Watched, refuse_assigned
 from tfgrad_jax._closure.skeleton import Skeleton
-from tfgrad_jax._closure.traced import Uses, uses
+from tfgrad_jax._closure.traced import Uses, is_being_traced, uses
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._frontend.structure import Layout
-from tfgrad_jax._jax.trace import plainly
+from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.trace import is_staging, plainly
 from tfgrad_jax._jax.types import Inert, NeedsValuesError, is_traced, spec
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
@@ -41,6 +41,12 @@ from .rule import (
     kept,
     origin,
 )
+from .transparent import HoldsRefError, Result, evaluated, trace_call
+
+
+class _NotRecordedError(Exception):
+    """The rule cannot be copied."""
+
 
 # Of the captured values, without and with a rule that accepts undeclared `variables`: which of the
 # two it is, is known when `f` has returned its rule.
@@ -135,29 +141,69 @@ class Program(Inert):
         The rule that it returns may run later, at other values or under another trace, so it
         becomes a function of its residuals.
         """
-        known_uses = self.known_uses
-        if known_uses is None and self._must_know_uses(perturbed):
-            # Before `f` runs: what it leaves outside of the call comes from this last run.
-            known_uses = self._uses(operands)
-        captured, inputs = self._parted(operands)
-        copies = self.skeleton.copies(captured)
-        leaves, outputs, grad_fn = copies.values[0](inputs)
-        refuse_assigned(copies.watched, self.source)
+        known_uses, captured = self.known_uses, self._parted(operands)[0]
+        recorded = self._recorded(operands) if known_uses is None else None
+        if recorded is not None:
+            (leaves, outputs, grad_fn), watched, known_uses = recorded
+        else:
+            if known_uses is None and self._must_know_uses(perturbed):
+                # Before `f` runs: what it leaves outside of the call comes from this last run.
+                known_uses = self._uses(operands)
+            (leaves, outputs, grad_fn), watched = self._run(operands)
         listing = self._listing(grad_fn.accepts_variables, operands, known_uses)
         listed = [captured[i] for i in listing.gives]
-        watched = [*copies.watched, *grad_fn.watched]
+        watched = [*watched, *grad_fn.watched]
         rule = UserRule(grad_fn, self.source, listing, len(captured), listed, watched)
-        run, residuals = kept(rule)
         if is_traced((*operands, *leaves)):
-            types = outputs.cotangents(leaves)
-            # A rule that branches on a value finds it concrete one level down, where it runs.
-            with contextlib.suppress(*NeedsValuesError):
-                run, residuals = hoisted(rule, types, perturbed)
+            try:
+                run, residuals = hoisted(rule, outputs.cotangents(leaves), perturbed)
+            except NeedsValuesError:  # it finds them one level down, where it runs
+                run, residuals = kept(rule)
+        else:
+            run, residuals = kept(rule)
         run = self._refusing(run, grad_fn.accepts_variables, operands, known_uses, perturbed)
         self.y.note(self.source, outputs.treedef, leaves)
         if is_traced(leaves) and not is_traced(operands):
             self._look_for_tracers(operands)
         return Forward(leaves, outputs.differentiable, run, residuals)
+
+    def _run(self, operands: Values) -> tuple[Result, Sequence[Watched]]:
+        """Run a copy of `f`; return its result, and what its rule may not assign to."""
+        captured, inputs = self._parted(operands)
+        copies = self.skeleton.copies(captured)
+        result = copies.values[0](inputs)
+        refuse_assigned(copies.watched, self.source)
+        return result, copies.watched
+
+    def _recorded(self, operands: Values) -> tuple[Result, Sequence[Watched], Uses] | None:
+        """Do the same in a trace, which also shows how `y` uses captured values.
+
+        Only for undeclared variables: otherwise `f` would run once more to find them. And where JAX
+        records the operations in any case. None if the rule cannot be copied, or holds a Ref.
+        """
+        if Origin.UNDECLARED not in self.origins[True] or any(map(is_ref, operands)):
+            return None
+        if not (is_staging() and is_traced(operands)) or is_being_traced(self.source):
+            return None
+        captured, inputs = self._parted(operands)
+
+        def run(captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched]]:
+            return self._run([*captured, *inputs])
+
+        def copyable(result: Result) -> Any:
+            raise _NotRecordedError
+
+        try:
+            f = trace_call(run, captured, inputs, (self.source, self.inputs), copyable)
+        except (_NotRecordedError, HoldsRefError, *NeedsValuesError):
+            return None
+        if is_traced(f.consts):
+            raise HiddenTracerError
+        result = evaluated(f.run, f.aside, f.consts, captured, f.aside.refs, inputs)
+        every = f.uses(f.aside.outputs.count).items()
+        first, count = len(f.consts), len(captured)
+        uses = {i - first: at for i, at in every if 0 <= i - first < count}
+        return result, (), uses
 
     def _must_know_uses(self, perturbed: Wanted) -> bool:
         of_perturbed = [self.origins[True][i] for i in perturbed if i < len(self.origins[True])]

@@ -1,31 +1,102 @@
-"""Make a call copyable by a trace: its functions then evaluate a jaxpr around lists of tracers.
+"""Trace a call: its value and its rule then come from a jaxpr, and can be copied.
 
-The functions of a transparent call hold only the tracers that `f` uses, and those that its rule
-reaches. The rule itself does not run: run for a look, it would use up a list that `f` filled for
+`trace_call` runs `f` once. The results of its jaxpr are the leaves of `y`, and the tracers that the
+rule holds. The rule itself does not run: run for a look, it would use up a list that `f` filled for
 it, raise where nobody differentiates, or write.
+
+`transparent` makes a call of that which can be copied, whatever it closed over: its functions hold
+only lists of the tracers that `f` uses, and those that its rule reaches.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from tfgrad_jax._closure.assigned import refuse_assigned, watched_objects
+from tfgrad_jax._closure.assigned import Watched, refuse_assigned, watched_objects
 from tfgrad_jax._closure.reach import reach
-from tfgrad_jax._closure.skeleton import dissect
+from tfgrad_jax._closure.skeleton import Skeleton, dissect
 from tfgrad_jax._closure.traced import SourceInfo, Traced, traced
-from tfgrad_jax._frontend.grad_fn import Call, GradFn, Variables
+from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Variables
+from tfgrad_jax._frontend.structure import Layout, Outputs
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_own, plainly
 from tfgrad_jax._jax.types import is_traced, spec
+from tfgrad_jax._messages.source import Source
 
 from .capture import Capture, Values
-from .rule import transparent_rule
+from .rule import Leaf, transparent_rule
 
+Result: TypeAlias = tuple[list[Leaf], Outputs, GradFn]  # of a call
 Refs: TypeAlias = dict[int, Any]  # by position among the values that a rule holds
 
 
 class HoldsRefError(ValueError):
     """`f` makes a Ref for its rule, which a trace cannot return."""
+
+
+class Shown(NamedTuple):
+    """What a trace of a call has shown beside arrays."""
+
+    outputs: Outputs
+    rule: Skeleton  # copies `GradFn.gradients`
+    refs: Refs  # not among the results: a trace cannot return them
+    accepts_variables: bool
+    rule_source: Source
+
+
+def trace_call(
+    run: Callable[[Values, Values], tuple[Result, Sequence[Watched] | None]],
+    captured: Values,
+    inputs: Values,
+    names: tuple[Source, Layout],
+    copyable: Callable[[Result], Gradients],
+) -> Traced:
+    """Trace a call once, which `run` runs around captured values and its inputs.
+
+    `run` also returns what the rule may not assign to, or None if that is not known. `copyable`
+    returns `GradFn.gradients` of a rule that cannot be copied as something that can be.
+    """
+    source, layout = names
+
+    def arrays(captured: Values, *inputs: Any) -> Any:
+        result, watched = run(captured, inputs)
+        leaves, outputs, grad_fn = result
+        gradients = grad_fn.gradients
+        found = reach([gradients])
+        if found.obstacle:
+            gradients = copyable(result)
+            found = reach([gradients])
+        if watched is None:
+            watched = watched_objects(found.on_way())
+        rule, values = dissect([gradients], found, watched)
+        refs = {i: v for i, v in enumerate(values) if is_ref(v)}
+        if any(map(is_own, refs.values())):
+            raise HoldsRefError(f"JAX traces {source}, and its rule holds a Ref.")
+        values = [v for i, v in enumerate(values) if i not in refs]
+        shown = Shown(outputs, rule, refs, grad_fn.accepts_variables, grad_fn.source)
+        return (leaves, values), shown
+
+    paths = layout.leaf_paths()
+    shown_names = [*["closed over"] * len(captured), *(paths[i] for i in layout.operands)]
+    return traced(arrays, captured, *inputs, source=source, names=shown_names)
+
+
+def evaluated(
+    evaluate: Callable[..., Any],  # `Traced.run`
+    shown: Shown,  # without its Refs, which are values
+    consts: Values,
+    captured: Values,
+    refs: Refs,
+    inputs: Values,
+) -> Result:
+    """Return what a traced call returns at these values."""
+    leaves, values = evaluate(consts, (captured, *inputs))
+    for i, ref in refs.items():
+        values.insert(i, ref)
+    copies = shown.rule.copies(values)
+    rule = GradFn(copies.values[0], shown.accepts_variables, shown.rule_source, copies.watched)
+    return leaves, shown.outputs, rule
 
 
 class Transparent(NamedTuple):
@@ -38,54 +109,35 @@ class Transparent(NamedTuple):
 def transparent(call: Call, capture: Capture) -> Transparent:
     """Return the same call, whose functions evaluate jaxprs around lists of tracers.
 
-    `f` runs once, now: a copy of it, or `f` itself if nothing of it is captured. The
-    results of its jaxpr are the leaves of `y`, and the tracers that its rule holds.
+    `f` runs once, now: a copy of it, or `f` itself if nothing of it is captured. Then what its rule
+    holds may be the user's, or made by `f`.
     """
-    source, inputs, skeleton = call.contract.source, call.contract.inputs, capture.skeleton
+    source, skeleton = call.contract.source, capture.skeleton
 
-    def arrays(captured: Values, *operands: Any) -> Any:
+    def run(captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched] | None]:
         copies = skeleton.copies(captured)
         apply = copies.values[0]
-        leaves, outputs, grad_fn = apply(operands)
+        result = apply(inputs)
         refuse_assigned(copies.watched, source)
-        gradients, accepts_variables, rule, _ = grad_fn
-        found = reach([gradients])
-        if found.obstacle:
-            chooses = call.chooses(accepts_variables)
-            # To see what `y` uses, `f` runs again: this trace has not ended.
-            variables = _undeclared(_value(call), outputs.count) if chooses else call.declared
-            types = outputs.cotangents(leaves)
-            gradients = transparent_rule(source, grad_fn, types, *variables)
-            found = reach([gradients])
-        # If `f` itself ran, what its rule holds may be the user's, or made by `f`.
-        is_itself = apply is call.apply
-        watched = watched_objects(found.on_way()) if is_itself else copies.watched
-        of_rule, values = dissect([gradients], found, watched)
-        refs = {i: v for i, v in enumerate(values) if is_ref(v)}
-        if any(map(is_own, refs.values())):
-            raise HoldsRefError(f"JAX traces {source}, and its rule holds a Ref.")
-        values = [v for i, v in enumerate(values) if i not in refs]
-        return (leaves, values), (outputs, of_rule, refs, (accepts_variables, rule))
+        return result, None if apply is call.apply else copies.watched
 
-    paths = inputs.leaf_paths()
-    names = [*["closed over"] * len(capture.values), *(paths[i] for i in inputs.operands)]
-    f = traced(arrays, capture.values, *call.operands, source=source, names=names)
-    evaluate, (outputs, of_rule, refs, (accepts, rule)) = f.run, f.aside
+    def copyable(result: Result) -> Gradients:
+        leaves, outputs, grad_fn = result
+        # To see what `y` uses, `f` runs again: this trace has not ended.
+        chooses = call.chooses(grad_fn.accepts_variables)
+        variables = _undeclared(_value(call), outputs.count) if chooses else call.declared
+        return transparent_rule(source, grad_fn, outputs.cotangents(leaves), *variables)
 
-    def evaluated(consts: Values, captured: Values, refs: Refs, operands: Values) -> Any:
-        leaves, values = evaluate(consts, (captured, *operands))
-        for i, ref in refs.items():
-            values.insert(i, ref)
-        copies = of_rule.copies(values)
-        return leaves, outputs, GradFn(copies.values[0], accepts, rule, copies.watched)
-
-    apply = functools.partial(evaluated, f.consts, capture.values, refs)
+    names = source, call.contract.inputs
+    f = trace_call(run, capture.values, call.operands, names, copyable)
+    refs, shown = f.aside.refs, f.aside._replace(refs={})
+    apply = functools.partial(evaluated, f.run, shown, f.consts, capture.values, refs)
     primal = None
     if call.primal is not None:
         y = traced(lambda *operands: (call.primal(operands), None), *call.operands)
         primal = functools.partial(y.run, y.consts)
     every = [*f.consts, *capture.values]
-    used = [(every[i], at) for i, at in f.uses(outputs.count).items() if i < len(every)]
+    used = [(every[i], at) for i, at in f.uses(shown.outputs.count).items() if i < len(every)]
     return Transparent(dataclasses.replace(call, apply=apply, primal=primal), used)
 
 
