@@ -168,7 +168,7 @@ def spike(potential):
 
 
 @custom_gradient
-def quantize(x, step, bits=3):
+def quantize(x, step, *, bits=3):
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     scaled = x / step
     rounded = jnp.round(jnp.clip(scaled, low, high))
@@ -189,7 +189,7 @@ def hard_argmax(logits):
 
 
 @custom_gradient
-def cheapest(costs, smoothing=1.0):
+def cheapest(costs, *, smoothing=1.0):
     """Return the solution of a combinatorial solver: here, which of the options costs least."""
 
     def solve(costs):

@@ -39,7 +39,7 @@ def original(tf: Any) -> Callable[..., Any]:
 
 
 @custom_gradient
-def quantize(x, step, bits=4):
+def quantize(x, step, *, bits=4):
     # `bits` is a Python int, under jit too, so this needs no wrapper function.
     low, high = -(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1
     scaled = x / step

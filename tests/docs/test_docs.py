@@ -8,6 +8,7 @@ import ast
 import contextlib
 import inspect
 import io
+import json
 import pathlib
 import re
 import sys
@@ -15,6 +16,7 @@ from doctest import ELLIPSIS
 
 import jax
 import pytest
+from support.published import DECORATED, every_parameter_passed, has_several
 from sybil import Sybil
 from sybil.parsers.doctest import DocTestParser
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
@@ -121,9 +123,41 @@ def test_every_example_runs(path, parsers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     document = _parsed(path, parsers)
     printed = document.namespace["_printed"] = io.StringIO()
-    for example in document.examples():
-        with contextlib.redirect_stdout(printed):
-            example.evaluate()  # raises where the page is wrong
+    with every_parameter_passed() as called:
+        for example in document.examples():
+            with contextlib.redirect_stdout(printed):
+                example.evaluate()  # raises where the page is wrong
+    decorated = [h for h in document.namespace.values() if isinstance(h, DECORATED)]
+    assert {h.__qualname__ for h in decorated if has_several(h)} <= called
+
+
+PUBLISHED = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "howto").glob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.py")),
+    *sorted((ROOT / "notebooks").glob("*.ipynb")),
+]
+
+
+def _source(path):
+    """Return the Python code of a page, a notebook or a program."""
+    if path.suffix == ".md":
+        return "\n".join(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S))
+    if path.suffix == ".ipynb":
+        cells = json.loads(path.read_text())["cells"]
+        return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    return path.read_text()
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_settings_stand_behind_a_star(path):
+    """A caller may pass an input with a default, and its rule may have no gradient for it."""
+    for node in ast.walk(ast.parse(_source(path))):
+        if isinstance(node, ast.FunctionDef):
+            decorators = [ast.unparse(d) for d in node.decorator_list]
+            if any(re.match(r"custom_gradient\b", d) for d in decorators):
+                assert not node.args.defaults, node.name
 
 
 def test_pages_have_examples():
