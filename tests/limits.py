@@ -98,14 +98,15 @@ def adjoint(dy: Any) -> Any:
 limit(
     "rules that JAX cannot transpose",
     "If the rule passes `dy` to a callback or through a `while_loop`, only first derivatives in "
-    "reverse mode work. A callback gets both modes if it and its adjoint are decorated, each as "
-    "the other's rule (*Operators outside of JAX*).",
+    "reverse mode work. To differentiate a callback in both modes, decorate it and its adjoint, "
+    "and let each be the rule of the other: [Operators outside of JAX](howto/operators.md).",
     "JAX has no transpose of `pure_callback` and of `while_loop`.",
     lambda: jax.jvp(declared_by(callback), (X,), (X,)),
     TypeError,
     "`pure_callback`, which JAX cannot transpose",
     lambda: jax.jvp(outside, (X,), (X,))[1],
     jnp.float32(7 * 2),
+    page="docs/limits.md",
 )
 
 
@@ -212,15 +213,16 @@ def square_root(again: bool) -> Callable[[Any], Any]:
 
 limit(
     "rules that read the result of a loop",
-    "`grad` of `grad` fails if the rule reads what a `while_loop` or a callback computed, and "
-    "takes it for constant under `stop_gradient`. Let the rule get that value by calling the "
-    "decorated function.",
+    "A rule may use a number that came out of a `while_loop` or a callback. JAX then cannot take "
+    "`grad` of `grad`: it raises, or, if you put `stop_gradient` around that number, returns a "
+    "wrong answer. To get the number, let the rule call the decorated function.",
     "JAX has no reverse mode of `while_loop`; the function that is called again has a rule.",
     lambda: jax.grad(jax.grad(square_root(again=False)))(jnp.float32(4)),
     ValueError,
     "while_loop",
     lambda: jax.grad(jax.grad(square_root(again=True)))(jnp.float32(4)),
     jnp.float32(-7 * 7 / 2 / 2**2),  # (7 / y)' = -7 y' / y**2, and y' = 7 / y
+    page="docs/limits.md",
 )
 
 
@@ -268,6 +270,7 @@ limit(
     "boolean conversion of traced array",
     lambda: jax.grad(branching)(X),
     jnp.float32(7),
+    page="docs/limits.md",
 )
 
 
@@ -354,6 +357,7 @@ limit(
     "[Uu]nexpected tracer",
     lambda: jax.jit(jax.grad(lambda w, x: of_a_weight(lambda: w, x), (0, 1)))(X, X),
     (jnp.float32(5), jnp.float32(7)),
+    page="docs/limits.md",
 )
 
 
@@ -431,9 +435,8 @@ def of_two(w: Any, v: Any, **options: Any) -> Any:
 
 limit(
     "variables of a traced rule",
-    "If a class defined in a function, or an object with a finalizer (`__del__`), holds the "
-    "weights, JAX traces the rule with one list of undeclared `variables`. A derivative that needs "
-    "another list raises. Declare the variables.",
+    "Declare the variables if the weights live in a class that you define inside a function, or in "
+    "an object with a finalizer (`__del__`). Otherwise some derivatives raise.",
     "Such a holder is not copied, and JAX traces the rule once, with all that it is tracing.",
     lambda: jax.jit(jax.grad(of_two))(X, X),
     TypeError,
@@ -547,10 +550,9 @@ def looked_up(by: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 limit(
     "identities outside of a function",
-    "A decorated function sees a copy of an object that holds a differentiated weight, and of a "
-    "local function if other code can still assign to a variable that it closes over. Code outside "
-    "of it that knows the original by `is` or `id(self)`, or has it in a global registry, does not "
-    "know the copy. Look it up by a name or an attribute, or use the object itself as the key.",
+    "During differentiation, your function works on a copy of the object that holds the weight. "
+    "`is`, `id()` and global tables still point at the original. Look it up by a name or an "
+    "attribute, or use the object itself as the key.",
     "Tables, sets and parents that the function holds are copied together with the object.",
     lambda: jax.grad(looked_up(id))(X),
     KeyError,
