@@ -1,4 +1,4 @@
-"""What JAX's own decorators and two of its libraries do, as the tables of docs/peers.md say it.
+"""What JAX's own decorators and two of its libraries do, as two pages say it.
 
 The same function goes through each of them: value `w x**2` at w = 3, x = 2, with the declared
 derivatives `7 w x` for `x` and, where this can be told, `5 x**2` for the captured `w`. Forward
@@ -15,7 +15,7 @@ import pytest
 
 from tfgrad_jax import custom_gradient
 
-TABLE = Path(__file__).parents[1] / "docs" / "peers.md"
+PAGES = [Path(__file__).parents[1] / "docs" / name for name in ("why.md", "hijax.md")]
 
 
 def of_jax_custom_gradient(w):
@@ -142,7 +142,8 @@ def outcome(use: Callable[[Any], Any], f: Any) -> str:
 
 def table(heading: str) -> dict[str, dict[str, str]]:
     """Read the table below a heading: use -> peer -> outcome."""
-    text = TABLE.read_text().partition(f"## {heading}")[2].partition("\n## ")[0]
+    pages = "".join(page.read_text() for page in PAGES)
+    text = pages.partition(f"## {heading}")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     header, _, *rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines]
     return {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}

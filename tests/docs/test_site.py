@@ -131,7 +131,7 @@ def test_pictures_follow_the_theme_and_wide_tables_fit_a_phone():
     assert len(pictures) >= 42  # two for each gradient of the gallery, and two of the landing page
     for path in pictures:
         assert not re.search(r"#000000|#ffffff", path.read_text()), path.name
-    for path in (SITE / "from_tensorflow.html", SITE / "peers.html"):
+    for path in (SITE / "from_tensorflow.html", SITE / "why.html"):
         for table in article(path).find_all("table"):
             columns = len(table.find("tr").find_all("th"))
             assert ("cards" in table["class"]) == (columns >= 3)
