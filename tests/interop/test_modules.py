@@ -1,6 +1,8 @@
 """Weights that a module owns: flax nnx and equinox. Pages show linen, Haiku and Keras."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -113,3 +115,43 @@ def test_equinox_module_as_an_input(eqx):
     plain = eqx.filter_grad(lambda m: jnp.sum(jax.vmap(m)(X) ** 2))(linear)
     np.testing.assert_allclose(gradients.weight, 3 * plain.weight, rtol=1e-5)
     np.testing.assert_allclose(gradients.bias, 3 * plain.bias, rtol=1e-5)
+
+
+# --- Keras ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("declared", "rule_reads", "row"),
+    [
+        (lambda w: [w.value], lambda w: w + 0, 0),
+        (lambda w: [w], lambda w: w.value, 1),
+        (lambda w: None, None, 2),
+    ],
+    ids=["read in the rule", "declared", "undeclared"],
+)
+def test_the_messages_on_the_page_about_keras(declared, rule_reads, row, monkeypatch):
+    """What a layer raises that does not read its weight into a local variable first."""
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    keras = pytest.importorskip("keras")
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "keras.md").read_text()
+    messages = re.findall(r"^\| `(.+?)` \|", page, re.MULTILINE)
+
+    class Layer(keras.layers.Layer):
+        def build(self, shape):
+            self.w = self.add_weight(shape=(shape[-1], 2), name="w")
+
+        def call(self, x):
+            def dense(x):
+                def grad(dy, variables):
+                    return dy @ rule_reads(self.w).T, [x.T @ dy]
+
+                return x @ self.w.value, grad if rule_reads else lambda dy: dy @ jnp.ones((2, 3))
+
+            return custom_gradient(dense, variables=declared(self.w))(x)
+
+    with pytest.raises(TypeError) as error:
+        model = keras.Sequential([keras.Input((3,)), Layer()])
+        model.compile("sgd", loss="mse")
+        model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    said = str(error.value).replace("`", "")
+    assert re.search(".*".join(map(re.escape, messages[row].split("..."))), said, re.DOTALL)
