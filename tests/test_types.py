@@ -1,6 +1,7 @@
 """Three type checkers read `for_type_checkers`: what they must accept and what they refuse."""
 
 import importlib.util
+import os
 import pathlib
 import re
 import subprocess
@@ -52,3 +53,19 @@ def test_mistakes_are_refused(checker):
     assert len(wrong) >= 20
     found, text = _refused(checker, "refused")
     assert found == wrong, text
+
+
+def test_the_page_on_typing_quotes_mypy(tmp_path):
+    """Its examples pass, and each block of mistakes has the messages that stand below it."""
+    pytest.importorskip("mypy")
+    page = (ROOT / "docs" / "howto" / "typing.md").read_text()
+    right = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S))
+    wrong = re.findall(r"^```py\n(.*?)^```\n+```text\n(.*?)^```", page, re.M | re.S)
+    assert len(wrong) >= 3
+    command = [sys.executable, "-m", "mypy", "--strict", "--hide-error-codes", "page.py"]
+    silent = [*command, "--follow-imports", "silent"]  # of the package itself
+    for code, said in [("", ""), *wrong]:
+        (tmp_path / "page.py").write_text(right + code)
+        env = {**os.environ, "MYPYPATH": str(ROOT)}
+        done = subprocess.run(silent, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert re.findall(r" error: (.*)$", done.stdout, re.M) == said.splitlines(), done.stdout
