@@ -259,47 +259,46 @@ def custom_gradient(
     f : a -> (b, CT b -> CT a)
     h = custom_gradient(f) : a -> b
 
-    `f` returns a pair: its value `y`, and a function `grad_fn` that turns the gradient of a loss
-    with respect to `y` into its gradient with respect to the inputs. The decorated function
-    returns `y` alone. JAX differentiates it with `grad_fn`: in reverse and forward mode, for
-    derivatives of any order, under every transformation. Forward mode transposes `grad_fn`, which
-    must then be linear in its upstreams. Without `jit` or `vmap`, a first `jax.grad` runs both on
-    concrete values.
+    `h(x)` calls `f(x)`, which returns a pair: its value `y` and a function `grad_fn`, the rule. The
+    call returns `y`. Where JAX differentiates it, JAX calls `grad_fn(dy)` with the gradient of the
+    loss with respect to `y`, and `grad_fn` returns the gradient with respect to `x`. That is the
+    derivative of `h` in reverse and forward mode, for derivatives of any order, under every
+    transformation. Forward mode transposes `grad_fn`, which must then be linear in `dy`.
 
-    Inputs are the positional parameters, passed by position or by name, as pytrees. A parameter
-    left at its default, `self`, keyword-only arguments and `**kwargs` are not inputs. A rule
-    returns one gradient for each array among their leaves (JAX or NumPy arrays, Python floats), or
-    None.
-    Whatever JAX is not tracing at the call reaches `f` unchanged: concrete arrays, Python numbers,
-    `str`, `None`, callables, other objects.
+    The inputs are the positional parameters, passed by position or by name, as pytrees. `grad_fn`
+    returns a gradient, or None, for each array and each float that the caller passes. `self` and
+    keyword-only arguments are not inputs, so put settings behind `*`. Whatever JAX is not tracing
+    reaches `f` unchanged: arrays, numbers, `str`, None, functions, other objects.
 
     Args:
         f: the function. Its `y` is any pytree of arrays and numbers. `grad_fn(*dys)` gets one
             upstream for each leaf of `y`, of its shape and dtype (zeros where the loss does not
-            depend on it). It returns the gradients in the structure of the inputs, or as a flat
-            list, with one entry for each leaf or for each differentiable leaf; `None` is no
+            depend on it). It returns the gradients in the structure of the inputs; None is no
             gradient. Each has the shape of its input; another floating precision is cast.
-        variables: where the gradients of closed-over values come from. None (default): a
-            rule that accepts `variables` gets the list of the closed-over arrays that are being
-            differentiated and affect `y`, in the order of their first use, and returns
-            `(grad_xs, grad_vars)`; for any other rule, differentiating them raises. A pytree of
-            arrays, or a function of the instance that returns one: the rule always gets it, and
-            returns their gradients in its structure. "autodiff": the ordinary gradient of `f`.
-        primal: a function to run instead of `f` where nothing is differentiated. It takes the same
-            arguments and returns only `y`, such as a kernel that writes no residuals.
-        convention: "tf", as above, with complex gradients as in TensorFlow, `dL/dRe + i dL/dIm`.
-            "jax": one upstream in the structure of `y`, and complex gradients as in JAX; the
-            convention of `jax.custom_gradient`.
+        variables: how the weights get gradients that `f` reads from outside, and not as inputs.
+
+            - `params`, a pytree of arrays: `grad_fn(dy, variables=params)` returns a pair,
+              `(dx, d_params)`, with `d_params` in the structure of `params`.
+            - `lambda self: self.params`, for a method: the same, with the arrays of the instance.
+            - "autodiff": JAX differentiates `f`, and `grad_fn` returns gradients of inputs alone.
+            - None, the default: as in TensorFlow. `grad_fn(dy, variables)` gets a list of the
+              weights that JAX is differentiating, in the order of first use, and returns a list.
+              If `grad_fn` does not take `variables`, differentiating a weight is an error.
+        primal: a function to run instead of `f` where nothing is differentiated, such as a kernel
+            that writes no residuals. It takes the same arguments and returns only `y`.
+        convention: "tf": one upstream for each leaf of `y`, and complex gradients as in TensorFlow,
+            `dL/dRe + i dL/dIm`. "jax": one upstream in the structure of `y`, and complex gradients
+            as in JAX, like `jax.custom_gradient`.
 
     Returns:
         The decorated function, or, without `f`, the decorator.
 
     Raises:
-        TypeError: at the call, if the arguments do not fit, `f` does not return such a pair, or
-            an output is not an array; when differentiated, if a gradient has the wrong structure
-            or kind (complex for real), or a differentiated closed-over value has none.
-        ValueError: when differentiated, if a gradient has another shape or their number is
-            wrong.
+        TypeError: at the call, if the arguments do not fit, `f` does not return such a pair, or an
+            output is not an array. Where JAX differentiates it, if a gradient has the wrong
+            structure or kind (complex for real), or if a weight has none.
+        ValueError: where JAX differentiates it, if a gradient has the wrong shape, or if there are
+            too few or too many.
 
     Example:
         >>> import jax, jax.numpy as jnp
