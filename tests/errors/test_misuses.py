@@ -48,7 +48,6 @@ def test_it_says_what_helps(misuse):
     if misuse.jitted:
         # JAX transposes while it lowers, and has no lines of the rule then.
         assert said(misuse, jitted=True) in (text, re.sub(r", at model\.py:\d+", "", text))
-    assert any(stands_for(term, text) for term in terms(PAGE)), f"not on the page: {text}"
 
 
 def assert_names(text, misuse):
@@ -88,9 +87,8 @@ def test_the_page_shows_every_section():
 def test_the_words_of_the_page_are_said(section):
     before, _, _ = PAGE.partition(f"```{{misuses}} {section}\n")
     unsaid = terms(before.rpartition("```{misuses}")[2])
-    assert unsaid
     for misuse in MISUSES[section]:
-        unsaid = [term for term in unsaid if not stands_for(term, said(misuse))]
         if not unsaid:
             return
-    raise AssertionError(unsaid)
+        unsaid = [term for term in unsaid if not stands_for(term, said(misuse))]
+    assert not unsaid
