@@ -22,11 +22,11 @@ Answer = tuple[list[np.ndarray], list[np.ndarray]]
 
 
 def rows(page: Path, heading: str) -> Iterator[list[str]]:
-    """Yield the cells of each row of a table, code without its backticks."""
+    """Yield the cells of each row of a table; of a cell that begins with code, the code alone."""
     section = re.search(rf"^## {heading}$.*?(?=^## |\Z)", page.read_text(), re.M | re.S)
     assert section
     for row in re.findall(r"^\| (`tf\..*) \|$", section[0], re.M):
-        yield [cell.strip().strip("`") for cell in row.split(" | ")]
+        yield [re.sub(r"^`([^`]+)`.*", r"\1", cell.strip()) for cell in row.split(" | ")]
 
 
 def inputs() -> dict[str, np.ndarray]:
