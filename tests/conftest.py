@@ -8,8 +8,8 @@ import sys
 
 import jax
 import pytest
+from support import helpers
 from support.flags import reason_to_skip
-from support.helpers import sample
 
 # Most of the time goes into compiling small programs, which run once.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -19,7 +19,7 @@ jax.config.update("jax_num_cpu_devices", 8)  # for `devices/`
 # JAX keeps what it compiles: to look through all of it, again and again, takes a tenth of the time.
 gc.set_threshold(100_000, 50, 1000)
 
-# A test that needs the lenient behavior says so: `with jax.numpy_dtype_promotion("standard")`.
+# A test of what users run asks for the fixture `as_users_run_it`.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
@@ -78,6 +78,13 @@ def pytest_report_header(config):
 
 
 @pytest.fixture
+def as_users_run_it():
+    """Let ranks and dtypes be promoted, as JAX does by default."""
+    with helpers.as_users_run_it():
+        yield
+
+
+@pytest.fixture
 def x64():
     """Let float64 and complex128 exist for the length of a test."""
     with jax.enable_x64(True):
@@ -102,7 +109,7 @@ def pytest_collection_modifyitems(config, items):
     drawn = {
         id(case)
         for size, cases in tests.values()
-        for case in sample(sorted(cases, key=lambda case: case.nodeid), size)
+        for case in helpers.sample(sorted(cases, key=lambda case: case.nodeid), size)
     }
     left = [i for i in items if i.get_closest_marker("sampled") and id(i) not in drawn]
     items[:] = [item for item in items if item not in left]

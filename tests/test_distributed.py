@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from support.helpers import assert_same
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("as_users_run_it")]
 
 for package in ("matplotlib", "sklearn", "tqdm"):
     pytest.importorskip(package)
@@ -32,13 +32,6 @@ START = 900  # seconds that processes may take to start on a busy machine
 MINUTE = 60
 
 with_double_precision = pytest.mark.usefixtures("x64")
-
-
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    """Undo the strictness of `conftest.py`: the examples write `x @ w + b`, as everyone does."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @pytest.fixture(scope="module")

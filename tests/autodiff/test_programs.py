@@ -334,6 +334,7 @@ def is_second(way):
 
 
 def check(name, way):
+    __tracebackhide__ = True
     loss, oracle, args = PROGRAMS[name]
     if way == "grad of grad":  # of scalars alone
         loss, oracle = (

@@ -129,6 +129,7 @@ def _two(xs):
 
 
 def agree(got, expected, name=""):
+    __tracebackhide__ = True
     rtol = 2e-2 if "precision" in name else 1e-3
     assert_same(got, expected, rtol=rtol, atol=2 * rtol)
 

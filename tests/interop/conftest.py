@@ -2,7 +2,6 @@
 
 import pathlib
 
-import jax
 import pytest
 
 
@@ -14,6 +13,5 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def as_users_run_it():
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+def lenient(as_users_run_it):
+    """Run every test of this folder so."""

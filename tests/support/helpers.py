@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import chex
@@ -31,10 +31,21 @@ def sample(every: Iterable[Any], count: int) -> list[Any]:
 
 def assert_same(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:
     """Compare structure, shape, dtype and value at once; Python numbers have JAX's dtypes."""
-    chex.assert_trees_all_equal_structs(actual, expected)
-    actual, expected = jax.tree.map(jnp.asarray, (actual, expected))
-    chex.assert_trees_all_equal_shapes_and_dtypes(actual, expected)
-    chex.assert_trees_all_close(actual, expected, rtol=rtol, atol=atol)
+    __tracebackhide__ = True  # a failure shows the line of the test, and none of chex
+    try:
+        chex.assert_trees_all_equal_structs(actual, expected)
+        actual, expected = jax.tree.map(jnp.asarray, (actual, expected))
+        chex.assert_trees_all_equal_shapes_and_dtypes(actual, expected)
+        chex.assert_trees_all_close(actual, expected, rtol=rtol, atol=atol)
+    except AssertionError as error:
+        raise AssertionError(str(error)) from None
+
+
+@contextlib.contextmanager
+def as_users_run_it() -> Iterator[None]:
+    """Undo the strictness of `conftest.py`: users write `x @ w + b`, and mix dtypes."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 def total(tree: Any) -> jax.Array:

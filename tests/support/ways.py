@@ -134,5 +134,6 @@ def hand_written(value: Function, *gradients: Function) -> Function:
 
 def assert_derivative(way: Function, loss: Function, oracle: Function, *args: Any) -> None:
     """Compare a derivative of a loss with the plain one of its oracle."""
+    __tracebackhide__ = True
     expected = (hessian if way in SECOND.values() else gradient)(oracle)(*args)
     assert_same(way(loss)(*args), expected)

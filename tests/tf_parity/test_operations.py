@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import pytest
 
 from .operations import GUIDE, RECORDED, REFERENCE, agrees, inputs, of_jax, questions, rows
@@ -14,12 +13,7 @@ INPUTS, ANSWERS = inputs(), json.loads(RECORDED.read_text())
 OTHER_MEANING = list(rows(GUIDE, "Same name, another meaning"))
 OPERATIONS = list(rows(REFERENCE, "Operations"))
 EDGES = list(rows(REFERENCE, "Gradients at edges"))
-
-
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 @pytest.mark.sampled(60)
