@@ -120,6 +120,7 @@ class TestSameResult:
     @pytest.mark.parametrize(
         ("processes", "more", "steps"),
         [(2, ["--shard"], 4), (2, [], 60), (4, ["--shard"], 60), (4, [], 60)],
+        ids=["2, sharded", "2", "4, sharded", "4"],
     )
     def test_processes(self, example, tmp_path, processes, more, steps):
         program = start(tmp_path / "run", steps, "--processes", str(processes), *more)

@@ -174,7 +174,7 @@ if hasattr(jax.vjp(jnp.sin, 1.0)[1], "with_refs"):
     program(gradients_into_refs)
 
 
-@pytest.mark.parametrize("style", [inputs, undeclared])
+@pytest.mark.parametrize("style", [inputs, undeclared], ids=["inputs", "undeclared"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_same_as_by_hand(name, style):
     with jax.numpy_rank_promotion("allow"):  # `vmap` and loops change ranks

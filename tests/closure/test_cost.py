@@ -282,7 +282,9 @@ def test_a_weight_at_the_end_of_a_large_container_is_found(kind, mode):
     assert_same(mode(jax.grad(loss, (0, 1)))(w, x), (5 * x, 7 * w))
 
 
-@pytest.mark.parametrize("many", [list(range(100_000)), [[i] for i in range(20_000)]])
+@pytest.mark.parametrize(
+    "many", [list(range(100_000)), [[i] for i in range(20_000)]], ids=["numbers", "lists"]
+)
 def test_values_are_seen_beside_a_large_list(many):
 
     @custom_gradient

@@ -228,7 +228,9 @@ def test_nothing_depends_on_what_was_called_before(mode):
         assert_same(got, (jnp.float32(by_w), jnp.float32(42)))
 
 
-@pytest.mark.parametrize("around", [jax.jit, lambda f: lambda *xs: jax.jit(jax.vmap(f))(*xs)])
+@pytest.mark.parametrize(
+    "around", [jax.jit, lambda f: lambda *xs: jax.jit(jax.vmap(f))(*xs)], ids=["jit", "jit(vmap)"]
+)
 def test_an_operator_that_holds_much_may_be_its_own_rule(around):
     """A tracer of each weight is held: 0 to 11, whose sum is 66."""
 

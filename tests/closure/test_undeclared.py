@@ -357,7 +357,7 @@ CONSTANTS = [], [2.0], np.float32(2), jnp.float32(2), [None, 2.0]
 
 
 @eager_and_jit
-@pytest.mark.parametrize("declared", [*CONSTANTS, jax.tree_util.Partial(print, 2.0)])
+@pytest.mark.parametrize("declared", [*CONSTANTS, jax.tree_util.Partial(print, 2.0)], ids=repr)
 def test_a_rule_is_given_declared_variables_that_are_not_traced(declared, mode):
     def rule(dy, variables):
         assert jax.tree.structure(variables) == jax.tree.structure(declared)
@@ -368,7 +368,7 @@ def test_a_rule_is_given_declared_variables_that_are_not_traced(declared, mode):
     assert_same(mode(jax.grad(f))(2.0), jnp.float32(7))
 
 
-@pytest.mark.parametrize("none", [[None, None], (None, None), None])
+@pytest.mark.parametrize("none", [[None, None], (None, None), None], ids=str)
 def test_none_is_no_gradient_for_one_variable_or_for_all(none):
     def loss(w, b, x):
         f = custom_gradient(lambda x: (w * x + b, lambda dy, variables: (7 * dy * w, none)))

@@ -121,9 +121,10 @@ def test_eagerly_an_unseen_weight_has_its_gradient(place, way):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda f, x: jax.jit(jax.value_and_grad(f))(x)[0],  # beside a staged gradient
+        lambda f, x: jax.jit(jax.value_and_grad(f))(x)[0],
         lambda f, x: f(x),
     ],
+    ids=["beside a staged gradient", "alone"],
 )
 def test_a_global_weight_in_the_value_of_a_constant_is_never_lost(call, protocol, right):
     def loss(w):

@@ -20,13 +20,16 @@ from tfgrad_jax import custom_gradient
 eager_and_jit = pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
 
 
-def sample(every: Iterable[Any], count: int) -> list[Any]:
-    """Draw `count` of a cross product: `--seed` draws others, `--count` more of them."""
-    every = list(every)
+def sample(every: Iterable[Any], count: int, core: Iterable[Any] = ()) -> list[Any]:
+    """Return the core of a cross product, and draw `count` of the others.
+
+    `--seed` draws others, `--count` more of them.
+    """
+    core = list(core)
+    others = [case for case in every if case not in core]
     count = max(1, round(count * float(os.environ.get("TFGRAD_COUNT", 1))))
-    return random.Random(int(os.environ.get("TFGRAD_SEED", 0))).sample(
-        every, min(count, len(every))
-    )
+    drawn = random.Random(int(os.environ.get("TFGRAD_SEED", 0)))
+    return [*core, *drawn.sample(others, min(count, len(others)))]
 
 
 def assert_same(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:

@@ -108,7 +108,7 @@ EVERY = itertools.product(WAYS, CALLS, STAGED, ORDERS)
 CORE = [("inputs", called, "jit", order) for called in ("directly", "by name") for order in ORDERS]
 
 
-@pytest.mark.parametrize(("way", "called", "staged", "order"), [*CORE, *sample(EVERY, 12)])
+@pytest.mark.parametrize(("way", "called", "staged", "order"), sample(EVERY, 12, CORE))
 def test_every_level_has_its_rule(way, called, staged, order):
     if order == "jvp of grad" and {called, staged} & {*LOOPS} and DROPPED_IN_SCAN.applies():
         pytest.skip(DROPPED_IN_SCAN.sentence)  # `tests/limits.py` shows that it raises there
