@@ -6,6 +6,8 @@ import re
 import sys
 import tomllib
 
+import pytest
+
 import tfgrad_jax
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -27,18 +29,56 @@ def test_links_and_the_main_command_lead_somewhere():
         assert (ROOT / target).exists(), target
 
 
-def test_the_library_imports_jax_alone_and_its_public_modules():
-    names = set()
-    for module in (ROOT / "tfgrad_jax").rglob("*.py"):
-        for node in ast.walk(ast.parse(module.read_text())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                names.add(node.module)
-    assert not [name for name in names if name.startswith("jax._src")]
+def imports(path):
+    """Return the modules that a module of the library imports, by their whole names."""
+    here = path.relative_to(ROOT).with_suffix("").parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = here[: len(here) - node.level] if node.level else ()
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+IMPORTS = {
+    path.relative_to(ROOT / "tfgrad_jax").as_posix(): sorted(imports(path))
+    for path in (ROOT / "tfgrad_jax").rglob("*.py")
+}
+GROUPS = "_frontend", "_closure", "_autodiff"
+# What the modules of a folder may import, besides each other.
+BELOW = {"_jax": set(), "_messages": {"_jax"}, **{group: {"_jax", "_messages"} for group in GROUPS}}
+BELOW["_call"] = {"_jax", "_messages", *GROUPS}
+
+
+@pytest.mark.parametrize("folder", BELOW)
+def test_a_folder_imports_those_below_it_alone(folder):
+    modules = {path: names for path, names in IMPORTS.items() if path.startswith(f"{folder}/")}
+    assert len(modules) >= 3
+    for path, names in modules.items():
+        own = {name.split(".")[1] for name in names if name.startswith("tfgrad_jax.")}
+        assert own <= {folder} | BELOW[folder], path
+        assert "tfgrad_jax" not in names, path
+
+
+def test_modules_import_what_is_public_in_jax_and_its_interpreters_in_two_places():
+    for path, names in IMPORTS.items():
+        assert not [name for name in names if name.startswith("jax._src")], path
+    inside = {p for p, names in IMPORTS.items() if any("jax.interpreters" in n for n in names)}
+    assert inside <= {"_jax/compat.py", "_autodiff/primitives.py"}
+
+
+def test_the_library_imports_jax_alone():
+    names = set().union(*IMPORTS.values())
     known = {*sys.stdlib_module_names, "annotationlib"}  # which Python has from 3.14 on
     others = {name.partition(".")[0] for name in names} - known
     assert others == {"jax", "numpy", "tfgrad_jax"}  # JAX brings NumPy
+
+
+def test_all_names_what_the_package_exports():
+    exported = [name for name in vars(tfgrad_jax) if not name.startswith("_")]
+    assert sorted(tfgrad_jax.__all__) == sorted(exported)
 
 
 def test_version_changelog_and_citation_agree():
