@@ -123,7 +123,7 @@ def interop(session: nox.Session) -> None:
     session.install("-e", ".[test]", *INTEROP)
     session.run("python", "-m", "tests.interop")
     pytest(session, "-m", "nightly", "tests/interop")
-    pytest(session, "tests/docs/test_docs.py")  # none of its pages skipped
+    pytest(session, "-m", "docs", "tests/docs/test_docs.py")  # none of its pages skipped
 
 
 @nox.session(python="3.11", tags=["nightly"])
