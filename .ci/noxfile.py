@@ -27,7 +27,8 @@ INTEROP = [
 ]  # fmt: skip
 # The tables that look at the engine; on versions of JAX other than the README's they run alone.
 # Each session draws by another seed, so that together they see more.
-CORE = ["tests/autodiff", "tests/closure", "tests/transforms", "--count", "0.3"]
+TABLES = ("autodiff", "closure", "transforms", "test_limits.py")
+CORE = [*(f"tests/{name}" for name in TABLES), "--count", "0.3"]
 TONIGHT = datetime.date.today().strftime("%Y%m%d")  # a seed: other samples every night
 
 
@@ -90,12 +91,21 @@ def oldest(session: nox.Session) -> None:
 
 @nox.session(python="3.13")
 def newest(session: nox.Session) -> None:
-    """Run on the newest JAX of all; with `-- flags` on what it tries out behind flags."""
+    """Run on the newest JAX of all, and of Python 3.13."""
     session.chdir(ROOT)
     session.install("-e", ".", *TOOLS, "cloudpickle", "flax")
-    on = str(int("flags" in session.posargs))
-    seed = ["--seed", "3" if on == "1" else "2"]
-    pytest(session, *CORE, *seed, JAX_CUSTOM_VJP3=on, JAX_CUSTOM_JVP3=on, JAX_REMAT3=on)
+    pytest(session, *CORE, "--seed", "2")
+
+
+@nox.session(python="3.13", tags=["nightly"])
+def flags(session: nox.Session) -> None:
+    """Run on what the newest JAX tries out behind flags; docs/peers.md tells of both."""
+    session.chdir(ROOT)
+    session.install("-e", ".", *TOOLS, "cloudpickle", "flax")
+    on = dict.fromkeys(("JAX_CUSTOM_VJP3", "JAX_CUSTOM_JVP3", "JAX_REMAT3"), "1")
+    pytest(session, *CORE, "--seed", TONIGHT, **on)
+    for env in ({}, on):
+        pytest(session, "-m", "nightly", "tests/test_peers.py", **env)
 
 
 @nox.session(python="3.11", tags=["nightly"])

@@ -15,6 +15,7 @@ import pytest
 
 from tfgrad_jax import custom_gradient
 
+pytestmark = pytest.mark.nightly
 PAGES = [Path(__file__).parents[1] / "docs" / name for name in ("why.md", "hijax.md")]
 
 

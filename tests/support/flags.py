@@ -12,6 +12,7 @@ REMAT = "JAX cannot transpose a checkpoint, or look into it, under this flag"
 
 # Forward mode of a rule that calls a decorated function is an error there, and not a wrong number.
 HIGH = "JAX hides what a decorated function calls, and lowers no `linear_call`, under these flags"
+ABSENT = "no limit under these flags"
 
 UNDER_FLAGS = {
     "autodiff/test_eager_values.py": VALUES,
@@ -38,6 +39,9 @@ UNDER_FLAGS = {
     "testing/test_report.py::test_branches_on_values_need_no_jit": VALUES,
     "test_limits.py::test_the_way_out_works[branches under jit]": VALUES,
     "test_limits.py::test_the_way_out_works[rules that JAX cannot transpose]": HIGH,
+    "test_the_limit_is_there[Refs made under jit]": ABSENT,
+    "test_the_limit_is_there[undeclared variables in kernels]": ABSENT,
+    "test_the_limit_is_there[weights in globals]": ABSENT,
     "[operators that are not linear]": HIGH,
     "calling.python_branches-eager": VALUES,
     "calling.when_each_runs-eager": VALUES,
