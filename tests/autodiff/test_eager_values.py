@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.helpers import assert_same, eager_and_jit
+from support.ways import along
 
 from tfgrad_jax import custom_gradient
 from tfgrad_jax._jax import trace
@@ -77,10 +78,6 @@ def test_python_branches_on_values(name):
 @custom_gradient
 def by_sign(x):
     return x * x, lambda dy: dy * (7 * x if x > 0 else 3 * x)
-
-
-def along(f):
-    return lambda x: jax.jvp(f, (x,), (jnp.float32(1),))[1]
 
 
 SECOND = {

@@ -17,7 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 from random_programs import explicit_mesh
-from support.helpers import assert_same
+from support.helpers import assert_same, eager_and_jit
 
 from tfgrad_jax import custom_gradient
 
@@ -124,7 +124,7 @@ def test_the_adjoint_is_not_run_to_transpose_it():
     assert calls.count("adjoint") == 0
 
 
-@pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@eager_and_jit
 def test_an_adjoint_that_has_no_rule_serves_the_first_order(mode):
     forward = custom_gradient(
         lambda x: (by_callback(MATRIX, x), lambda dy: by_callback(MATRIX.T, dy))
@@ -135,7 +135,7 @@ def test_an_adjoint_that_has_no_rule_serves_the_first_order(mode):
 
 
 @pytest.mark.parametrize("mask", [np.zeros(N), np.arange(N)], ids=["all dead", "alive"])
-@pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@eager_and_jit
 def test_a_rule_is_linear_whatever_its_residuals_are(mode, mask):
     _, _, adjoint = pair(by_callback)
     h = custom_gradient(lambda x, m: (x, lambda dy: (7 * dy + adjoint(m * dy), None)))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from support.helpers import assert_same, eager_and_jit, sample
-from support.ways import REVERSE
+from support.ways import REVERSE, along
 
 from tfgrad_jax import custom_gradient
 
@@ -194,9 +194,8 @@ def test_a_staged_rule_that_reads_its_own_function_keeps_it_in_forward_mode(stag
         return f(jnp.float32(1))
 
     x = jnp.float32(0.3)
-    pushed = lambda x: jax.jvp(loss, (x,), (jnp.ones_like(x),))[1]  # noqa: E731
-    ways = [jax.grad(jax.grad(loss)), jax.jacfwd(jax.grad(loss)), jax.grad(pushed)]
+    ways = [jax.grad(jax.grad(loss)), jax.jacfwd(jax.grad(loss)), jax.grad(along(loss))]
     if stage != "scan":  # before JAX 0.10, that of a scan raises
-        ways.append(jax.jacfwd(pushed))
+        ways.append(jax.jacfwd(along(loss)))
     for way in ways:
         assert_same((way(x), jax.jit(way)(x)), (49 * jnp.sin(x),) * 2)

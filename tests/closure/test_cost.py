@@ -396,27 +396,6 @@ def test_no_weight_of_a_large_closure_outlives_its_trace(hold, protocol, way):
     assert_same(found, (expected, 7**10 * product))
 
 
-def test_values_are_seen_in_a_large_closure():
-    """Of the weights that the function uses, and of the others."""
-
-    def loss(weights, x):
-        @custom_gradient
-        def f(x):
-            assert all(w > 1 for w in weights)
-
-            def rule(dy, variables):
-                assert dy > 0 and weights[-1] == 2
-                return 7 * dy * weights[0], [5 * dy * x]
-
-            return weights[0] * x, rule
-
-        return f(x)
-
-    weights, x = [jnp.float32(3)] + [jnp.float32(2)] * 11, jnp.float32(0.5)
-    dws, dx = jax.grad(loss, (0, 1))(weights, x)
-    assert_same((dws[0], dx), (5 * x, jnp.float32(21)))
-
-
 @eager_and_jit
 @pytest.mark.parametrize("protocol", OPTIONS)
 def test_a_rule_in_a_large_closure_writes_to_a_ref(protocol, mode):

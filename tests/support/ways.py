@@ -93,6 +93,11 @@ def nested_gradient(loss: Function) -> Function:
     return second
 
 
+def along(f: Function) -> Function:
+    """Return the derivative of a function of one number, in forward mode."""
+    return lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),))[1]
+
+
 def _twice(outer: Function, inner: Function) -> Function:
     def second(loss: Function) -> Function:
         def matrix(*args: Any) -> Any:

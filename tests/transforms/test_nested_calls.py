@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 from limits import DROPPED_IN_SCAN
 from support.helpers import assert_same, sample
+from support.ways import along
 
 from tfgrad_jax import custom_gradient
 
@@ -51,8 +52,8 @@ ORDERS = {
     "value": lambda f: f,
     "grad": jax.grad,
     "grad of grad": lambda f: jax.grad(jax.grad(f)),
-    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),))[1],
-    "jvp of grad": lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (jnp.ones_like(x),))[1],
+    "jvp": along,
+    "jvp of grad": lambda f: along(jax.grad(f)),
 }
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from support.helpers import assert_same, eager_and_jit, sample
+from support.ways import along
 
 from tfgrad_jax import custom_gradient
 
@@ -136,7 +137,7 @@ OURS = {
 }
 ORDERS = {
     "grad": jax.grad,
-    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),))[1],
+    "jvp": along,
     "grad of grad": lambda f: jax.grad(jax.grad(f)),
     "hessian": jax.hessian,
 }
