@@ -12,10 +12,14 @@ REMAT = "JAX cannot transpose a checkpoint, or look into it, under this flag"
 
 # Forward mode of a rule that calls a decorated function is an error there, and not a wrong number.
 HIGH = "JAX hides what a decorated function calls, and lowers no `linear_call`, under these flags"
+KEPT = "what JAX keeps of a jitted call under these flags holds what its variables held"
 ABSENT = "no limit under these flags"
 
 UNDER_FLAGS = {
     "autodiff/test_eager_values.py": VALUES,
+    "closure/test_assigned.py::test_a_variable_counts_every_run": VALUES,
+    "closure/test_assigned.py::test_two_calls_of_a_dropout_layer": VALUES,
+    "test_what_holds_no_tracer_is_assigned_once[f-": VALUES,
     "closure/test_captures.py::test_eagerly": VALUES,
     "closure/test_cost.py::test_eagerly": VALUES,
     "closure/test_cost.py::test_runs_grow_with_the_depth_alone": VALUES,
@@ -26,6 +30,7 @@ UNDER_FLAGS = {
     "closure/test_side_effects.py::test_a_variable_counts": VALUES,
     "closure/test_side_effects.py::test_a_counter_that_holds_no_weight": VALUES,
     "closure/test_state.py::test_eagerly": VALUES,
+    "test_a_variable_that_f_only_reaches_is_not_kept_alive[jitted": KEPT,
     "test_gradients_with_state[a counter": VALUES,
     "test_gradients_with_state[a generator": VALUES,
     "test_gradients_with_state[an index": VALUES,
