@@ -24,6 +24,8 @@ from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.source import Source, Where, is_within
 from tfgrad_jax._messages.text import kind_of
 
+from .returned import gradients as read_gradients
+from .returned import read
 from .structure import Layout, Outputs, conjugate, split
 
 _PLAIN = (jax.Array, int, float, complex)
@@ -182,7 +184,7 @@ class Contract(Inert):
         if variables is None:
             if result is None and any(self.inputs.differentiable):
                 gradient_errors.warn_of_bare_none(where, self.inputs.names)
-            if is_pair and accepts_variables(where.grad_fn) and self.inputs.read(result) is None:
+            if is_pair and accepts_variables(where.grad_fn) and read(self.inputs, result) is None:
                 result = result[0]  # no variable is differentiated
             return self._finished(self.inputs, result, where)
         if not is_pair:
@@ -194,7 +196,7 @@ class Contract(Inert):
         return gradients
 
     def _finished(self, layout: Layout, result: Any, where: Where) -> list[Any]:
-        gradients = layout.gradients(result, where)
+        gradients = read_gradients(layout, result, where)
         for i, position in enumerate(layout.operands):
             if gradients[i] is not None:
                 expected: Any = layout.specs[position]
