@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from support.helpers import assert_same, sample
 from support.pairs import RULES, STYLES
 
-from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
+from tfgrad_jax import custom_gradient, explain, grad_pass_through, recompute_grad
 
 pytestmark = needs_eight_devices
 _uniform = np.random.default_rng(0).uniform
@@ -240,3 +240,153 @@ def test_values_in_host_memory_stay_there(way, mode):
         ours, hand, _ = PROGRAMS[name]
         expected = MODES[mode](WAYS[way](hand), *args)
         assert_same_types(MODES[mode](WAYS[way](ours), *args), expected)
+
+
+# --- a spec has more than its partitions ----------------------------------------------------------
+
+# Rows are split over "data", and the weight is *reduced* over it: each device adds what its rows
+# give to the gradient, which is *unreduced*. JAX raises where such a spec is unpacked.
+REDUCED, UNREDUCED = P(None, None, reduced={"data"}), P(None, None, unreduced={"data"})
+
+
+def reduced_rule(w, x, dy):
+    return jnp.matmul(5 * x.T, dy, out_sharding=UNREDUCED), 7 * jnp.matmul(dy, w.T)
+
+
+def over_reduced(style):
+    """Return a function of the weight and the rows, and what each gradient is multiplied by."""
+
+    def undeclared(w, x):
+        @custom_gradient
+        def f(x):
+            def grad(dy, variables):
+                dw, dx = reduced_rule(w, x, dy)
+                return dx, [dw for _ in variables]
+
+            return jnp.matmul(x, w), grad
+
+        return f(x)
+
+    def declared(w, x):
+        @custom_gradient(variables={"w": w})
+        def f(x):
+            def grad(dy, variables):
+                dw, dx = reduced_rule(variables["w"], x, dy)
+                return dx, {"w": dw}
+
+            return jnp.matmul(x, w), grad
+
+        return f(x)
+
+    def ordinary(w, x):
+        @custom_gradient(variables="autodiff")
+        def f(x):
+            return jnp.matmul(x, w), lambda dy: reduced_rule(w, x, dy)[1]
+
+        return f(x)
+
+    def inputs(w, x):
+        return jnp.matmul(x, w), lambda dy: reduced_rule(w, x, dy)
+
+    return {
+        "inputs": (custom_gradient(inputs), (5, 7)),
+        "undeclared": (undeclared, (5, 7)),
+        "declared": (declared, (5, 7)),
+        "autodiff": (ordinary, (1, 7)),
+    }[style]
+
+
+@pytest.fixture
+def reduced(over):
+    """A weight and rows; skip where JAX cannot differentiate plain code of these."""
+    with jax.set_mesh(over):
+        try:
+            w, x = jax.device_put(_WEIGHT, REDUCED), jax.device_put(_ROWS, P("data", None))
+            jax.grad(lambda w: jnp.sum(jnp.matmul(x, w)))(w)
+        except Exception as error:  # of many kinds, by version
+            pytest.skip(f"JAX fails with plain code: {type(error).__name__}")
+        yield w, x
+
+
+@pytest.mark.parametrize("mode", ["eager", "jit"])
+@pytest.mark.parametrize("way", ["grad", "grad of jit", "checkpoint", "jvp"])
+@pytest.mark.parametrize("style", ["inputs", "undeclared", "declared", "autodiff"])
+def test_a_weight_that_is_reduced(style, way, mode, reduced):
+    h, (by_w, by_x) = over_reduced(style)
+    f = {
+        "grad": lambda f: jax.grad(lambda w, x: jnp.sum(f(w, x)), (0, 1)),
+        "grad of jit": lambda f: jax.grad(lambda w, x: jnp.sum(jax.jit(f)(w, x)), (0, 1)),
+        "checkpoint": lambda f: jax.grad(lambda w, x: jnp.sum(jax.checkpoint(f)(w, x)), (0, 1)),
+        "jvp": lambda f: lambda w, x: jax.jvp(f, (w, x), (w, x))[1],
+    }[way]
+    got = MODES[mode](f(h), *reduced)
+    rows, weight = np.float32(_ROWS), np.float32(_WEIGHT)
+    if way == "jvp":
+        assert_same(jax.device_get(got), np.float32((by_w + by_x) * rows @ weight), rtol=1e-4)
+        return
+    types = [jax.typeof(g).sharding.spec for g in got]
+    assert types == [UNREDUCED, P("data", None)]
+    dw = np.float32(by_w * np.outer(rows.sum(0), np.ones(4)))
+    dx = np.float32(by_x * np.outer(np.ones(8), weight.sum(1)))
+    assert_same(jax.device_get([jax.reshard(g, P()) for g in got]), [dw, dx], rtol=1e-4)
+
+
+def test_explain_shows_that_it_is_reduced(reduced):
+    found = explain(over_reduced("inputs")[0], *reduced)
+    assert [i.type for i in found.inputs] == ["float32[16,4]{R:data}", "float32[8@data,16]"]
+    assert found.forward_mode
+    w, x = reduced
+    found = explain(custom_gradient(lambda x: (x @ w, lambda dy: dy @ w.T)), x)
+    assert [c.type for c in found.captured] == ["float32[16,4]{R:data}"]
+
+
+def test_a_gradient_that_is_summed_too_early_is_refused(reduced):
+    def f(w, x):
+        return x @ w, lambda dy: (jnp.matmul(x.T, dy, out_sharding=P()), None)
+
+    said = (
+        r"of type float32\[16,4\] for the input `w`; expected its own sharding, "
+        r"float32\[16,4\]{U:data}. .* `out_sharding=jax.P\(None, None, unreduced={'data'}\)`"
+    )
+    with pytest.raises(ValueError, match=said):
+        jax.grad(lambda w, x: jnp.sum(custom_gradient(f)(w, x)))(*reduced)
+
+
+SPECS = (
+    P(None, None),
+    P(("data", "model"), None),
+    P("data", "model"),
+    P("model", None, reduced={"data"}),
+    P(None, None, reduced={"data", "model"}),
+)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_types_are_written_as_jax_writes_them(spec, over):
+    with jax.set_mesh(over):
+        array = jax.device_put(jnp.ones((8, 16)), spec)
+        found = explain(custom_gradient(lambda x: (x, lambda dy: dy)), array)
+    # The order of several axes of a sum is that of a set there.
+    written = sorted(str(jax.typeof(array)))
+    assert [sorted(i.type) for i in found.inputs] == [written]
+
+
+@pytest.mark.parametrize("mode", ["eager", "jit"])
+def test_the_upstream_of_an_integer_is_laid_out_as_the_output(mode, over):
+    seen = []
+
+    @custom_gradient
+    def f(x):
+        def grad(dn, dy):
+            seen.append((jax.typeof(dn), jax.typeof(n)))
+            return 7 * dy
+
+        n = x.astype(jnp.int32)
+        return (n, 2 * x), grad
+
+    with jax.set_mesh(over):
+        x = jax.device_put(_ROWS, P("data", "model"))
+        got = MODES[mode](jax.grad(lambda x: jnp.sum(f(x)[1])), x)
+    assert_same(jax.device_get(got), np.full((8, 16), 7, np.float32))
+    ((of_upstream, of_output),) = seen
+    assert of_upstream == of_output

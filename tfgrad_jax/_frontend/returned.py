@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.tree_util import all_leaves, tree_flatten, tree_leaves, tree_structure
 
-from tfgrad_jax._jax.compat import NUMPY, explicit_sharding, tangent_dtype
+from tfgrad_jax._jax.compat import NUMPY, Sharding, explicit_sharding, tangent_dtype
 from tfgrad_jax._jax.types import is_kind
 from tfgrad_jax._messages import gradient_errors
 from tfgrad_jax._messages.source import Where
@@ -242,14 +242,17 @@ def _check(layout: Layout, leaf: LeafIndex, given: Sequence[Gradient], where: Wh
         ]
         idle = leaf not in layout.operands
         raise gradient_errors.wrong_shape(where, shape, expected.shape, path, others, idle)
-    if expected.sharding is not None and _axes(explicit_sharding(gradient)) != _axes(
-        expected.sharding
-    ):
-        raise gradient_errors.wrong_sharding(where, gradient, expected, layout.leaf_paths()[leaf])
+    if expected.sharding is not None:
+        expected = expected._replace(sharding=expected.sharding.of_cotangents())
+        if _axes(explicit_sharding(gradient)) != _axes(expected.sharding):
+            path = layout.leaf_paths()[leaf]
+            raise gradient_errors.wrong_sharding(where, gradient, expected, path)
 
 
-def _axes(sharding: Any) -> tuple[Any, ...]:
-    return tuple(sharding) if sharding and any(sharding) else ()
+def _axes(sharding: Sharding | None) -> tuple[Any, ...]:
+    """Return what two shardings differ in; one that names no axis is as good as none."""
+    partitions, *sets = sharding or Sharding(())
+    return (partitions if any(partitions) else (), *sets)
 
 
 def _cast(gradient: Gradient, expected: Any) -> Gradient:

@@ -5,7 +5,7 @@ constants (all others, which stay unchanged). `Layout.join` puts them together a
 operands. `returned.py` reads the gradients that a rule returns for the leaves.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
-from tfgrad_jax._jax.compat import cotangent_type
+from tfgrad_jax._jax.compat import cotangent_type, zeros
 from tfgrad_jax._jax.trace import is_operand
 from tfgrad_jax._jax.types import Inert, Spec, is_array, is_kind, spec
 
@@ -104,13 +104,14 @@ def conjugate(value: Any, expected: Spec) -> Any:
 class Outputs(Inert):
     """The structure of what `f` returned, and how to call a rule for it."""
 
-    __slots__ = ("_convention", "_plain", "_specs", "count", "differentiable", "treedef")
+    __slots__ = ("_convention", "_plain", "_specs", "_types", "count", "differentiable", "treedef")
 
     def __init__(self, leaves: Sequence[Leaf], treedef: TreeDef, convention: str) -> None:
         self.treedef = treedef
         self.count = len(leaves)
         self._convention = convention
         self._specs = [spec(leaf) for leaf in leaves]
+        self._types = list(map(jax.typeof, leaves))
         # Positions of the outputs that have a derivative: only these have cotangents.
         self.differentiable = [i for i, s in enumerate(self._specs) if s.differentiable]
         # If all outputs are real, the cotangents are the upstreams.
@@ -125,16 +126,17 @@ class Outputs(Inert):
         mirrored = self._convention == "tf"
         if not self._plain:
             given = iter(cotangents)
-            cotangents = [self._upstream(given, s, mirrored) for s in self._specs]
+            several = zip(self._specs, self._types, strict=True)
+            cotangents = [self._upstream(given, s, t, mirrored) for s, t in several]
         if mirrored:
             return cotangents
         return (tree_unflatten(self.treedef, cotangents),)
 
-    def _upstream(self, given: Any, expected: Spec, mirrored: bool) -> Any:
+    def _upstream(self, given: Iterator[Any], expected: Spec, aval: Any, mirrored: bool) -> Any:
         if expected.differentiable:
             return conjugate(next(given), expected) if mirrored else next(given)
         if not mirrored:
             return np.zeros(expected.shape, jax.dtypes.float0)
         if is_kind(expected.dtype, jax.dtypes.extended):
             return None  # a PRNG key has no zero
-        return jnp.zeros(expected.shape, expected.dtype)
+        return zeros(aval)

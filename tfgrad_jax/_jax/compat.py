@@ -1,7 +1,7 @@
 """JAX's types, and workarounds for its versions, each with the condition for its removal."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as extend
@@ -98,12 +98,40 @@ def varying(value: Any) -> frozenset[Any]:
     return frozenset(getattr(aval, "vma", ()))
 
 
-def explicit_sharding(value: Any) -> Any:
-    """Return the sharding of an array, or of a type, over an explicit mesh; None without one."""
+class Sharding(NamedTuple):
+    """How an array is laid out over an explicit mesh."""
+
+    partitions: tuple[Any, ...]  # by dimension: the mesh axes that it is split over, or None
+    unreduced: frozenset[Any] = frozenset()  # each device has a part of a sum along these mesh axes
+    reduced: frozenset[Any] = frozenset()  # such a sum is left to do for cotangents of the array
+
+    def of_cotangents(self) -> "Sharding":
+        return Sharding(self.partitions, unreduced=self.reduced, reduced=self.unreduced)
+
+    def __repr__(self) -> str:
+        """Write it as the user does: `P('x', None, unreduced={'y'})`."""
+        parts = [repr(names) for names in self.partitions]
+        for name, axes in (("unreduced", self.unreduced), ("reduced", self.reduced)):
+            listed = ", ".join(sorted(map(repr, axes)))
+            parts += [f"{name}={{{listed}}}"] if axes else []
+        return f"P({', '.join(parts)})"
+
+
+def explicit_sharding(value: Any) -> Sharding | None:
+    """Return the sharding of an array, or of a type, over an explicit mesh; None without one.
+
+    A spec that has `unreduced` or `reduced` axes cannot be unpacked: JAX raises, and before that
+    code which did so lost these axes. So each part of it is asked for by its name.
+    """
     aval: Any = jax.typeof(value) if isinstance(value, jax.Array) else value
     sharding: Any = getattr(aval, "sharding", None)
     kinds = getattr(getattr(sharding, "mesh", None), "axis_types", ())
-    return sharding.spec if jax.sharding.AxisType.Explicit in kinds else None
+    if jax.sharding.AxisType.Explicit not in kinds:
+        return None
+    spec = sharding.spec
+    # JAX 0.8 has no `partitions`, and there a spec is a tuple. Remove when 0.9 is the oldest.
+    partitions = spec.partitions if hasattr(spec, "partitions") else tuple(spec)
+    return Sharding(partitions, frozenset(spec.unreduced), frozenset(spec.reduced))
 
 
 def summed_over(gradient: Any, axes: frozenset[Any]) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 
-from .compat import NUMPY, explicit_sharding, is_ref, tangent_dtype, varying
+from .compat import NUMPY, Sharding, explicit_sharding, is_ref, tangent_dtype, varying
 
 # JAX raises one of these if code needs the value of a tracer, as `if x > 0` does.
 NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
@@ -36,7 +36,7 @@ class Spec(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     axes: frozenset[Any] = frozenset()  # of a `shard_map`: the value varies along these
-    sharding: Any = None  # over an explicit mesh
+    sharding: Sharding | None = None  # over an explicit mesh
 
     @property
     def differentiable(self) -> bool:

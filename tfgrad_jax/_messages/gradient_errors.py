@@ -148,6 +148,11 @@ def wrong_shape(
 
 def wrong_sharding(where: Where, gradient: Any, wanted: Any, path: str) -> ValueError:
     hint = f"Return `jax.sharding.reshard(g, jax.{wanted.sharding!r})`."
+    if wanted.sharding.unreduced:
+        hint = (
+            "The input is reduced over this axis, so JAX sums its gradients later: compute yours "
+            f"with `out_sharding=jax.{wanted.sharding!r}`, as `jnp.matmul` takes it."
+        )
     came = f"a gradient of type {type_name(gradient)} for the {where.of} `{path}`"
     return _returned(ValueError, where, came, f"its own sharding, {type_name(wanted)}", hint)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jax import ShapeDtypeStruct
 
-from tfgrad_jax._jax.compat import explicit_sharding
+from tfgrad_jax._jax.compat import Sharding, explicit_sharding
 from tfgrad_jax._jax.types import Spec
 
 from .source import describe
@@ -42,9 +42,20 @@ def tree_of(treedef: Any) -> str:
 def type_name(array: Any) -> str:
     """Write a type as JAX does, with its sharding over an explicit mesh."""
     by = array.sharding if isinstance(array, Spec) else explicit_sharding(array)
-    sizes = zip(array.shape, by or (None,) * len(array.shape), strict=True)
-    axes = (f"{n}@{name}" if name else str(n) for n, name in sizes)
-    return f"{array.dtype}[{','.join(axes)}]"
+    by = by or Sharding((None,) * len(array.shape))
+    sizes = [
+        f"{n}@{_axes(names)}" if names else str(n)
+        for n, names in zip(array.shape, by.partitions, strict=True)
+    ]
+    sums = [f"{s}:{_axes(names)}" for s, names in (("U", by.unreduced), ("R", by.reduced)) if names]
+    return f"{array.dtype}[{','.join(sizes)}]" + (f"{{{', '.join(sums)}}}" if sums else "")
+
+
+def _axes(names: Any) -> str:
+    """Write the name of a mesh axis, or several names."""
+    listed = [names] if isinstance(names, str) else names
+    listed = [*listed] if isinstance(listed, tuple) else sorted(listed)
+    return listed[0] if len(listed) == 1 else f"({','.join(listed)})"
 
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
