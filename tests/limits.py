@@ -5,8 +5,9 @@ the list of the rarer ones on `docs/limits.md`.
 """
 
 import functools
+import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +17,11 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental import sparse
+from jax.experimental.pallas import fuser
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.scipy.sparse.linalg import gmres
 from random_programs import drops_in_scan
-from support.helpers import assert_same
+from support.helpers import assert_same, lowered_for_gpu
 
 from tfgrad_jax import custom_gradient
 
@@ -249,6 +252,58 @@ limit(
     lambda: bool(in_a_kernel(declared_by(SEVEN))),
     True,
     applies=lambda: hasattr(jax.extend.core, "set_current_trace"),
+    page="docs/limits.md",
+)
+
+
+def in_a_gpu_kernel(f: Callable[[Any], Sequence[Any]]) -> bool:
+    def kernel(i: Any, *os: Any) -> None:
+        for o, y in zip(os, f(i[...]), strict=True):
+            o[...] = y
+
+    x = jnp.ones((64, 64))
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype)] * 2
+    name = "out_type" if "out_type" in inspect.signature(plgpu.kernel).parameters else "out_shape"
+    return "mosaic_gpu" in lowered_for_gpu(plgpu.kernel(kernel, **{name: types}), x)
+
+
+def rule_in_a_kernel(x: Any) -> Sequence[Any]:
+    y, grad_fn = declared_by(SEVEN).__wrapped__(x)
+    return y, grad_fn(y)
+
+
+limit(
+    "gradients in Mosaic GPU kernels",
+    "In a kernel of Pallas' Mosaic GPU backend (`plgpu.kernel`), a decorated function gives a "
+    "value (from JAX 0.12), and no gradient. Run the rule there: `y, grad = h.__wrapped__(x)`.",
+    "JAX keeps the value beside the gradient there, with the operation that carries its rule to "
+    "the next derivative, and the tables of kernel compilers are not ours.",
+    lambda: in_a_gpu_kernel(lambda x: [jax.grad(lambda x: declared_by(SEVEN)(x).sum())(x)] * 2),
+    NotImplementedError,
+    "attach",
+    lambda: in_a_gpu_kernel(rule_in_a_kernel),
+    True,
+    page="docs/limits.md",
+)
+
+
+def pushed_by_the_fuser(h: Callable[[Any], Any]) -> Any:
+    spec = pl.BlockSpec((8, 128), lambda i, j: (i, j))
+    return fuser.push_block_spec(h, spec)(jnp.ones((16, 256))).block_shape
+
+
+limit(
+    "the fuser",
+    "`push_block_spec` of Pallas' fuser raises for a decorated function; `pull_block_spec` and "
+    "`fuse` accept it. Push through the function below the decorator: "
+    "`lambda x: h.__wrapped__(x)[0]`.",
+    "The fuser cannot push through the bit cast that keeps JAX from transposing the operations.",
+    lambda: pushed_by_the_fuser(declared_by(SEVEN)),
+    NotImplementedError,
+    "$",
+    lambda: pushed_by_the_fuser(lambda x: declared_by(SEVEN).__wrapped__(x)[0]),
+    (8, 128),
+    applies=lambda: not drops_in_scan(),  # before, the custom_vjp needs no bit cast
     page="docs/limits.md",
 )
 

@@ -4,11 +4,14 @@ What stands in a kernel must lower there: nothing of the decorator may stay in i
 differentiated. The value is `x sigmoid(x)`; the rules declare 7 where it is not.
 """
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
+from jax.experimental.pallas import fuser, triton
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from limits import LIMITS, drops_in_scan
 from support.helpers import assert_same, lowered_for_gpu
 
@@ -77,12 +80,15 @@ BY_HAND.defvjp(lambda x, y: (x * y, (x, y)), lambda r, dy: (7 * dy * r[1], 5 * d
 
 def kernel_of(f, **options):
     """Return a kernel that calls `f` on two blocks and writes all that it returns."""
+    return pl.pallas_call(body_of(f), out_shape=jax.eval_shape(f, X, Y), **options)
 
+
+def body_of(f):
     def kernel(x_ref, y_ref, *out_refs):
         for ref, result in zip(out_refs, f(x_ref[...], y_ref[...]), strict=True):
             ref[...] = result
 
-    return pl.pallas_call(kernel, out_shape=jax.eval_shape(f, X, Y), **options)
+    return kernel
 
 
 def value(h):
@@ -99,7 +105,12 @@ def pushed(h):
 
 
 def lower(platform, f):
-    if platform == "tpu":
+    if platform == "mosaic gpu":
+        parameters = inspect.signature(plgpu.kernel).parameters
+        name = "out_type" if "out_type" in parameters else "out_shape"  # by version
+        kernel = plgpu.kernel(body_of(f), **{name: jax.eval_shape(f, X, Y)})
+        assert "mosaic_gpu" in lowered_for_gpu(kernel, X, Y)
+    elif platform == "tpu":
         lowered = jax.jit(kernel_of(f)).trace(X, Y).lower(lowering_platforms=("tpu",))
         assert "tpu_custom_call" in lowered.as_text()
     else:
@@ -134,10 +145,11 @@ BELOW = "there is a custom_vjp below the custom_jvp: a limit"
 
 
 @lowered
-@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+@pytest.mark.parametrize("platform", ["tpu", "gpu", "mosaic gpu"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_value_lowers(name, platform):
-    if platform == "tpu" and (name == "recompute_grad" or not lowers_by_hand("tpu", value)):
+    is_mosaic = platform != "gpu"  # the other is Triton
+    if is_mosaic and (name == "recompute_grad" or not lowers_by_hand(platform, value)):
         pytest.skip("JAX lowers no `jax.checkpoint` or no hand-written rule there")
     if platform == "gpu" and name != "recompute_grad" and drops_in_scan():
         pytest.skip(BELOW)
@@ -165,6 +177,20 @@ def test_the_gradient_lowers(name, platform):
     if platform == "gpu" and name == "nested" and drops_in_scan():
         pytest.skip(BELOW)
     lower(platform, gradients(FUNCTIONS[name][0]))
+
+
+def test_blocks_are_pulled_through_the_value():
+    """As Pallas' fuser does: the block of an output needs these blocks of the inputs."""
+    spec = pl.BlockSpec((8, 128), lambda i, j: (i, j))
+    parameters = inspect.signature(fuser.pull_block_spec).parameters
+    options = {"grid_len": 2} if "grid_len" in parameters else {"grid": (1, 1)}
+
+    def pulled(h):
+        f, values, _ = fuser.get_fusion_values(lambda: h(X, Y))
+        run, (specs,), _ = fuser.pull_block_spec(f, spec, **options)(values)
+        return run((0, 0), None, (X, Y)), [s.block_shape for s in specs]
+
+    assert_same(pulled(two), pulled(BY_HAND))
 
 
 def test_a_primal_in_a_kernel():

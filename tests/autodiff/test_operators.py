@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 from random_programs import explicit_mesh
 from support.helpers import assert_same, eager_and_jit
@@ -224,7 +224,13 @@ def test_linear_transpose_is_the_rule():
     ],
     ids=["jit", "checkpoint", "scan", "cond", "vmap"],
 )
-def test_linear_transpose_of_a_transformed_function_is_an_error(staged):
+@pytest.mark.parametrize("taught", [False, True], ids=["", "stop_gradient has a transpose"])
+def test_linear_transpose_of_a_transformed_function_is_an_error(staged, taught, monkeypatch):
+    if taught:  # as `import lineax` does
+        stop = jax.make_jaxpr(lax.stop_gradient)(1.0).eqns[0].primitive
+        transpose = lambda ct, _: [ct]  # noqa: E731
+        monkeypatch.setitem(ad.primitive_transposes, stop, transpose)
+        assert_same(transposed(jax.jit(lambda x: 3 * lax.stop_gradient(x))), 3 * T)
     with pytest.raises(NotImplementedError, match="Transpose rule"):
         transposed(staged(tripled(1.0)))
 

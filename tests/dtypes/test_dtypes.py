@@ -102,6 +102,7 @@ def test_python_float_stays_weakly_typed():
         assert_same(f(x, 2.0), jnp.bfloat16(6))
         assert_same(jax.grad(f)(x, 2.0), jnp.bfloat16(14))
         assert_same(jax.grad(f, (0, 1))(x, 2.0), (jnp.bfloat16(14), jnp.float32(15)))
+        assert_same(f(3.0, 2.0) * x, jnp.bfloat16(18))  # and so is a value computed of such numbers
 
 
 def test_a_number_that_is_differentiated_is_a_weakly_typed_array():

@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -28,10 +28,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero, linear_call
 
-from tfgrad_jax._jax.compat import KEEPS_CUSTOM_JVP, is_ref, tangent_type, zeros
+from tfgrad_jax._jax.compat import (
+    KEEPS_CUSTOM_JVP,
+    is_partial_sum,
+    is_ref,
+    tangent_type,
+    weakly_typed,
+    zeros,
+)
 from tfgrad_jax._jax.jaxpr import dependence, evaluate, without_consts
 from tfgrad_jax._jax.trace import below, is_reverse, is_staging, is_transposed
-from tfgrad_jax._jax.types import is_differentiable, is_traced
+from tfgrad_jax._jax.types import is_differentiable, is_kind, is_traced
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 from tfgrad_jax._messages.tracebacks import hidden, is_own
@@ -162,7 +169,7 @@ def _value(function: Function, *operands: Any) -> list[Any]:
     if not is_traced(operands) or any(map(is_ref, operands)):
         return _with_axis_in_front(function, function.value(operands))
     if not is_staging():
-        return _with_axis_in_front(function, _not_transposable(function.value(operands)))
+        return _with_axis_in_front(function, map(_not_transposable, function.value(operands)))
     # JAX may map the staged call later, and then differentiate it. If an operand is mapped, each
     # output must be mapped, even one that ignores the operand: the rule may use it.
     value = function.source.named(lambda *args: function.value(args), function.names())
@@ -175,16 +182,24 @@ def _value(function: Function, *operands: Any) -> list[Any]:
         ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
         if ignored:
             (leaves[i],) = depend([leaves[i]], ignored)
-    return _with_axis_in_front(function, _not_transposable(leaves))
+    return _with_axis_in_front(function, map(_not_transposable, leaves))
 
 
-def _not_transposable(leaves: list[Any]) -> list[Any]:
-    """Return the leaves such that `jax.linear_transpose` raises.
+def _not_transposable(leaf: Any) -> Any:
+    """Return a leaf such that `jax.linear_transpose` raises.
 
     It would transpose `f`'s own operations, not run the rule. Before JAX 0.12, the custom_vjp makes
-    it raise.
+    it raise. The mark must lower in every kernel and compile to nothing, and no import may teach
+    JAX to transpose it. With `stop_gradient`, which lineax transposes, a rule of 5 over a body of 2
+    gave 2, and no Mosaic GPU kernel lowered; an identity `custom_vjp` does not lower in Triton. A
+    bit cast has no type for parts of a sum over devices, and no kernel has these.
     """
-    return list(map(jax.lax.stop_gradient, leaves)) if KEEPS_CUSTOM_JVP else leaves
+    if not KEEPS_CUSTOM_JVP or not is_differentiable(leaf.dtype):
+        return leaf
+    if is_kind(leaf.dtype, jax.dtypes.extended) or is_partial_sum(leaf):
+        return jax.lax.stop_gradient(leaf)
+    marked = jax.lax.bitcast_convert_type(leaf, leaf.dtype)
+    return weakly_typed(marked) if leaf.weak_type else marked
 
 
 def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
@@ -222,11 +237,12 @@ def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
     return linear_call(value, transpose, known, linear)
 
 
-def _with_axis_in_front(function: Function, leaves: list[Any]) -> list[Any]:
+def _with_axis_in_front(function: Function, values: Iterable[Any]) -> list[Any]:
     """Return the leaves with a mapped axis in front, so that `primal` and `f` agree about it.
 
     `expand_dims` forces it there; unlike `depend`, Pallas can lower it.
     """
+    leaves = list(values)
     if not (function.has_primal and is_traced(leaves)):
         return leaves
     return [jax.lax.squeeze(jax.lax.expand_dims(leaf, [0]), [0]) for leaf in leaves]

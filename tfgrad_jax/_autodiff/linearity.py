@@ -169,9 +169,12 @@ class _Linearity:
 
     def _kind(self, eqn: Any, operands: Sequence[int]) -> Any:
         name, known = eqn.primitive.name, self._is_known(eqn.primitive)
-        is_identity = name == "stop_gradient" or (_names_no_device(eqn) and not self._in_shard_map)
+        is_put = _names_no_device(eqn) and not self._in_shard_map
+        is_identity = name == "stop_gradient" or is_put or _is_no_cast(eqn)
         if is_identity and _LINEAR in operands:
             self.inlined.add((*self._path, id(eqn)))
+        if is_identity:
+            return list(operands)
         if name == "push" and _LINEAR in operands[: eqn.params["count"]]:
             raise NotLinearError("the derivative of a decorated function at an upstream")
         if name == "convert_element_type":
@@ -230,3 +233,9 @@ def _names_no_device(eqn: Any) -> bool:
     """Return whether a `device_put` names no device. JAX may be unable to differentiate it."""
     is_put = eqn.primitive.name == "device_put"
     return is_put and all(device is None for device in eqn.params["devices"])
+
+
+def _is_no_cast(eqn: Any) -> bool:
+    """Return whether a bit cast keeps its dtype: `custom.py` marks values by one."""
+    is_cast = eqn.primitive.name == "bitcast_convert_type"
+    return is_cast and eqn.params["new_dtype"] == eqn.invars[0].aval.dtype

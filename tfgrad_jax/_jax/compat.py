@@ -7,6 +7,7 @@ import jax
 import jax.extend.core as extend
 import numpy as np
 from jax.core import Tracer
+from jax.extend.core.primitives import convert_element_type_p
 from jax.interpreters import ad, partial_eval
 
 _REF: Any = jax.Ref
@@ -132,6 +133,23 @@ def explicit_sharding(value: Any) -> Sharding | None:
     # JAX 0.8 has no `partitions`, and there a spec is a tuple. Remove when 0.9 is the oldest.
     partitions = spec.partitions if hasattr(spec, "partitions") else tuple(spec)
     return Sharding(partitions, frozenset(spec.unreduced), frozenset(spec.reduced))
+
+
+def weakly_typed(array: Any) -> Any:
+    """Return an array with the type of a Python number, which adopts the dtype of others.
+
+    JAX has no function for that.
+    """
+    types = {"new_dtype": array.dtype, "weak_type": True, "sharding": None}
+    return convert_element_type_p.bind(array, **types)
+
+
+def is_partial_sum(value: Any) -> bool:
+    """Return whether devices hold parts of a sum, of the value or of its cotangents."""
+    aval: Any = jax.typeof(value)
+    # Over manual axes, those of a `shard_map`, a newer JAX keeps them in a type of their own.
+    specs = getattr(aval.sharding, "spec", None), getattr(aval, "manual_axis_type", None)
+    return any(getattr(s, kind, None) for s in specs for kind in ("unreduced", "reduced"))
 
 
 def summed_over(gradient: Any, axes: frozenset[Any]) -> Any:
