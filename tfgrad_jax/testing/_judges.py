@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tfgrad_jax._jax.compat import laid_out_as, summed_parts
+
 Matrix: TypeAlias = np.ndarray[Any, Any]
 _POWERS = 0, 1, -1, 2, -2, 3, -3, 0.5, -0.5  # of an argument, by which its gradient may be wrong
 
 
 def numbers(x: Any) -> Matrix:
-    x = np.asarray(x)
+    x = np.asarray(summed_parts(x))
     return x.astype(complex if np.iscomplexobj(x) else float)
 
 
@@ -62,13 +64,17 @@ class Space:
         self.parts = [slice(*ends) for ends in itertools.pairwise(ends)]
 
     def fill(self, x: Matrix) -> list[Any]:
-        """Return the arrays of a vector; Python numbers for Python numbers."""
+        """Return the arrays of a vector; Python numbers for Python numbers.
+
+        Over an explicit mesh, where they are is a part of their type: a rule gets no others.
+        """
         arrays: list[Any] = []
         for part, a in zip(self.parts, self.arrays, strict=True):
             kind = complex if np.iscomplexobj(a) else float
             new: Any = np.array(x[part]).view(kind).reshape(np.shape(a))
             is_number, dtype = isinstance(a, kind), jnp.result_type(a)
-            arrays.append(type(a)(new) if is_number else jnp.asarray(new, dtype))
+            new = type(a)(new) if is_number else laid_out_as(jnp.asarray(new, dtype), a)
+            arrays.append(new)
         return arrays
 
 
