@@ -567,12 +567,22 @@ def with_given_ref(r: Any, x: Any) -> Any:
     return r[...], lambda dy: (None, 7 * dy)
 
 
+def in_loops(h: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def loop(x: Any) -> Any:
+        return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, h(c[1])), (0, x))[1]
+
+    return lambda x: lax.scan(lambda c, _: (loop(c), None), x, None, length=2)[0]
+
+
 limit(
     "Refs made under jit",
-    "A decorated function that creates a `Ref` raises where `jit` traces its value. Create the "
-    "`Ref` outside, and pass it as an argument.",
-    "JAX has no rule to remove mutable arrays from a custom_jvp, and no public place for one.",
-    lambda: jax.jit(with_own_ref)(X),
+    "A decorated function that creates a `Ref` raises where its value is traced: by `jit`, `scan` "
+    "or `while_loop`. Create the `Ref` outside, and pass it as an argument.",
+    "JAX has no rule to remove mutable arrays from a custom_jvp, and no public place for one. It "
+    "has one for a custom_vjp, which has no forward mode.",
+    lambda: jax.jit(jax.checkpoint(in_loops(custom_gradient(lambda x: (with_own_ref(x), clip)))))(
+        X
+    ),
     NotImplementedError,
     "state discharge rule",
     lambda: jax.jit(lambda x: with_given_ref(jax.new_ref(jnp.float32(0)), x))(X),
@@ -629,6 +639,47 @@ def undeclared_in_a_kernel(declare: bool) -> Any:
     )
     x = jnp.ones((8, 128), jnp.float32)
     return bool(jax.jit(kernel).trace(x).lower(lowering_platforms=("tpu",)))
+
+
+def forward_pass(decorate: Callable[..., Any]) -> list[str]:
+    """Return which of `f` and its `primal` the first pass of a derivative runs."""
+    runs: list[str] = []
+
+    def noted(name: str, x: Any) -> Any:
+        jax.debug.callback(lambda _: runs.append(name), x)
+        return jnp.sin(x)
+
+    def primal(x: Any) -> Any:
+        return noted("primal", x)
+
+    h = custom_gradient(lambda x: (noted("f", x), lambda dy: 7 * dy), primal=primal)
+    jax.block_until_ready(jax.vjp(decorate(h, primal), X)[0])
+    jax.effects_barrier()
+    return runs
+
+
+def recomputed(h: Callable[[Any], Any], primal: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return custom_gradient(lambda x: (primal(x), lambda dy: jax.vjp(h, x)[1](dy)[0]))
+
+
+def assert_primal_runs(decorate: Callable[..., Any]) -> bool:
+    assert forward_pass(decorate) == ["primal"], "f runs"
+    return True
+
+
+limit(
+    "primal under checkpoint",
+    "Under `jax.checkpoint`, `f` runs in both passes, not `primal`. Let the rule recompute: "
+    "`lambda x: (primal(x), lambda dy: jax.vjp(h, x)[1](dy)[0])`, decorated, keeps only `x`.",
+    "JAX differentiates what it checkpoints before it divides it into passes, and so it runs the "
+    "forward function of a custom_vjp in both, too.",
+    lambda: assert_primal_runs(lambda h, _: jax.checkpoint(h)),
+    AssertionError,
+    "f runs",
+    lambda: assert_primal_runs(recomputed),
+    True,
+    page="docs/limits.md",
+)
 
 
 limit(
