@@ -358,6 +358,39 @@ GRADIENTS = [
         of_tree("[dy, dy.sum(0)]"),
         "returned a gradient of shape (3, 2) for the input `p['b']`; expected its own shape, (2,)",
         "It fits the input `p['w']`: return the gradients in the order of the inputs", **COUNT),
+    misuse("Return a flat list for a dict whose keys are not written in sorted order",
+        """
+@custom_gradient
+def f(x, p):
+    return x * p["scale"] + p["bias"], lambda dy: (dy * p["scale"], dy * x, dy)
+
+jax.grad(lambda s, b: f(2.0, {"scale": s, "bias": b}), (0, 1))(3.0, 1.0)
+""",
+        "returned a flat list of gradients, which is read by the sorted keys of a dict, as in "
+        "TensorFlow: for `p['bias']`, `p['scale']`. The keys were written in another order, "
+        "`p['scale']`, `p['bias']`, in which the list fits, too. Return a dict with these keys in "
+        "the place of the list, or write the keys in sorted order", **WARNING),
+    misuse("Take upstreams in the order in which the keys of y were written",
+        """
+@custom_gradient
+def f(x):
+    return {"mean": x, "bound": 2 * x}, lambda dmean, dbound: dmean + 2 * dbound
+
+jax.grad(lambda x: f(x)["mean"].sum())(x)
+""",
+        "gets the upstreams of y by the sorted keys of a dict, as in TensorFlow: of `y['bound']`, "
+        "`y['mean']`", "wrote the keys in another order, `y['mean']`, `y['bound']`. Write them in "
+        "sorted order, or return a tuple as y", **WARNING),
+    misuse("Declare the gradient of a comparison",
+        function("jax.grad(lambda x: jnp.where(f(x), x, 0).sum())(x)", "x > 0, lambda dy: 3 * dy"),
+        "is differentiated, and returned no output that has a gradient, but bool[3, 2]: its "
+        "gradient is zero, whatever its gradient function returns. To declare one (a surrogate), "
+        "return a float, as in `(x > 0).astype(x.dtype)`", **WARNING),
+    misuse("Swap the gradients of an array and a number",
+        function("jax.grad(lambda x: f(x, 0.5).sum())(x)",
+                 "jnp.clip(x, -limit, limit), lambda dy: (None, dy)", "x, limit"),
+        "returned a gradient of shape (3, 2) for `limit`, which is a number, and None for `x`, "
+        "which has this shape: are they swapped? Return the gradients in the order of the inputs"),
     misuse("Return the gradient in the place of a function",
         function("jax.grad(lambda x: f(jnp.sin, x).sum())(x)",
                  "2 * x, lambda dy: (2 * dy, None)", "act, x"),

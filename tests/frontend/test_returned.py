@@ -6,6 +6,7 @@ The value is the sum of the inputs, so that a right number shows that the rule g
 import dataclasses
 import functools
 import operator
+import warnings
 from collections import defaultdict
 from typing import Any, NamedTuple
 
@@ -228,6 +229,108 @@ class Rule:
 def test_a_rule_may_be_an_object(mode):
     h = custom_gradient(lambda x: (x**2, Rule(lambda dy: 7 * dy * x)))
     assert_same(mode(jax.grad(h))(3.0), jnp.float32(21))
+
+
+# --- a list in another order, or in another place -------------------------------------------------
+
+P3 = ("scale", "bias", "alpha")
+
+
+def by_key(answer, keys=P3, shapes=((), (), ()), mode=jax.jit):
+    """Return the gradients of a sum by a dict with these keys, and what warnings say."""
+    h = custom_gradient(lambda p: (sum(jnp.sum(v) for v in p.values()), answer))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ones = [jnp.ones(shape) for shape in shapes]
+        got = mode(jax.grad(lambda values: h(dict(zip(keys, values, strict=True)))))(ones)
+    return [np.ravel(g).tolist() for g in got], [str(w.message) for w in caught]
+
+
+@eager_and_jit
+def test_a_flat_list_is_read_by_sorted_keys(mode):
+    """A warning says so where the keys were written in another order, in which it fits as well."""
+    got, said = by_key(lambda dy: [dy, 2 * dy, 3 * dy], mode=mode)
+    assert got == [[3], [2], [1]]  # alpha, bias, scale
+    assert len(said) == 1 and "`p['alpha']`, `p['scale']`. The keys were" in said[0], said
+    for answer, keys, shapes in (
+        (lambda dy: {"scale": 3 * dy, "bias": 2 * dy, "alpha": dy}, P3, ((), (), ())),
+        (lambda dy: [dy, 2 * dy, 3 * dy], sorted(P3), ((), (), ())),
+        (lambda dy: [dy, 2 * dy, 3 * dy * jnp.ones(2)], P3, ((2,), (), ())),  # fits one order
+        (lambda dy: [None, None, None], P3, ((), (), ())),
+    ):
+        got, said = by_key(answer, keys, shapes, mode)
+        assert not said
+        numbers = {"alpha": 1, "bias": 2, "scale": 3}
+        if answer(1.0) != [None] * 3:
+            assert [g[0] for g in got] == [numbers[k] for k in keys]
+
+
+def test_what_jax_has_rebuilt_has_sorted_keys():
+    """Nothing tells in which order they were written, so there is no warning: a limit of it."""
+    h = custom_gradient(lambda p: (p["scale"] + p["bias"], lambda dy: [2 * dy, 3 * dy]))
+    got = jax.grad(h)({"scale": 1.0, "bias": 1.0})
+    assert_same(got, {"scale": jnp.float32(3), "bias": jnp.float32(2)})
+
+
+def test_a_warning_is_shown_once_for_each_rule():
+    h = custom_gradient(lambda p: (p["scale"] + p["bias"], lambda dy: [2 * dy, 3 * dy]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            jax.grad(lambda x: h({"scale": x, "bias": 1.0}))(1.0)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+@eager_and_jit
+@pytest.mark.parametrize(
+    ("rule", "warns"),
+    [(lambda ds, db: 7 * db + 5 * ds, True), (lambda *dys: 7 * dys[0] + 5 * dys[1], False)],
+    ids=["named", "starred"],
+)
+def test_upstreams_come_by_sorted_keys(rule, warns, mode):
+    """The first is that of "b". A warning says so to a rule that names them."""
+
+    def gradient(make):
+        h = custom_gradient(lambda x: (make(x), rule))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            got = mode(jax.grad(lambda x: jnp.sum(h(x)["b"])))(jnp.float32(1))
+        return got, ["`y['b']`, `y['s']`" in str(w.message) for w in caught]
+
+    by_first = jnp.float32(5 if warns else 7)
+    assert_same(gradient(lambda x: {"s": x, "b": x}), (by_first, [True] * warns))
+    assert_same(gradient(lambda x: {"b": x, "s": x}), (by_first, []))
+
+
+def test_a_surrogate_needs_a_float():
+    """Where all outputs are integers or booleans, the rule never runs; a warning says so, once."""
+
+    def gradient(make):
+        h = custom_gradient(lambda x: (make(x), lambda dy: 7 * dy))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            for _ in range(2):
+                h(1.0), jax.jit(h)(1.0)  # nothing is differentiated
+                got = jax.grad(lambda x: jnp.where(h(x), x, 2 * x))(2.0)
+        return got, len(caught)
+
+    assert_same(gradient(lambda x: x > 1), (jnp.float32(1), 1))
+    assert_same(gradient(lambda x: jnp.int32(x)), (jnp.float32(1), 1))
+    h = custom_gradient(lambda x: ((x > 1).astype(x.dtype), lambda dy: 7 * dy))
+    assert_same(jax.grad(h)(jnp.float32(2)), jnp.float32(7))
+
+
+@eager_and_jit
+def test_a_gradient_in_the_place_of_a_number_is_refused(mode):
+    x = jnp.arange(3.0)
+    h = custom_gradient(lambda x, limit: (jnp.minimum(x, limit), lambda dy: (None, 7 * dy)))
+    with pytest.raises(TypeError, match=r"\(3,\) for `limit`, .* None for `x`.* swapped\?"):
+        jax.grad(lambda x: jnp.sum(mode(lambda x: h(x, 0.5))(x)))(x)
+    # Scalars: the second may have a gradient, and the first none.
+    assert_same(mode(jax.grad(lambda x: h(x, 0.5)))(1.0), jnp.float32(0))
+    right = custom_gradient(lambda x, limit: (jnp.minimum(x, limit), lambda dy: (7 * dy, None)))
+    assert_same(mode(jax.grad(lambda x: jnp.sum(right(x, 0.5))))(x), jnp.full(3, 7, jnp.float32))
 
 
 # --- what the rule receives -----------------------------------------------------------------------

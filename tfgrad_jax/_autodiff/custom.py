@@ -39,7 +39,7 @@ from tfgrad_jax._jax.compat import (
 from tfgrad_jax._jax.jaxpr import dependence, evaluate, without_consts
 from tfgrad_jax._jax.trace import below, is_reverse, is_staging, is_transposed
 from tfgrad_jax._jax.types import is_differentiable, is_kind, is_traced
-from tfgrad_jax._messages import errors
+from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.source import Source
 from tfgrad_jax._messages.tracebacks import hidden, is_own
 
@@ -259,6 +259,9 @@ def _attached(
     has_tangents = [is_differentiable(o.dtype) for o in operands]
     positions = tuple(i for i, has in enumerate(has_tangents) if has and perturbed[i])
     leaves, outputs, run, residuals = _forward(function, operands, positions)
+    has_numbers = any(y.dtype == bool or is_kind(y.dtype, jnp.integer) for y in leaves)  # no keys
+    if positions and not outputs and has_numbers:
+        gradient_errors.warn_of_no_output(function.source, [(y.shape, y.dtype) for y in leaves])
     differentiable = [i for i, o in enumerate(operands) if has_tangents[i] and not is_ref(o)]
     rule = Rule(
         residuals,

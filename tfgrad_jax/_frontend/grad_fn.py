@@ -142,7 +142,7 @@ class Contract(Inert):
         y, grad_fn = self._pair(f, *self._arguments(around, operands))
         leaves, treedef = tree_flatten(checked_outputs(f, y))
         leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
-        outputs = Outputs(leaves, treedef, self.convention)
+        outputs = Outputs(y, leaves, treedef, self.convention)
         gradients = functools.partial(self.gradients, grad_fn, outputs)
         return leaves, outputs, GradFn(gradients, accepts_variables(grad_fn), Source.of(grad_fn))
 
@@ -169,6 +169,8 @@ class Contract(Inert):
     ) -> list[Any]:
         """Run a rule; return the gradients of the operands, then those of the traced variables."""
         upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)
+        if (orders := outputs.swappable()) and names_upstreams(grad_fn):
+            gradient_errors.warn_of_upstreams(where, *orders)
         if variables is None and requires_variables(grad_fn):
             variables = NO_VARIABLES
         keywords = {} if variables is None else {"variables": variables.value(traced)}
@@ -293,6 +295,15 @@ def _variables_parameter(grad_fn: Callable[..., Any]) -> inspect.Parameter | Non
     if named is not None and named.kind in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY):
         return named
     return next((p for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)
+
+
+def names_upstreams(grad_fn: Callable[..., Any]) -> bool:
+    """Return whether a rule has a parameter for each of several upstreams, not `*dys`."""
+    with contextlib.suppress(TypeError, ValueError):
+        kinds = [p.kind for p in inspect.signature(grad_fn).parameters.values()]
+        named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return inspect.Parameter.VAR_POSITIONAL not in kinds and sum(k in named for k in kinds) > 1
+    return False
 
 
 def accepts_variables(grad_fn: Callable[..., Any]) -> bool:

@@ -32,7 +32,7 @@ class Reading(NamedTuple):
     """The gradients of all leaves, as a form reads them."""
 
     gradients: list[Gradient]
-    is_flat: bool = False  # whether only their order says which is which
+    listed: Sequence[LeafIndex] = ()  # of a flat list: the leaf of each entry, by order alone
 
 
 # --- the forms ----------------------------------------------------------------------------------
@@ -63,7 +63,8 @@ def one_for_each_leaf(layout: Layout, result: Returned) -> Reading | None:
         return None
     # A tree of None may stand for the inputs, beside a None for an omitted default.
     empty = [n and not tree_leaves(g) for n, g in zip(nested, flat, strict=True)]
-    return Reading([None if e else g for e, g in zip(empty, flat, strict=True)], is_flat=True)
+    given = [None if e else g for e, g in zip(empty, flat, strict=True)]
+    return Reading(given, listed=range(len(given)))
 
 
 def one_for_each_gradient(layout: Layout, result: Returned) -> Reading | None:
@@ -71,8 +72,8 @@ def one_for_each_gradient(layout: Layout, result: Returned) -> Reading | None:
     flat, counted = _listed(result), layout.counted()
     if len(flat) != sum(counted) or not all(g is None or all_leaves([g]) for g in flat):
         return None
-    rest = iter(flat)
-    return Reading([next(rest) if has else None for has in counted], is_flat=True)
+    rest, listed = iter(flat), [i for i, has in enumerate(counted) if has]
+    return Reading([next(rest) if has else None for has in counted], listed)
 
 
 def with_omitted_defaults(layout: Layout, result: Returned) -> Reading | None:
@@ -84,7 +85,8 @@ def with_omitted_defaults(layout: Layout, result: Returned) -> Reading | None:
     others = [i for i, counts in enumerate(full.counted()) if i not in ours and not counts]
     if reading is None or any(_has_gradient(reading.gradients[i]) for i in others):
         return None
-    return reading._replace(gradients=[reading.gradients[i] for i in ours])
+    listed = [ours.index(i) for i in reading.listed if i in ours]
+    return Reading([reading.gradients[i] for i in ours], listed)
 
 
 Form: TypeAlias = Callable[[Layout, Returned], Reading | None]  # None: another form may fit
@@ -181,15 +183,34 @@ def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
     reading = read(layout, result)
     if reading is None:
         raise gradient_errors.wrong_structure(where, result, layout)
-    if where.of == "variable" and reading.is_flat and _has_keys(layout.treedef):
+    if where.of == "variable" and reading.listed and _has_keys(layout.treedef):
         raise gradient_errors.keys_without_names(where, tree_of(layout.treedef.children()[0]))
     has = layout.differentiable
+    _check_order(layout, reading, where)
     _check_places(layout, result, reading.gradients, where)
     given = [g if h else None for h, g in zip(has, reading.gradients, strict=True)]
     for i, gradient in enumerate(given):
         if gradient is not None:
             _check(layout, i, given, where)
     return [_cast(given[i], layout.specs[i]) for i in layout.operands]
+
+
+def _check_order(layout: Layout, reading: Reading, where: Where) -> None:
+    """Warn if a flat list is as good in the order in which the keys of a dict were written.
+
+    It is read by sorted keys, as in TensorFlow. If the shapes agree in both orders, a list in the
+    other one trains to a wrong number.
+    """
+    if layout.written is None or not reading.listed:
+        return
+    listed, written = reading.listed, [i for i in layout.written if i in reading.listed]
+    moved = [(i, w) for i, w in zip(listed, written, strict=True) if i != w]
+    if all(reading.gradients[i] is None for i, _ in moved):
+        return
+    if all(layout.shape(i) == layout.shape(w) for i, w in moved):
+        paths = layout.leaf_paths()
+        read, other = ([paths[k] for k in order] for order in zip(*moved, strict=True))
+        gradient_errors.warn_of_order(where, read, other)
 
 
 def _check_places(
@@ -211,6 +232,13 @@ def _check_places(
     ]
     if misplaced and any(g is None for g in _where(has, given)):
         raise gradient_errors.gradient_of_no_array(where, layout.leaf_paths()[misplaced[0]])
+    # A number may have a gradient: another call may differentiate it. But it is a scalar.
+    for i in [i for i in layout.operands if has[i] and given[i] is None]:
+        for k, is_number in enumerate(layout.numbers):
+            shape = getattr(given[k], "shape", ()) if is_number and not has[k] else ()
+            if shape and shape == layout.shape(i):
+                paths = layout.leaf_paths()
+                raise gradient_errors.swapped(where, shape, paths[k], paths[i])
 
 
 def _check(layout: Layout, leaf: LeafIndex, given: Sequence[Gradient], where: Where) -> None:
@@ -238,7 +266,9 @@ def _check(layout: Layout, leaf: LeafIndex, given: Sequence[Gradient], where: Wh
         others = [
             p
             for p, s, g in zip(layout.leaf_paths(), layout.specs, given, strict=True)
-            if s is not None and getattr(g, "shape", s.shape) != s.shape == shape
+            if s is not None
+            and (g is None or getattr(g, "shape", s.shape) != s.shape)
+            and s.shape == shape
         ]
         idle = leaf not in layout.operands
         raise gradient_errors.wrong_shape(where, shape, expected.shape, path, others, idle)

@@ -5,6 +5,7 @@ constants (all others, which stay unchanged). `Layout.join` puts them together a
 operands. `returned.py` reads the gradients that a rule returns for the leaves.
 """
 
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -31,7 +32,16 @@ class Layout:
     gradients for the arrays. `operands` has the positions of those that JAX is tracing.
     """
 
-    __slots__ = ("differentiable", "full", "names", "numbers", "operands", "specs", "treedef")
+    __slots__ = (
+        "differentiable",
+        "full",
+        "names",
+        "numbers",
+        "operands",
+        "specs",
+        "treedef",
+        "written",
+    )
 
     def __init__(self, treedef: TreeDef, leaves: Sequence[Leaf], names: Sequence[str]) -> None:
         self.treedef = treedef
@@ -42,6 +52,8 @@ class Layout:
         self.differentiable = [s is not None and s.differentiable for s in self.specs]
         # And whether it is a Python number.
         self.numbers = [issubclass(type(leaf), _FLOATS) for leaf in leaves]
+        # All leaves in the order in which the keys of dicts were written, if it is another one.
+        self.written: Sequence[LeafIndex] | None = None
         # The layout of the values together with omitted defaults, and which of its leaves are ours.
         self.full: tuple[Layout, Sequence[LeafIndex]] | None = None
 
@@ -74,6 +86,13 @@ class Layout:
             paths.append(self.names[keys[0].idx] + jax.tree_util.keystr(keys[1:]))
         return paths
 
+    def shape(self, leaf: LeafIndex) -> tuple[int, ...] | None:
+        """Return the shape of a gradient of a leaf; None if it never has one."""
+        expected = self.specs[leaf]
+        if expected is not None:
+            return expected.shape
+        return () if self.numbers[leaf] else None
+
     def counted(self) -> list[bool]:
         """Return for which leaves the short flat list has an entry (a gradient or None).
 
@@ -90,10 +109,43 @@ def split(values: Any, names: Sequence[str]) -> tuple[list[Leaf], list[Leaf], La
     """
     leaves, treedef = tree_flatten(values)
     layout = Layout(treedef, leaves, names)
+    layout.written = order_of_keys(values, treedef)
     operands = [leaves[i] for i in layout.operands]
     for i in layout.operands:
         leaves[i] = None
     return operands, leaves, layout
+
+
+def order_of_keys(values: Any, treedef: TreeDef) -> Sequence[LeafIndex] | None:
+    """Return all leaves in the order in which the keys of dicts were written; None if it is sorted.
+
+    JAX flattens a dict by its sorted keys. Who wrote {"scale": ..., "bias": ...} may list gradients
+    in that order, and each would be the other's. A dict that JAX has rebuilt, such as an argument
+    under `jit` or `grad`, has sorted keys: there nothing tells. Dicts in other pytrees than lists
+    and tuples are not looked at: to flatten a model twice at each call is slow.
+    """
+    if _are_keys_sorted(values):
+        return None
+    return list(_as_written(values, tree_unflatten(treedef, range(treedef.num_leaves))))
+
+
+def _are_keys_sorted(value: Any) -> bool:
+    if isinstance(value, dict):
+        is_sorted = type(value) is collections.OrderedDict or list(value) == sorted(value)
+        return is_sorted and all(map(_are_keys_sorted, value.values()))
+    return not isinstance(value, (list, tuple)) or all(map(_are_keys_sorted, value))
+
+
+def _as_written(value: Any, numbered: Any) -> Iterator[LeafIndex]:
+    """Yield the numbers of the leaves; `numbered` has the structure of `value`."""
+    if isinstance(value, dict):
+        for key in value:
+            yield from _as_written(value[key], numbered[key])
+    elif isinstance(value, (list, tuple)):
+        for part, numbers in zip(value, numbered, strict=True):
+            yield from _as_written(part, numbers)
+    else:
+        yield from tree_leaves(numbered)
 
 
 def conjugate(value: Any, expected: Spec) -> Any:
@@ -104,10 +156,21 @@ def conjugate(value: Any, expected: Spec) -> Any:
 class Outputs(Inert):
     """The structure of what `f` returned, and how to call a rule for it."""
 
-    __slots__ = ("_convention", "_plain", "_specs", "_types", "count", "differentiable", "treedef")
+    __slots__ = (
+        "_convention",
+        "_plain",
+        "_specs",
+        "_types",
+        "count",
+        "differentiable",
+        "treedef",
+        "written",
+    )
 
-    def __init__(self, leaves: Sequence[Leaf], treedef: TreeDef, convention: str) -> None:
+    def __init__(self, y: Any, leaves: Sequence[Leaf], treedef: TreeDef, convention: str) -> None:
         self.treedef = treedef
+        # All leaves in the order in which the keys of dicts were written, if it is another one.
+        self.written = order_of_keys(y, treedef)
         self.count = len(leaves)
         self._convention = convention
         self._specs = [spec(leaf) for leaf in leaves]
@@ -131,6 +194,22 @@ class Outputs(Inert):
         if mirrored:
             return cotangents
         return (tree_unflatten(self.treedef, cotangents),)
+
+    def swappable(self) -> tuple[list[str], list[str]] | None:
+        """Return which upstreams would be others, of the same types, in the order of the keys.
+
+        That is, in the order in which `f` wrote the keys of a dict: first what they are, then what
+        they would be. None if there are none.
+        """
+        if self.written is None or self._convention != "tf":
+            return None
+        moved = [(i, w) for i, w in enumerate(self.written) if i != w]
+        if any(self._specs[i].shape != self._specs[w].shape for i, w in moved):
+            return None
+        numbered = tree_unflatten(self.treedef, range(self.count))
+        paths = [f"y{jax.tree_util.keystr(k)}" for k, _ in tree_flatten_with_path(numbered)[0]]
+        are, would_be = ([paths[k] for k in order] for order in zip(*moved, strict=True))
+        return are, would_be
 
     def _upstream(self, given: Iterator[Any], expected: Spec, aval: Any, mirrored: bool) -> Any:
         if expected.differentiable:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import types
 import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from jax.tree_util import all_leaves, tree_structure
 
 from .errors import builder
 from .source import Source, Where
-from .text import counted, kind_of, tree_of, type_name
+from .text import counted, kind_of, tree_of, type_name, types_of
 
 no_variable_pair = builder(
     "{} was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned {}."
@@ -21,6 +22,10 @@ gradient_of_no_array = builder(
 )
 
 
+swapped = builder(
+    "{} returned a gradient of shape {} for `{}`, which is a number, and None for `{}`, which has "
+    "this shape: are they swapped? Return the gradients in the order of the inputs."
+)
 keys_without_names = builder(
     "{} returned a flat list for the declared variables, which are in a dict. JAX sorts its keys, "
     "so a list may be in another order: return the gradients in their structure, {}."
@@ -46,8 +51,12 @@ def wrong_arity(where: Where, upstreams: int, mirrored: bool, error: TypeError) 
     return TypeError(f"{where} cannot be called with {expected}: {error}. {hint}")
 
 
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(f"`{path}`" for path in paths)
+
+
 def _the(where: Where, paths: Sequence[str]) -> str:
-    listed = ", ".join(f"`{path}`" for path in paths)
+    listed = _listed(paths)
     return f"the {where.of} {listed}" if len(paths) == 1 else f"the {where.of}s {listed}".rstrip()
 
 
@@ -90,19 +99,54 @@ def wrong_structure(where: Where, result: Any, layout: Any) -> Exception:
 
 
 def warn_of_bare_none(where: Where, names: Sequence[str]) -> None:
-    """Warn at the rule itself, so that Python's filters show it once for each, or not at all."""
-    code = Source.of(where.grad_fn).code or where.source.code
-    file, line = (code.co_filename, code.co_firstlineno) if code else ("<unknown>", 0)
-    space = getattr(where.grad_fn, "__globals__", globals())
-    warnings.warn_explicit(
+    _warn_at_rule(
+        where,
         f"{where} returned None, which means no gradient for {_the(where, names)}. Did it forget "
         f"its `return`? `return {(None,) * len(names)}` means no gradient without this warning.",
-        UserWarning,
-        file,
-        line,
-        space.get("__name__"),
-        space.setdefault("__warningregistry__", {}),
     )
+
+
+def warn_of_order(where: Where, read: Sequence[str], written: Sequence[str]) -> None:
+    _warn_at_rule(
+        where,
+        f"{where} returned a flat list of gradients, which is read by the sorted keys of a dict, "
+        f"as in TensorFlow: for {_listed(read)}. The keys were written in another order, "
+        f"{_listed(written)}, in which the list fits, too. Return a dict with these keys in the "
+        "place of the list, or write the keys in sorted order.",
+    )
+
+
+def warn_of_upstreams(where: Where, are: Sequence[str], would_be: Sequence[str]) -> None:
+    _warn_at_rule(
+        where,
+        f"{where} gets the upstreams of y by the sorted keys of a dict, as in TensorFlow: of "
+        f"{_listed(are)}. {where.source} wrote the keys in another order, {_listed(would_be)}. "
+        "Write them in sorted order, or return a tuple as y.",
+    )
+
+
+def _warn_at_rule(where: Where, text: str) -> None:
+    code = Source.of(where.grad_fn).code or where.source.code
+    _warn(text, code, getattr(where.grad_fn, "__globals__", {}).get("__name__", ""))
+
+
+def warn_of_no_output(source: Source, types: Sequence[Any]) -> None:
+    _warn(
+        f"{source} is differentiated, and returned no output that has a gradient, but "
+        f"{types_of(types)}: its gradient is zero, whatever its gradient function returns. To "
+        "declare one (a surrogate), return a float, as in `(x > 0).astype(x.dtype)`.",
+        source.code,
+    )
+
+
+_REGISTRY: dict[Any, Any] = {}  # of the warnings that were shown, as modules of users have one
+
+
+def _warn(text: str, code: types.CodeType | None, module: str = "") -> None:
+    """Warn at a function of the user's: Python's filters then show it once for each place."""
+    file, line = (code.co_filename, code.co_firstlineno) if code else ("<unknown>", 0)
+    module = module or file.removesuffix(".py")  # as Python does; it shows nothing without one
+    warnings.warn_explicit(text, UserWarning, file, line, module, _REGISTRY)
 
 
 _CONVERT = {
