@@ -4,13 +4,16 @@ Modules of all groups import this one; it imports `compat` alone.
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError
+from jax.extend.core import JaxprEqn
+from jax.tree_util import KeyPath
 
 from .compat import NUMPY, Sharding, explicit_sharding, is_ref, tangent_dtype, varying
 
@@ -74,3 +77,18 @@ def is_array(leaf: Any) -> bool:
 def is_traced(values: Any) -> bool:
     """Return whether JAX is tracing any of the values."""
     return any(isinstance(v, Tracer) for v in values)
+
+
+# Names for what a type checker cannot know: it takes a tracer for a `jax.Array`, and an aval has no
+# declared shape. They tell the reader what a value is, and an index into what.
+Leaf: TypeAlias = Any  # of a pytree: an array, a tracer, a Ref, a number, or any other object
+PyTree: TypeAlias = Any
+Aval: TypeAlias = Any  # JAX's type of an array or of its tangents: shape, dtype, sharding
+Eqn: TypeAlias = JaxprEqn
+Path: TypeAlias = KeyPath
+AnyFunction: TypeAlias = Callable[..., Any]
+Cotangents: TypeAlias = Sequence[Leaf]  # one for each output that has one
+Tangents: TypeAlias = Sequence[Leaf]
+OperandIndex: TypeAlias = int  # into the operands of a call
+LeafIndex: TypeAlias = int  # into the leaves of inputs or outputs
+Dim: TypeAlias = int | None  # which axis of a value `vmap` maps; None: it is not mapped
