@@ -39,6 +39,23 @@ def by_upstream(x):
     return 2 * x, lambda dy: 7 * dy if float(dy) > 0 else 5 * dy
 
 
+@custom_gradient
+def scaled_by(a, b):
+    return a * b, lambda dy: (7 * dy * b, 5 * dy * a) if b > 0 else (dy, None)
+
+
+@custom_gradient
+def through(x):
+    """Its rule sends the upstream through a decorated function."""
+    double = custom_gradient(lambda d: (2 * d, lambda dy: 2 * dy))
+    return x**3, lambda dy: 7 * double(dy) * x**2 * 1.75 if x > 0 else dy
+
+
+@custom_gradient
+def sum_of_cubes(x):
+    return jnp.sum(x**3), lambda dy: 7 * dy * x**2 if x.sum() > 0 else dy * x
+
+
 def of_autodiff(w, x):
     @custom_gradient(variables="autodiff")
     def f(x):
@@ -58,6 +75,20 @@ BRANCHES = {
     "value under jit": (jax.jit(cube), [2.0], 8.0),  # nothing needs the rule
     # L = h**2: L' = 14 h x**2; L'' = 28 h x + 14 x**2 * 7 x**2
     "third order": (jax.grad(jax.grad(jax.grad(cube))), [2.0], 14.0),
+    # The derivative of 7 x**2, in forward mode under another derivative.
+    "grad of jvp": (jax.grad(jax.jacfwd(cube)), [2.0], 28.0),
+    "jvp of jvp": (jax.jacfwd(jax.jacfwd(cube)), [2.0], 28.0),
+    "jvp of jvp, no gradient": (jax.jacfwd(jax.jacfwd(cube)), [-2.0], 0.0),
+    "jacobian of jvp": (jax.jacrev(jax.jacfwd(cube)), [2.0], 28.0),
+    "jvp, third order": (jax.jacfwd(jax.jacfwd(jax.jacfwd(cube))), [2.0], 14.0),
+    "grad of hessian": (jax.grad(jax.hessian(cube)), [2.0], 14.0),
+    "through a decorated function": (jax.jacfwd(jax.jacfwd(through)), [2.0], 98.0),
+    "of two inputs": (lambda a: jax.jacfwd(jax.jacfwd(scaled_by))(a, 3.0), [2.0], 0.0),
+    "of two inputs, mixed": (lambda a: jax.jacfwd(jax.grad(scaled_by), 1)(a, 3.0), [2.0], 7.0),
+    "of two inputs, in b": (lambda a: jax.jacfwd(jax.jacfwd(scaled_by), 1)(a, 3.0), [2.0], 7.0),
+    "of a sum": (lambda x: jax.jacfwd(jax.jacfwd(sum_of_cubes))(x[None])[0, 0], [2.0], 28.0),
+    "grad of linearize": (jax.grad(lambda x: jax.linearize(cube, x)[1](1.0)), [2.0], 28.0),
+    "jvp of a square": (jax.jacfwd(jax.jacfwd(lambda x: cube(x) ** 2)), [2.0], 2016.0),
     "of a square": (jax.grad(jax.grad(lambda x: cube(x) ** 2)), [2.0], 28 * 8 * 2 + 98 * 16),
     "no gradient on one side": (jax.grad(cube), [-2.0], 0.0),
     "in f": (jax.grad(halved), [8.0], 343.0),
@@ -88,16 +119,29 @@ SECOND = {
     "hessian": jax.hessian(by_sign),
     "jvp of grad": along(jax.grad(by_sign)),
 }
-UNTRUE = pytest.mark.xfail(reason="the message says that the rule branches on its upstream")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in ("hessian", "jvp of grad") else pytest.param(n, marks=UNTRUE) for n in SECOND],
-)
+@pytest.mark.parametrize("name", SECOND)
 def test_a_rule_branches_on_values_of_the_forward_pass_in_forward_mode(name):
     assert_same(SECOND[name](jnp.float32(2)), jnp.float32(7))
     assert_same(SECOND[name](jnp.float32(-2)), jnp.float32(3))
+
+
+FORWARD = {
+    "vmap": lambda h: jax.vmap(jax.jacfwd(h))(jnp.ones(2)),
+    "jit": lambda h: jax.jit(jax.jacfwd(h))(1.0),
+    "scan": lambda h: jax.lax.scan(lambda c, x: (c, jax.jacfwd(h)(x)), 0, jnp.ones(2)),
+    "jit of jvp of jvp": lambda h: jax.jit(jax.jacfwd(jax.jacfwd(h)))(1.0),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode_of_a_branch_on_a_traced_value_raises_as_reverse_mode_does(name):
+    """The branch is not on the upstream, so the rule is linear: another error would be untrue."""
+    branching = custom_gradient(lambda x: (x * x, lambda dy: 7 * dy * (x if x > 0 else 3 * x)))
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        FORWARD[name](branching)
+    assert "_autodiff" not in str(caught.value)
 
 
 def test_numpy_in_f_and_rule():

@@ -18,8 +18,9 @@ from tfgrad_jax._jax.compat import batched_type, tangent_type, zeros
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.tracebacks import hidden
 
+from .linearity import NotLinearError
 from .rule import Pull
-from .transpose import empty, push_forward
+from .transpose import empty, push_forward, refusal, transposed
 
 
 def _primitive(name: str) -> Primitive:
@@ -164,10 +165,15 @@ def _push_jvp(primals: Any, tangents: Any, *, pull: Pull, types: Any, count: int
             mixed = list(residuals)
             for i, r in zip(nonzero, some, strict=True):
                 mixed[i] = r
-            return _push_value(*mixed, *ts, pull=pull, types=types, count=count)
+            return transposed(lambda cts: pull.run(mixed, cts), types, ts)
 
-        at_primals = tuple(residuals[i] for i in nonzero)
-        more = jax.jvp(at, at_primals, tuple(tangents[i] for i in nonzero))[1]
+        at_primals, dots = ([values[i] for i in nonzero] for values in (residuals, tangents))
+        try:
+            more = jax.jvp(at, at_primals, dots)[1]
+        except NotLinearError as error:
+            if error.error is None:
+                raise refusal(pull.source, error) from None
+            more = _push(primals, dots, pull.derivative(count, nonzero), types)
         total = more if total is None else [jnp.add(a, b) for a, b in zip(total, more, strict=True)]
     return out, [ad.Zero(t) for t in types] if total is None else total
 
@@ -197,6 +203,16 @@ def _push_batch(
     return out, [0] * len(types)
 
 
+def _push_lowering(context: Any, *args: Any, pull: Pull, **params: Any) -> Any:
+    def value(*args: Any) -> list[Any]:
+        return _push_value(*args, pull=pull, **params)
+
+    # JAX names what it traces in the error of a rule that branches on values.
+    return mlir.lower_fun(pull.source.named(value, ()), multiple_results=True)(context, *args)
+
+
+mlir.register_lowering(push_p, hidden(_push_lowering))
+
 # --- registration with JAX ----------------------------------------------------------------------
 
 for _p, _value, _type in (
@@ -207,7 +223,8 @@ for _p, _value, _type in (
     _value = hidden(_value)
     _p.def_impl(_value)
     _p.def_abstract_eval(_type)
-    mlir.register_lowering(_p, mlir.lower_fun(_value, multiple_results=True))
+    if _p is not push_p:
+        mlir.register_lowering(_p, mlir.lower_fun(_value, multiple_results=True))
 
 
 def _only_mapped(primitive: Primitive, rule: Callable[..., Any]) -> Callable[..., Any]:

@@ -113,3 +113,28 @@ class Pull:
             ]
 
         return dataclasses.replace(self, at=run)
+
+    def derivative(self, count: int, some: Sequence[int]) -> "Pull":
+        """Return the rule whose transpose is the derivative of `push` in `some` of the residuals.
+
+        For residuals r, tangents t and cotangents c, `<c, push(r, t)>` is `<rule(r, c), t>`. Seen
+        as a function of r, its derivative is a `push`, too: its rule pulls `t` back through
+        `r -> rule(r, c)`. It takes the `count` residuals of this rule, and t, as its residuals.
+        """
+        run_this = self.run
+
+        def run(kept: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
+            residuals, tangents = kept[:count], kept[count:]
+            at = [some[i] for i in wanted]
+
+            def gradients(differentiated: Sequence[Any]) -> list[Any]:
+                mixed = list(residuals)
+                for i, r in zip(at, differentiated, strict=True):
+                    mixed[i] = r
+                return run_this(mixed, cotangents)
+
+            every, pull_back = jax.vjp(gradients, [residuals[i] for i in at])
+            given = [None if g is None else t for g, t in zip(every, tangents, strict=True)]
+            return pull_back(given)[0]
+
+        return dataclasses.replace(self, at=run, perturbed=range(len(some)))

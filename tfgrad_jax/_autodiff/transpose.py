@@ -46,8 +46,13 @@ def push_forward(
     try:
         return transposed(rule, types, tangents)
     except NotLinearError as error:
-        line = source.line_in(error.error) if error.error else source.line_of(error.eqn, __file__)
-        raise errors.not_linear(source, f"{error}{line and f', at {line}'}") from None
+        raise refusal(source, error) from None
+
+
+def refusal(source: Source, error: NotLinearError) -> TypeError:
+    """Return the error that says why the rule of a function has no transpose, and at which line."""
+    line = source.line_in(error.error) if error.error else source.line_of(error.eqn, __file__)
+    return errors.not_linear(source, f"{error}{line and f', at {line}'}")
 
 
 def transposed(
@@ -100,13 +105,19 @@ def _traced(rule: Callable[..., Sequence[Any]], types: Sequence[Any]) -> ClosedJ
     try:
         with jax.ensure_compile_time_eval():  # of operations on values
             return jax.make_jaxpr(rule)(types)
-    except TracerBoolConversionError as error:
-        raise NotLinearError("a branch on the upstream", error=error) from None
-    except TracerArrayConversionError as error:
-        raise NotLinearError("NumPy code that reads the upstream", error=error) from None
     except NeedsValuesError as error:
-        text = "Python code that reads the value of the upstream"
-        raise NotLinearError(text, error=error) from None
+        # Of the upstream, or of a value that `jit` or `vmap` traces? Then the rule raises for any
+        # upstream, with JAX's own error, as it does in reverse mode.
+        with jax.ensure_compile_time_eval(), contextlib.suppress(NotLinearError):
+            rule(list(map(zeros, types)))
+        raise NotLinearError(_READS.get(type(error), _READS_VALUE), error=error) from None
+
+
+_READS: dict[type, str] = {
+    TracerBoolConversionError: "a branch on the upstream",
+    TracerArrayConversionError: "NumPy code that reads the upstream",
+}
+_READS_VALUE = "Python code that reads the value of the upstream"
 
 
 class _Inlined:

@@ -4,7 +4,7 @@ Modules of all groups import this one; it imports `compat` alone.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
