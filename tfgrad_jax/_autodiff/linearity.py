@@ -17,9 +17,9 @@ from jax.extend.core import ClosedJaxpr
 
 from tfgrad_jax._jax.compat import can_differentiate, can_transpose, is_ref
 from tfgrad_jax._jax.jaxpr import (
-    IDENTITIES,
     ONE_BY_ONE,
     Followed,
+    Identity,
     flow,
     is_declared,
     without_consts,
@@ -175,14 +175,14 @@ class _Linearity:
             self.inlined.add((*self._path, id(eqn)))
         if is_identity:
             return list(operands)
-        if name == "push" and _LINEAR in operands[: eqn.params["count"]]:
+        if name == "push" and _LINEAR in operands[: eqn.params["n_residuals"]]:
             raise NotLinearError("the derivative of a decorated function at an upstream")
         if name == "convert_element_type":
             dtype = eqn.outvars[0].aval.dtype
             if operands[0] == _LINEAR and not is_kind(dtype, jnp.inexact):
                 raise NotLinearError(f"`convert_element_type` to {np.dtype(dtype).name}")
             return operands[0]
-        if name in (*IDENTITIES, *ONE_BY_ONE):
+        if isinstance(eqn.primitive, Identity) or name in ONE_BY_ONE:
             return list(operands[: len(eqn.outvars)])
         with_tangents = zip(eqn.invars, operands, strict=True)
         kinds = [k for a, k in with_tangents if is_differentiable(a.aval.dtype)] or list(operands)

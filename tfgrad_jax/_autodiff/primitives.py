@@ -4,10 +4,12 @@
 tangents of the `xs` to tangents of the `ys`. Its transpose is the rule, so reverse mode runs the
 rule as it is; forward mode evaluates `push` by transposing the rule (`transpose.py`). `depend` is
 the identity on `ys`; its results are batched if any operand is.
+
+Their operands are flat lists. `n_ys`, `n_xs` and `n_residuals` say where each part ends.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,43 +17,51 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tfgrad_jax._jax.compat import batched_type, tangent_type, zeros
+from tfgrad_jax._jax.jaxpr import Identity
+from tfgrad_jax._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.tracebacks import hidden
 
 from .linearity import NotLinearError
-from .rule import Pull
+from .rule import Axis, Pull, replaced
 from .transpose import empty, push_forward, refusal, transposed
 
-
-def _primitive(name: str) -> Primitive:
-    primitive = Primitive(name)
-    primitive.multiple_results = True
-    return primitive
+_Values: TypeAlias = Sequence[Leaf]
+_Batched: TypeAlias = tuple[list[Leaf], list[Dim]]  # values, and which axis of each is mapped
+_WithTangents: TypeAlias = tuple[list[Leaf], list[Leaf]]
 
 
-attach_p, push_p, depend_p = map(_primitive, ("attach", "push", "depend"))
+attach_p, depend_p, push_p = Identity("attach"), Identity("depend"), Primitive("push")
+push_p.multiple_results = True
 
 
-def zero_tangent(value: Any) -> Any:
+def zero_tangent(value: Leaf) -> Leaf:
     """Return the tangent of a value that is zero."""
     return zeros(tangent_type(value))
 
 
-def _instantiated(value: Any) -> Any:
+def _instantiated(value: Leaf) -> Leaf:
     return zeros(value.aval) if type(value) is ad.Zero else value
 
 
-def _first(*args: Any, count: int, **_: Any) -> list[Any]:
-    """Return the first operands, the `ys`: these are the results of `attach` and `depend`."""
-    return list(args[:count])
+def _nonzero(tangents: Tangents) -> list[int]:
+    return [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
 
-def _mapped(values: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[list[Any], list[int]]:
-    """Return the values, all with a mapped axis, and the positions of this axis.
+def _split(values: _Values, *sizes: int) -> list[list[Leaf]]:
+    """Return parts of these sizes, and the rest."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(list(values[start : start + size]))
+        start += size
+    return [*parts, list(values[start:])]
 
-    A value without one gets it in front. No axis is moved: under `vmap`, JAX assumes that a staged
-    value has the type of the value that it differentiates, mapped axis included.
-    """
+
+def _mapped(values: _Values, dims: Sequence[Dim], size: int) -> _Batched:
+    """Return the values, all with a mapped axis; a value without one gets it in front."""
+    # To move each axis to the front would be simpler. But under `vmap`, JAX assumes that a staged
+    # value has the type of the value that it differentiates, mapped axis included. With the axis in
+    # front, a `scan` under two `vmap`s gave wrong second derivatives where both had the same size.
     with_axis = [
         jnp.broadcast_to(v, (size, *jnp.shape(v))) if d is None else v
         for v, d in zip(values, dims, strict=True)
@@ -59,178 +69,227 @@ def _mapped(values: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[list
     return with_axis, [0 if d is None else d for d in dims]
 
 
-def _in_front(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
+def _in_front(values: _Values, dims: Sequence[Dim]) -> list[Leaf]:
     """Return the values with the mapped axis in front, where there is one."""
     return [v if d is None else jnp.moveaxis(v, d, 0) for v, d in zip(values, dims, strict=True)]
 
 
 def _life() -> ClosedJaxpr:
-    """Return a new, empty jaxpr as a parameter of an equation, so that JAX's caches forget it.
-
-    JAX caches the type of each equation that it records, by its parameters; these are rules, and
-    rules hold arrays. The cache has weak references to jaxprs, and drops an entry when one of them
-    is deleted. So the entry lives no longer than the equation.
-    """
+    """Return a new, empty jaxpr as a parameter of an equation, so that JAX's caches forget it."""
+    # JAX 0.8 caches the type of each equation that it records, by its parameters. Ours are rules,
+    # and rules hold arrays: those of five calls of `jax.grad` stayed in memory for good. The cache
+    # has weak references to jaxprs, and drops an entry when one of them is deleted. So with this
+    # one it lives no longer than the equation. 0.10.2 keeps nothing; remove it when 0.8 goes.
     return ClosedJaxpr(empty(), ())
 
 
 # --- depend -------------------------------------------------------------------------------------
 
 
-def depend(ys: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+def depend(ys: _Values, others: _Values) -> list[Leaf]:
     """Return `ys`; under `vmap` they are mapped if any of the others is."""
-    return depend_p.bind(*ys, *others, count=len(ys))
+    # A staged call may be mapped later, and then differentiated: `vmap(jit(h), in_axes=(0, None))`
+    # where `y` ignores the first input. An output that ignores a mapped operand must be mapped with
+    # it, because the rule may use that operand. JAX's custom_vjp is wrong or raises there.
+    return depend_p.bind(*ys, *others, n_ys=len(ys))
 
 
-def _depend_batch(axis: Any, args: Any, dims: Any, *, count: int) -> Any:
-    ys, at = _mapped(args[:count], dims[:count], axis.size)
-    return depend(ys, _in_front(args[count:], dims[count:])), at
+def _depend_value(*args: Leaf, n_ys: int) -> list[Leaf]:
+    return list(args[:n_ys])
 
 
-def _depend_jvp(primals: Any, tangents: Any, *, count: int) -> Any:
-    return depend_p.bind(*primals, count=count), list(tangents[:count])
+def _depend_jvp(primals: _Values, tangents: Tangents, *, n_ys: int) -> _WithTangents:
+    return depend_p.bind(*primals, n_ys=n_ys), list(tangents[:n_ys])
 
 
-def _depend_transpose(cotangents: Any, *args: Any, count: int) -> list[Any]:
-    return [*cotangents, *[None] * (len(args) - count)]
+def _depend_transpose(cotangents: Cotangents, *args: Leaf, n_ys: int) -> list[Leaf]:
+    return [*cotangents, *[None] * (len(args) - n_ys)]
+
+
+def _depend_batch(axis: Axis, args: _Values, dims: Sequence[Dim], *, n_ys: int) -> _Batched:
+    ys, at = _mapped(args[:n_ys], dims[:n_ys], axis.size)
+    return depend(ys, _in_front(args[n_ys:], dims[n_ys:])), at
 
 
 # --- attach -------------------------------------------------------------------------------------
 
 
-def attach(pull: Pull, residuals: Sequence[Any], xs: Sequence[Any], ys: Sequence[Any]) -> list[Any]:
+def attach(pull: Pull, residuals: _Values, xs: _Values, ys: _Values) -> list[Leaf]:
     """Return `ys` with the rule as their derivative with respect to `xs`."""
-    return attach_p.bind(*ys, *xs, *residuals, count=len(ys), xs=len(xs), pull=pull, life=_life())
+    sizes = {"n_ys": len(ys), "n_xs": len(xs)}
+    return attach_p.bind(*ys, *xs, *residuals, **sizes, pull=pull, life=_life())
 
 
-def _attach_jvp(primals: Any, tangents: Any, *, count: int, xs: int, pull: Pull, life: Any) -> Any:
-    ys, residuals = primals[:count], primals[count + xs :]
-    out = attach_p.bind(*primals, count=count, xs=xs, pull=pull, life=life)
-    dxs = tangents[count : count + xs]
-    nonzero = [i for i, t in enumerate(dxs) if type(t) is not ad.Zero]
-    if not nonzero:
-        if pull.pure and any(type(t) is not ad.Zero for t in tangents[:count]):
-            raise errors.hidden_tracer(pull.source)  # `y` has a tangent, and no operand has one
-        return out, [ad.Zero(tangent_type(y)) for y in ys]
-    return out, push(pull.only(nonzero), residuals, ys, [dxs[i] for i in nonzero])
+# It is the identity, and compiles to nothing. Mosaic and Triton, which compile kernels, do not know
+# it, and their tables are not ours to extend. So a Pallas kernel may compute a gradient, because
+# JAX then drops the value and its `attach`; but not both a value and its gradient.
+def _attach_value(*args: Leaf, n_ys: int, n_xs: int, pull: Pull, life: ClosedJaxpr) -> list[Leaf]:
+    return list(args[:n_ys])
+
+
+def _attach_jvp(
+    primals: _Values, tangents: Tangents, *, n_ys: int, n_xs: int, pull: Pull, life: ClosedJaxpr
+) -> _WithTangents:
+    out = attach_p.bind(*primals, n_ys=n_ys, n_xs=n_xs, pull=pull, life=life)
+    ys, _, residuals = _split(primals, n_ys, n_xs)
+    dys, dxs, _ = _split(tangents, n_ys, n_xs)
+    nonzero = _nonzero(dxs)
+    if nonzero:
+        return out, push(pull.only(nonzero), residuals, ys, [dxs[i] for i in nonzero])
+    # `y` has a tangent, and no operand has one: it comes from a tracer that we did not find, such
+    # as one in a global variable. Its derivative would be that of `f`'s own operations. A Ref may
+    # have such tangents, so a function with Refs is let pass.
+    if pull.pure and _nonzero(dys):
+        raise errors.hidden_tracer(pull.source)
+    return out, [ad.Zero(tangent_type(y)) for y in ys]
 
 
 def _attach_batch(
-    axis: Any, args: Any, dims: Any, *, count: int, xs: int, pull: Pull, life: Any
-) -> Any:
-    end = count + xs
-    ys, at = _mapped(args[:count], dims[:count], axis.size)
-    new = pull.batched(axis, dims[end:], at, [d is not None for d in dims[count:end]])
-    return attach(new, args[end:], _in_front(args[count:end], dims[count:end]), ys), at
+    axis: Axis,
+    args: _Values,
+    dims: Sequence[Dim],
+    *,
+    n_ys: int,
+    n_xs: int,
+    pull: Pull,
+    life: ClosedJaxpr,
+) -> _Batched:
+    ys, xs, residuals = _split(args, n_ys, n_xs)
+    y_dims, x_dims, residual_dims = _split(dims, n_ys, n_xs)
+    ys, at = _mapped(ys, y_dims, axis.size)
+    new = pull.batched(axis, residual_dims, at, [d is not None for d in x_dims])
+    return attach(new, residuals, _in_front(xs, x_dims), ys), at
 
 
 # --- push ---------------------------------------------------------------------------------------
 
 
-def push(
-    pull: Pull, residuals: Sequence[Any], ys: Sequence[Any], tangents: Sequence[Any]
-) -> list[Any]:
+def push(pull: Pull, residuals: _Values, ys: _Values, tangents: Tangents) -> list[Leaf]:
     """Return the tangents of `ys` for those of the `xs`."""
-    types = tuple(tangent_type(y) for y in ys)
-    return _push(residuals, tangents, pull, types)
+    return _push(residuals, tangents, pull, tuple(map(tangent_type, ys)))
 
 
-def _push(residuals: Sequence[Any], tangents: Any, pull: Pull, types: Sequence[Any]) -> list[Any]:
-    count = len(residuals)
-    return push_p.bind(*residuals, *tangents, pull=pull, types=types, count=count, life=_life())
+def _push(
+    residuals: _Values, tangents: Tangents, pull: Pull, types: tuple[Aval, ...]
+) -> list[Leaf]:
+    n, life = len(residuals), _life()
+    return push_p.bind(*residuals, *tangents, n_residuals=n, pull=pull, types=types, life=life)
 
 
-def _push_type(*args: Any, types: Sequence[Any], **_: Any) -> list[Any]:
+def _push_type(*args: Leaf, types: Sequence[Aval], **_: Any) -> list[Aval]:
     return list(types)
 
 
 def _push_value(
-    *args: Any, pull: Pull, types: Sequence[Any], count: int, life: Any = None
-) -> list[Any]:
-    residuals = args[:count]
-    return push_forward(lambda cts: pull.run(residuals, cts), types, args[count:], pull.source)
+    *args: Leaf, n_residuals: int, pull: Pull, types: Sequence[Aval], life: ClosedJaxpr
+) -> list[Leaf]:
+    residuals, tangents = _split(args, n_residuals)
+    return push_forward(lambda cts: pull.run(residuals, cts), types, tangents, pull.source)
 
 
-def _push_jvp(primals: Any, tangents: Any, *, pull: Pull, types: Any, count: int, life: Any) -> Any:
-    residuals, ts = primals[:count], primals[count:]
-    out = push_p.bind(*primals, pull=pull, types=types, count=count, life=life)
-    total: Any = None
-    if any(type(t) is not ad.Zero for t in tangents[count:]):
-        dts = map(_instantiated, tangents[count:])
-        total = _push(residuals, dts, pull, types)
-    nonzero = [i for i, t in enumerate(tangents[:count]) if type(t) is not ad.Zero]
-    if nonzero:
-        # Forward mode that is differentiated again: JAX differentiates the code of `_push_value`.
-        def at(*some: Any) -> list[Any]:
-            mixed = list(residuals)
-            for i, r in zip(nonzero, some, strict=True):
-                mixed[i] = r
-            return transposed(lambda cts: pull.run(mixed, cts), types, ts)
+def _push_jvp(
+    primals: _Values,
+    tangents: Tangents,
+    *,
+    n_residuals: int,
+    pull: Pull,
+    types: tuple[Aval, ...],
+    life: ClosedJaxpr,
+) -> _WithTangents:
+    out = push_p.bind(*primals, n_residuals=n_residuals, pull=pull, types=types, life=life)
+    residuals, ts = _split(primals, n_residuals)
+    dots, dts = _split(tangents, n_residuals)
+    parts = []
+    if _nonzero(dts):
+        parts.append(_push(residuals, list(map(_instantiated, dts)), pull, types))
+    if some := _nonzero(dots):
+        parts.append(_derivative(pull, residuals, ts, types, some, [dots[i] for i in some]))
+    if not parts:
+        return out, [ad.Zero(t) for t in types]
+    first, *others = parts
+    return out, [jnp.add(a, b) for a, b in zip(first, *others, strict=True)] if others else first
 
-        at_primals, dots = ([values[i] for i in nonzero] for values in (residuals, tangents))
-        try:
-            more = jax.jvp(at, at_primals, dots)[1]
-        except NotLinearError as error:
-            if error.error is None:
-                raise refusal(pull.source, error) from None
-            more = _push(primals, dots, pull.derivative(count, nonzero), types)
-        total = more if total is None else [jnp.add(a, b) for a, b in zip(total, more, strict=True)]
-    return out, [ad.Zero(t) for t in types] if total is None else total
+
+def _derivative(
+    pull: Pull,
+    residuals: _Values,
+    ts: Tangents,
+    types: tuple[Aval, ...],
+    some: Sequence[int],
+    dots: Tangents,
+) -> list[Leaf]:
+    """Return the derivative of a `push` in some of its residuals."""
+
+    def of_some(*values: Leaf) -> list[Leaf]:
+        mixed = replaced(residuals, some, values)
+        return transposed(lambda cts: pull.run(mixed, cts), types, ts)
+
+    # JAX differentiates the code that evaluates the `push`. There the rule runs on tracers of this
+    # derivative, and staging hides their values: in `jax.grad` of `jax.jvp`, `if x > 0` in a rule
+    # looked like a branch on the upstream. `Pull.derivative` shows the values. It is not the only
+    # way, because it differentiates the rule in reverse mode: a rule may have a `while_loop`.
+    try:
+        return jax.jvp(of_some, [residuals[i] for i in some], list(dots))[1]
+    except NotLinearError as error:
+        if error.error is None:
+            raise refusal(pull.source, error) from None
+        return _push([*residuals, *ts], dots, pull.derivative(len(residuals), some), types)
 
 
 def _push_transpose(
-    cotangents: Any, *args: Any, pull: Pull, types: Any, count: int, life: Any
-) -> list[Any]:
-    if any(map(ad.is_undefined_primal, args[:count])):
+    cotangents: Cotangents,
+    *args: Leaf,
+    n_residuals: int,
+    pull: Pull,
+    types: Sequence[Aval],
+    life: ClosedJaxpr,
+) -> list[Leaf]:
+    residuals, tangents = _split(args, n_residuals)
+    if any(map(ad.is_undefined_primal, residuals)):
         text = "a gradient that depends on its inputs"
         raise errors.not_linear(pull.source, text)
-    gradients = pull.run(args[:count], [_instantiated(c) for c in cotangents])
+    gradients = pull.run(residuals, list(map(_instantiated, cotangents)))
     back = [
         None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g
-        for g, t in zip(gradients, args[count:], strict=True)
+        for g, t in zip(gradients, tangents, strict=True)
     ]
-    return [*[None] * count, *back]
+    return [*[None] * n_residuals, *back]
 
 
 def _push_batch(
-    axis: Any, args: Any, dims: Any, *, pull: Pull, types: Any, count: int, life: Any
-) -> Any:
-    mapped = [d is not None for d in dims[count:]]
-    new = pull.batched(axis, dims[:count], [0] * len(types), mapped)
-    types = tuple(batched_type(t, axis) for t in types)
-    tangents = _in_front(args[count:], dims[count:])
-    out = _push(args[:count], tangents, new, types)
+    axis: Axis,
+    args: _Values,
+    dims: Sequence[Dim],
+    *,
+    n_residuals: int,
+    pull: Pull,
+    types: Sequence[Aval],
+    life: ClosedJaxpr,
+) -> _Batched:
+    residuals, tangents = _split(args, n_residuals)
+    residual_dims, x_dims = _split(dims, n_residuals)
+    new = pull.batched(axis, residual_dims, [0] * len(types), [d is not None for d in x_dims])
+    out_types = tuple(batched_type(t, axis) for t in types)
+    out = _push(residuals, _in_front(tangents, x_dims), new, out_types)
     return out, [0] * len(types)
 
 
 def _push_lowering(context: Any, *args: Any, pull: Pull, **params: Any) -> Any:
-    def value(*args: Any) -> list[Any]:
+    def value(*args: Leaf) -> list[Leaf]:
         return _push_value(*args, pull=pull, **params)
 
-    # JAX names what it traces in the error of a rule that branches on values.
-    return mlir.lower_fun(pull.source.named(value, ()), multiple_results=True)(context, *args)
+    # JAX names the function that it traces here in the error of a rule that branches on values.
+    lowered = mlir.lower_fun(pull.source.named(value, ()), multiple_results=True)
+    return lowered(context, *args)
 
-
-mlir.register_lowering(push_p, hidden(_push_lowering))
 
 # --- registration with JAX ----------------------------------------------------------------------
 
-for _p, _value, _type in (
-    (depend_p, _first, _first),
-    (attach_p, _first, _first),
-    (push_p, _push_value, _push_type),
-):
-    _value = hidden(_value)
-    _p.def_impl(_value)
-    _p.def_abstract_eval(_type)
-    if _p is not push_p:
-        mlir.register_lowering(_p, mlir.lower_fun(_value, multiple_results=True))
 
-
-def _only_mapped(primitive: Primitive, rule: Callable[..., Any]) -> Callable[..., Any]:
+def _only_mapped(primitive: Primitive, rule: AnyFunction) -> AnyFunction:
     """Return the rule for `vmap`, skipped if no operand is mapped: JAX calls it then, too."""
 
-    def batch(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
+    def batch(axis: Axis, args: _Values, dims: Sequence[Dim], **params: Any) -> _Batched:
         if any(d is not None for d in dims):
             return rule(axis, args, dims, **params)
         out = primitive.bind(*args, **params)
@@ -239,10 +298,22 @@ def _only_mapped(primitive: Primitive, rule: Callable[..., Any]) -> Callable[...
     return batch
 
 
-ad.primitive_jvps[depend_p] = hidden(_depend_jvp)
-ad.primitive_jvps[attach_p] = hidden(_attach_jvp)
-ad.primitive_jvps[push_p] = hidden(_push_jvp)
+def _register(
+    primitive: Primitive, value: AnyFunction, jvp: AnyFunction, batch: AnyFunction
+) -> None:
+    primitive.def_impl(hidden(value))
+    ad.primitive_jvps[primitive] = hidden(jvp)
+    batching.fancy_primitive_batchers[primitive] = hidden(_only_mapped(primitive, batch))
+
+
+_register(depend_p, _depend_value, _depend_jvp, _depend_batch)
+_register(attach_p, _attach_value, _attach_jvp, _attach_batch)
+_register(push_p, _push_value, _push_jvp, _push_batch)
+depend_p.def_abstract_eval(_depend_value)
+attach_p.def_abstract_eval(_attach_value)
+push_p.def_abstract_eval(_push_type)
+mlir.register_lowering(depend_p, mlir.lower_fun(_depend_value, multiple_results=True))
+mlir.register_lowering(attach_p, mlir.lower_fun(_attach_value, multiple_results=True))
+mlir.register_lowering(push_p, hidden(_push_lowering))
 ad.primitive_transposes[depend_p] = hidden(_depend_transpose)
 ad.primitive_transposes[push_p] = hidden(_push_transpose)
-for _p, _batch in ((depend_p, _depend_batch), (attach_p, _attach_batch), (push_p, _push_batch)):
-    batching.fancy_primitive_batchers[_p] = hidden(_only_mapped(_p, _batch))

@@ -2,8 +2,8 @@
 
 `Rule` is a pytree whose leaves are the residuals: JAX carries it from the forward to the backward
 pass. `Pull` has no residuals: it is a parameter of our primitives, which take the residuals as
-operands. `Pull.batched` is the rule under `vmap`. Both store which operands are being
-differentiated (JAX calls them *perturbed*), because undeclared `variables` are exactly those.
+operands. `Pull.batched` is the rule under `vmap`, `Pull.derivative` that of its transpose. Both
+store which operands are being differentiated (JAX calls them *perturbed*).
 """
 
 import dataclasses
@@ -14,38 +14,49 @@ from typing import Any, TypeAlias
 import jax
 
 from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.types import Cotangents, Dim, Leaf, LeafIndex, OperandIndex
 from tfgrad_jax._messages.source import Source
 
-# Residuals, cotangents of the outputs, positions of the operands that are being differentiated
-# -> for each of these operands its gradient, or None.
-Run: TypeAlias = Callable[[Sequence[Any], Sequence[Any], Sequence[int]], list[Any]]
+XIndex: TypeAlias = int  # into the differentiable operands of a rule, the `xs` of the primitives
+Axis: TypeAlias = Any  # what `vmap` maps over: its size and name
 
-_STATIC = ["run", "outputs", "perturbed", "differentiable", "count", "source", "pure"]
+# Residuals, cotangents of the outputs, which operands are wanted (of a `Rule`, `OperandIndex`; of a
+# `Pull`, `XIndex`) -> for each of these operands its gradient, or None.
+Run: TypeAlias = Callable[[Sequence[Leaf], Cotangents, Sequence[int]], list[Leaf]]
+
+_STATIC = ["run", "outputs", "perturbed", "differentiable", "n_operands", "source", "pure"]
 
 
+def replaced(values: Sequence[Leaf], at: Sequence[int], new: Sequence[Leaf]) -> list[Leaf]:
+    """Return the values with others at some positions."""
+    found = list(values)
+    for i, v in zip(at, new, strict=True):
+        found[i] = v
+    return found
+
+
+# Undeclared `variables` are exactly the values that JAX is differentiating, and only JAX knows
+# them: by symbolic zeros at the first order, by the tangents of `attach` at the next. So a rule
+# notes the perturbed operands, and the list is the same with and without `jit`.
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["residuals"], meta_fields=_STATIC)
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rule:
     """Cotangents of the outputs -> a gradient, or None, for each operand."""
 
-    residuals: Sequence[Any]
+    residuals: Sequence[Leaf]
     run: Run
-    outputs: tuple[int, ...]  # positions of the outputs that have cotangents, the `ys` of `Pull`
-    perturbed: tuple[int, ...]  # positions of the operands that are being differentiated
-    differentiable: tuple[int, ...]  # positions of those that can be, without Refs: the `xs`
-    count: int  # of all operands
+    outputs: tuple[LeafIndex, ...]  # those that have cotangents, the `ys` of `Pull`
+    perturbed: tuple[OperandIndex, ...]  # those that are being differentiated
+    differentiable: tuple[OperandIndex, ...]  # those that can be, without Refs: the `xs`
+    n_operands: int
     source: Source
     pure: bool  # whether no operand is a Ref
 
-    def __call__(self, cotangents: Sequence[Any]) -> list[Any]:
-        gradients: list[Any] = [None] * self.count
-        for i, g in zip(
-            self.perturbed, self.run(self.residuals, cotangents, self.perturbed), strict=True
-        ):
-            gradients[i] = g
-        return gradients
+    def __call__(self, cotangents: Cotangents) -> list[Leaf]:
+        gradients = self.run(self.residuals, cotangents, self.perturbed)
+        return replaced([None] * self.n_operands, self.perturbed, gradients)
 
-    def pull(self) -> tuple["Pull", list[Any]]:
+    def pull(self) -> tuple["Pull", list[Leaf]]:
         """Return the rule as the primitives know it, and its residuals.
 
         A primitive takes no Refs, so the pull holds them; the rule reads and writes them there.
@@ -56,12 +67,10 @@ class Rule:
         refs = [r if is_ref(r) else None for r in every]
 
         def run(
-            residuals: Sequence[Any], cotangents: Sequence[Any], perturbed: Sequence[int]
-        ) -> list[Any]:
-            filled = list(refs)
-            for i, r in zip(places, residuals, strict=True):
-                filled[i] = r
-            return inner(filled, cotangents, [positions[x] for x in perturbed])
+            residuals: Sequence[Leaf], cotangents: Cotangents, wanted: Sequence[XIndex]
+        ) -> list[Leaf]:
+            filled = replaced(refs, places, residuals)
+            return inner(filled, cotangents, [positions[x] for x in wanted])
 
         xs = tuple(range(len(positions)))
         return Pull(run, xs, self.source, self.pure), [every[i] for i in places]
@@ -73,14 +82,14 @@ class Pull:
     """Cotangents of the `ys` -> gradients of those of the `xs` that are being differentiated."""
 
     at: Run
-    perturbed: Sequence[int]  # positions among the `xs`
+    perturbed: Sequence[XIndex]
     source: Source
     pure: bool = True  # whether the function reads no Ref
 
     def __repr__(self) -> str:  # as jaxprs show it
         return f"the rule of {self.source}"
 
-    def run(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    def run(self, residuals: Sequence[Leaf], cotangents: Cotangents) -> list[Leaf]:
         return self.at(residuals, cotangents, self.perturbed)
 
     def only(self, some: Sequence[int]) -> "Pull":
@@ -88,7 +97,7 @@ class Pull:
         return dataclasses.replace(self, perturbed=[self.perturbed[i] for i in some])
 
     def batched(
-        self, axis: Any, dims: Sequence[Any], ys: Sequence[int], mapped: Sequence[bool]
+        self, axis: Axis, dims: Sequence[Dim], ys: Sequence[Dim], mapped: Sequence[bool]
     ) -> "Pull":
         """Return the rule under `vmap`. `dims` and `ys` are the axes of residuals and cotangents.
 
@@ -97,10 +106,10 @@ class Pull:
         at, is_mapped = self.at, dict(zip(self.perturbed, mapped, strict=True))
 
         def run(
-            residuals: Sequence[Any], cotangents: Sequence[Any], perturbed: Sequence[int]
-        ) -> list[Any]:
+            residuals: Sequence[Leaf], cotangents: Cotangents, wanted: Sequence[XIndex]
+        ) -> list[Leaf]:
             over_axis = jax.vmap(
-                lambda residuals, cotangents: at(residuals, cotangents, perturbed),
+                lambda residuals, cotangents: at(residuals, cotangents, wanted),
                 (list(dims), list(ys)),
                 axis_size=axis.size,
                 axis_name=axis.name,
@@ -109,29 +118,28 @@ class Pull:
             gradients = over_axis(list(residuals), list(cotangents))
             return [
                 g if g is None or is_mapped[i] else g.sum(0)
-                for i, g in zip(perturbed, gradients, strict=True)
+                for i, g in zip(wanted, gradients, strict=True)
             ]
 
         return dataclasses.replace(self, at=run)
 
-    def derivative(self, count: int, some: Sequence[int]) -> "Pull":
-        """Return the rule whose transpose is the derivative of `push` in `some` of the residuals.
+    def derivative(self, n_residuals: int, some: Sequence[int]) -> "Pull":
+        """Return the rule of the derivative of `push` in `some` of the residuals.
 
-        For residuals r, tangents t and cotangents c, `<c, push(r, t)>` is `<rule(r, c), t>`. Seen
-        as a function of r, its derivative is a `push`, too: its rule pulls `t` back through
-        `r -> rule(r, c)`. It takes the `count` residuals of this rule, and t, as its residuals.
+        Its residuals are those of this rule, r, and the tangents, t. With cotangents c,
+        `<c, push(r, t)>` is `<rule(r, c), t>`. So the derivative in r is a `push`, too: its rule
+        pulls t back through `r -> rule(r, c)`.
         """
-        run_this = self.run
+        this = self.run
 
-        def run(kept: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
-            residuals, tangents = kept[:count], kept[count:]
+        def run(
+            kept: Sequence[Leaf], cotangents: Cotangents, wanted: Sequence[XIndex]
+        ) -> list[Leaf]:
+            residuals, tangents = kept[:n_residuals], kept[n_residuals:]
             at = [some[i] for i in wanted]
 
-            def gradients(differentiated: Sequence[Any]) -> list[Any]:
-                mixed = list(residuals)
-                for i, r in zip(at, differentiated, strict=True):
-                    mixed[i] = r
-                return run_this(mixed, cotangents)
+            def gradients(values: Sequence[Leaf]) -> list[Leaf]:
+                return this(replaced(residuals, at, values), cotangents)
 
             every, pull_back = jax.vjp(gradients, [residuals[i] for i in at])
             given = [None if g is None else t for g, t in zip(every, tangents, strict=True)]

@@ -12,13 +12,20 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 
 from .compat import is_ref_type
 
-# Our primitives that return their first operands. The other operands only affect derivatives and
-# `vmap`.
-IDENTITIES = ("attach", "depend")
+
+class Identity(Primitive):
+    """An operation that returns its first operands; the others only affect derivatives and `vmap`.
+
+    Those of `_autodiff` are, so that an analysis knows them without their names.
+    """
+
+    multiple_results = True
+
+
 # Each result of these depends only on the operand at the same position.
 ONE_BY_ONE = ("device_put", "optimization_barrier", "psum", "psum2", "psum_invariant", "pvary")
 
@@ -90,7 +97,7 @@ class _Dependence:
         return follow(eqn, operands, self)
 
     def step(self, eqn: Any, operands: Sequence[int]) -> Any:
-        if eqn.primitive.name in (*IDENTITIES, *ONE_BY_ONE):
+        if isinstance(eqn.primitive, Identity) or eqn.primitive.name in ONE_BY_ONE:
             return list(operands[: len(eqn.outvars)])
         return functools.reduce(operator.or_, operands, 0)
 
