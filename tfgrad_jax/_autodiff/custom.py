@@ -36,7 +36,7 @@ from tfgrad_jax._jax.compat import (
     weakly_typed,
     zeros,
 )
-from tfgrad_jax._jax.jaxpr import dependence, evaluate, without_consts
+from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, without_consts
 from tfgrad_jax._jax.trace import below, is_reverse, is_staging, is_transposed
 from tfgrad_jax._jax.types import is_differentiable, is_kind, is_traced
 from tfgrad_jax._messages import errors, gradient_errors
@@ -228,7 +228,7 @@ def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
         at = {i: zeros(t) for i, t in types.items()}
         closed = jax.make_jaxpr(gradients)(at, known, cotangents)
         jaxpr, first = without_consts(closed), len(closed.consts)
-        if any(mask >> first & (1 << len(at)) - 1 for mask in dependence(jaxpr)):
+        if any(depends_on(mask, first, first + len(at)) for mask in dependence(jaxpr)):
             text = "a gradient that depends on its inputs"
             raise errors.not_linear(function.source, text)
         leaves = jax.tree.leaves((at, known, cotangents))

@@ -3,17 +3,21 @@
 `check` follows the upstreams through the equations of the rule, into its loops and branches. It
 refuses operations that add a constant to an upstream, because JAX would drop the constant, and
 those that JAX cannot transpose. Any other operation is linear in the operand that the upstream
-reaches, or `jax.linear_transpose` refuses it.
+reaches, or JAX refuses to transpose it.
+
+What JAX has in its registry of transposes needs no line here. An operation that adds, or that is
+linear in some operands alone, has a row in `_OPERATIONS`, and no other place knows its name.
 """
 
+import enum
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Primitive
 
 from tfgrad_jax._jax.compat import can_differentiate, can_transpose, is_ref
 from tfgrad_jax._jax.jaxpr import (
@@ -25,120 +29,218 @@ from tfgrad_jax._jax.jaxpr import (
     without_consts,
 )
 from tfgrad_jax._jax.trace import is_staging
-from tfgrad_jax._jax.types import is_differentiable, is_kind
-
-# The kinds of intermediate values of a rule, as functions of the upstream gradients.
-_ZERO, _CONSTANT, _LINEAR = range(3)  # max(a, b) is the kind of a sum
-
-# Sums and the like: linear in all operands together, but an upstream plus a constant is not linear.
-_ADDS = {
-    "add",
-    "add_any",
-    "addupdate",
-    "complex",
-    "concatenate",
-    "dynamic_update_slice",
-    "pad",
-    "ragged_all_to_all",
-    "scatter",
-    "scatter-add",
-    "scatter-sub",
-    "select_n",
-    "stack",
-    "sub",
-    "swap",
-}
-# These are linear in each operand, one at a time,
-_PRODUCTS = {"mul", "dot_general", "conv_general_dilated", "ragged_dot_general"}
-# and these in the operand at this position alone.
-_LINEAR_IN = {
-    "div": 0,
-    "scatter-mul": 0,
-    "triangular_solve": 1,
-    "tridiagonal_solve": 3,
-    "select_and_scatter_add": 0,
-    "select_and_gather_add": 0,
-}
-# JAX cannot differentiate or transpose the code in these. Some are in its registries all the same:
-# with a rule that raises.
-_OPAQUE = {"pure_callback", "io_callback", "ffi_call", "pallas_call", "mpmd_map"}
-# Linear, but some version of JAX does not transpose them by its registry.
-_LINEAR_TOO = {
-    "gather",
-    "slice",
-    "dynamic_slice",
-    "copy_p",
-    "stop_gradient",
-    "psum2",
-    "reshard",
-    "mesh_cast",
-    "pcast",
-    "optimization_barrier",
-    "get",
-    "swap",
-    "addupdate",
-    "relayout",
-}
+from tfgrad_jax._jax.types import Aval, Eqn, Leaf, is_differentiable, is_kind
 
 
-# The size up to which we check whether all entries of a constant are zero.
-_MANY = 1 << 16
+class Kind(enum.IntEnum):
+    """How a value in a rule depends on the upstreams. A sum has the largest kind of its terms."""
+
+    ZERO, CONSTANT, LINEAR = range(3)
+
+
+ZERO, CONSTANT, LINEAR = Kind
+Kinds: TypeAlias = Sequence[Kind]
 
 
 class NotLinearError(Exception):
     """The rule is not linear in its upstream gradients; the text names the operation."""
 
-    def __init__(self, text: str, eqn: Any = None, error: Exception | None = None) -> None:
+    def __init__(self, text: str, eqn: Eqn | None = None, error: Exception | None = None) -> None:
         super().__init__(text)
         self.eqn = eqn  # of the operation, or of the `jit` that calls it
         self.error = error  # or the error of Python code that needs a value
 
 
-def check(closed: ClosedJaxpr, upstreams: int | None = None) -> "_Linearity":
+# --- what each operation does -------------------------------------------------------------------
+
+How: TypeAlias = Callable[[Eqn, Kinds], Kind]  # the kinds of the operands -> that of the results
+
+
+def _aval(atom: object) -> Aval:
+    return cast("Aval", atom).aval
+
+
+def _with_derivative(eqn: Eqn, kinds: Kinds) -> list[Kind]:
+    """Return the kinds of the operands that have a derivative: no index is one."""
+    operands = zip(eqn.invars, kinds, strict=True)
+    return [k for a, k in operands if is_differentiable(_aval(a).dtype)] or list(kinds)
+
+
+def _join(name: str, a: Kind, b: Kind) -> Kind:
+    if {a, b} == {CONSTANT, LINEAR}:
+        raise NotLinearError(f"`{name}` of an upstream and a constant")
+    return max(a, b)
+
+
+def _any_operand(eqn: Eqn, kinds: Kinds) -> Kind:
+    """Of what is linear in whichever operand the upstream reaches."""
+    return LINEAR if LINEAR in kinds else max(kinds, default=ZERO)
+
+
+def _sum(eqn: Eqn, kinds: Kinds) -> Kind:
+    """Of what is linear in all operands together: an upstream plus a constant is not linear."""
+    join = functools.partial(_join, eqn.primitive.name)
+    return functools.reduce(join, _with_derivative(eqn, kinds))
+
+
+def _product(eqn: Eqn, kinds: Kinds) -> Kind:
+    """Of what is linear in each operand, one at a time."""
+    kinds = _with_derivative(eqn, kinds)
+    if kinds.count(LINEAR) > 1:
+        raise NotLinearError(f"`{eqn.primitive.name}` of two upstreams")
+    # An upstream times zero counts as linear, not as zero: otherwise `dy * mask * dy` would pass
+    # where the mask is all zeros, and raise with the next batch. No value decides what is refused.
+    return LINEAR if LINEAR in kinds else min(kinds)
+
+
+def _only(position: int) -> How:
+    """Of what is linear in the operand at this position, and in no other."""
+
+    def how(eqn: Eqn, kinds: Kinds) -> Kind:
+        for i, kind in enumerate(kinds):
+            if kind == LINEAR and i != position:
+                name = eqn.primitive.name
+                raise NotLinearError(f"`{name}`, which is not linear in its operand {i}")
+        return kinds[position]
+
+    return how
+
+
+def _gather(eqn: Eqn, kinds: Kinds) -> Kind:
+    # What is out of bounds gets the fill value. JAX transposes a `gather` as if that were zero, so
+    # another one is a constant beside the upstream. NaN, the default, marks what has no value.
+    operand = _with_derivative(eqn, kinds)[0]
+    fill = eqn.params["fill_value"]
+    return _join("gather", operand, CONSTANT) if fill and not np.isnan(fill) else operand
+
+
+def _polynomial(eqn: Eqn, kinds: Kinds) -> Kind:
+    """Linear in its coefficients."""
+    point, *coefficients = kinds
+    if point == LINEAR:
+        raise NotLinearError("`polynomial`, which is not linear in its operand 0")
+    return functools.reduce(functools.partial(_join, "polynomial"), coefficients)
+
+
+def _convert(eqn: Eqn, kinds: Kinds) -> Kind:
+    dtype = _aval(eqn.outvars[0]).dtype
+    if kinds[0] == LINEAR and not is_kind(dtype, jnp.inexact):
+        raise NotLinearError(f"`convert_element_type` to {np.dtype(dtype).name}")
+    return kinds[0]
+
+
+def _push(eqn: Eqn, kinds: Kinds) -> Kind:
+    """Of the derivative of a decorated function: linear in its tangents."""
+    if LINEAR in kinds[: eqn.params["n_residuals"]]:
+        raise NotLinearError("the derivative of a decorated function at an upstream")
+    return _any_operand(eqn, kinds)
+
+
+def _not_linear(eqn: Eqn, kinds: Kinds) -> Kind:
+    if LINEAR in kinds:
+        raise NotLinearError(f"`{eqn.primitive.name}`, which is not linear")
+    return CONSTANT
+
+
+def _opaque(eqn: Eqn, kinds: Kinds) -> Kind:
+    """Of code that JAX cannot transpose. A decorated function around it may say how."""
+    return LINEAR if LINEAR in kinds else CONSTANT
+
+
+_ADD = """add add_any addupdate complex concatenate dynamic_update_slice pad ragged_all_to_all
+    scatter scatter-add scatter-sub select_n stack sub swap"""
+_MULTIPLY = "mul dot_general conv_general_dilated ragged_dot_general"
+# These are linear, but some version of JAX does not transpose them by its registry.
+_ANY = "slice dynamic_slice copy_p stop_gradient reshard mesh_cast pcast get relayout"
+# JAX cannot differentiate or transpose the code in these. Some are in its registries all the same:
+# with a rule that raises, in words that do not say which rule of the user's it is.
+_CODE = "pure_callback io_callback ffi_call pallas_call mpmd_map"
+
+_OPERATIONS: dict[str, How] = {
+    **dict.fromkeys(_ADD.split(), _sum),
+    **dict.fromkeys(_MULTIPLY.split(), _product),
+    **dict.fromkeys(_ANY.split(), _any_operand),
+    **dict.fromkeys(_CODE.split(), _opaque),
+    "convert_element_type": _convert,
+    "div": _only(0),
+    "gather": _gather,
+    "polynomial": _polynomial,
+    "push": _push,
+    "scatter-mul": _only(0),
+    "select_and_gather_add": _only(0),
+    "select_and_scatter_add": _only(0),
+    "triangular_solve": _only(1),
+    "tridiagonal_solve": _only(3),
+}
+
+
+def _how(primitive: Primitive, has_results: bool) -> How:
+    if primitive.name in _OPERATIONS:
+        return _OPERATIONS[primitive.name]
+    # JAX is the judge of all others. What it transposes maps zero to zero; what it differentiates
+    # and does not transpose, such as `sin`, is not linear. A callback for its effect, such as
+    # `jax.debug.print`, returns nothing that could be wrong.
+    if can_transpose(primitive) or not has_results:
+        return _any_operand
+    return _not_linear if can_differentiate(primitive) else _opaque
+
+
+# --- the analysis -------------------------------------------------------------------------------
+
+# The size up to which we check whether all entries of a constant are zero.
+_READABLE = 1 << 16
+
+EqnPath: TypeAlias = tuple[int, ...]  # the ids of the equations around one, and its own
+
+
+def check(closed: ClosedJaxpr, upstreams: int | None = None) -> "Linearity":
     """Raise unless the traced rule is linear; return what was found.
 
     `upstreams` says how many of the last arguments are upstreams; None: all of them.
     """
-    analysis, inputs = _Linearity(), len(closed.jaxpr.invars)
+    analysis, inputs = Linearity(), len(closed.jaxpr.invars)
     others = 0 if upstreams is None else inputs - upstreams
-    kinds = [*map(analysis.constant, closed.consts), *[_CONSTANT] * others]
-    kinds += [_LINEAR] * (inputs - others)
+    kinds = [*map(analysis.constant, closed.consts), *[CONSTANT] * others]
+    kinds += [LINEAR] * (inputs - others)
     results = flow(without_consts(closed), kinds, analysis)
     if analysis.opaque and upstreams is None:
         name = analysis.opaque[0].primitive.name
         raise NotLinearError(f"`{name}`, which JAX cannot transpose", analysis.opaque[0])
-    if _CONSTANT in results:
+    if CONSTANT in results:
         raise NotLinearError("a gradient that is not zero and does not depend on the upstreams")
     return analysis
 
 
-class _Linearity:
+class Linearity:
     """Classify each value as a function of the upstreams; raise where it is not linear."""
 
     def __init__(self) -> None:
-        self.opaque: list[Any] = []  # equations that JAX cannot transpose, outside of `declared`
+        self.opaque: list[Eqn] = []  # what JAX cannot transpose, outside of `declared`
         # Calls of functions with a rule that have some inside: only the rule transposes these.
-        self.declared: list[Any] = []
-        # What only affects derivatives: other such calls, and `stop_gradient`. By the ids of the
-        # equations around each and its own: calls of a jitted function share their equations.
-        self.inlined: set[tuple[int, ...]] = set()
-        self._path: tuple[int, ...] = ()
+        self.declared: list[Eqn] = []
+        # What only affects derivatives: other such calls, and `stop_gradient`. The id of an
+        # equation is not enough: JAX traces a jitted function once, and all its calls share the
+        # equations. An upstream may reach one call alone, and the others keep their derivatives.
+        self.inlined: set[EqnPath] = set()
+        self._path: EqnPath = ()
         self.declares = False  # whether there is a call with a derivative, at an upstream or not
         self._in_shard_map = False
 
-    def constant(self, value: Any) -> int:
+    def constant(self, value: Leaf) -> Kind:
         """Return whether a constant is zero; a large one counts as not zero."""
         if isinstance(value, jax.core.Tracer) or (is_ref(value) and is_staging()):
-            return _CONSTANT  # its value is not known
-        if np.size(value) > _MANY:
-            return _CONSTANT
+            return CONSTANT  # its value is not known
+        if np.size(value) > _READABLE:
+            return CONSTANT
         try:
-            return _CONSTANT if np.any(np.asarray(value)) else _ZERO
+            return CONSTANT if np.any(np.asarray(value)) else ZERO
         except (TypeError, ValueError, RuntimeError):  # cannot be read: a PRNG key, say
-            return _CONSTANT
+            return CONSTANT
 
-    def call(self, eqn: Any, operands: Sequence[int], follow: Callable[..., Followed]) -> Followed:
-        if eqn.primitive.name == "while" and _LINEAR in operands:
+    def call(
+        self, eqn: Eqn, operands: Kinds, follow: Callable[..., Followed[Kind]]
+    ) -> Followed[Kind]:
+        if eqn.primitive.name == "while" and LINEAR in operands:
             raise NotLinearError("`while`, which JAX cannot transpose", eqn)
         outside, self.opaque = self.opaque, []
         before, self._in_shard_map = self._in_shard_map, eqn.primitive.name == "shard_map"
@@ -156,86 +258,42 @@ class _Linearity:
         if self.opaque and is_declared(eqn):
             self.declared.append(eqn)
             self.opaque = []
-        elif _LINEAR in operands and (is_declared(eqn) or eqn.primitive.name == "custom_vmap_call"):
+        elif LINEAR in operands and (is_declared(eqn) or eqn.primitive.name == "custom_vmap_call"):
             self.inlined.add(path)
         self.opaque = outside + self.opaque
         return followed
 
-    def step(self, eqn: Any, operands: Sequence[int]) -> Any:
+    def step(self, eqn: Eqn, operands: Kinds) -> list[Kind]:
+        name = eqn.primitive.name
+        is_put = _names_no_device(eqn) and not self._in_shard_map
+        if name == "stop_gradient" or is_put or _is_no_cast(eqn):
+            if LINEAR in operands:
+                self.inlined.add((*self._path, id(eqn)))
+            return list(operands)
+        if isinstance(eqn.primitive, Identity) or name in ONE_BY_ONE:
+            return list(operands[: len(eqn.outvars)])
+        how = _how(eqn.primitive, bool(eqn.outvars))
+        if how is _opaque and LINEAR in operands and eqn.outvars:
+            self.opaque.append(eqn)
         try:
-            return self._kind(eqn, operands)
+            return [how(eqn, operands)] * len(eqn.outvars)
         except NotLinearError as error:
             raise NotLinearError(str(error), eqn) from None
 
-    def _kind(self, eqn: Any, operands: Sequence[int]) -> Any:
-        name, known = eqn.primitive.name, self._is_known(eqn.primitive)
-        is_put = _names_no_device(eqn) and not self._in_shard_map
-        is_identity = name == "stop_gradient" or is_put or _is_no_cast(eqn)
-        if is_identity and _LINEAR in operands:
-            self.inlined.add((*self._path, id(eqn)))
-        if is_identity:
-            return list(operands)
-        if name == "push" and _LINEAR in operands[: eqn.params["n_residuals"]]:
-            raise NotLinearError("the derivative of a decorated function at an upstream")
-        if name == "convert_element_type":
-            dtype = eqn.outvars[0].aval.dtype
-            if operands[0] == _LINEAR and not is_kind(dtype, jnp.inexact):
-                raise NotLinearError(f"`convert_element_type` to {np.dtype(dtype).name}")
-            return operands[0]
-        if isinstance(eqn.primitive, Identity) or name in ONE_BY_ONE:
-            return list(operands[: len(eqn.outvars)])
-        with_tangents = zip(eqn.invars, operands, strict=True)
-        kinds = [k for a, k in with_tangents if is_differentiable(a.aval.dtype)] or list(operands)
-        if name in _PRODUCTS:
-            if kinds.count(_LINEAR) > 1:
-                raise NotLinearError(f"`{name}` of two upstreams")
-            # Linear even in a product with zero: what is refused does not depend on values.
-            return _LINEAR if _LINEAR in kinds else min(kinds)
-        if name == "gather" and (fill := eqn.params["fill_value"]) and not np.isnan(fill):
-            kinds.append(_CONSTANT)  # JAX transposes it as if it filled with zeros
-        if name == "polynomial":  # in its coefficients
-            if operands[0] == _LINEAR:
-                raise NotLinearError("`polynomial`, which is not linear in its operand 0")
-            kinds = list(operands[1:])
-        if name in _ADDS or name in ("gather", "polynomial"):
-            return functools.reduce(functools.partial(self.join, name), kinds)
-        if name in _LINEAR_IN:
-            position = _LINEAR_IN[name]
-            for i, kind in enumerate(operands):
-                if kind == _LINEAR and i != position:
-                    raise NotLinearError(f"`{name}`, which is not linear in its operand {i}")
-            return operands[position]
-        if _LINEAR not in operands:
-            return _ZERO if known and not any(kinds) else _CONSTANT
-        if known or not eqn.outvars:
-            return _LINEAR
-        if name not in _OPAQUE and can_differentiate(eqn.primitive):
-            raise NotLinearError(f"`{name}`, which is not linear")
-        self.opaque.append(eqn)
-        return _LINEAR
+    def join(self, name: str, a: Kind, b: Kind) -> Kind:
+        return _join(name, a, b)
 
-    def _is_known(self, primitive: Any) -> bool:
-        """Return whether JAX has a transpose of an operation, or raises an error of its own."""
-        if primitive.name in _OPAQUE:
-            return False
-        return primitive.name in _LINEAR_TOO or can_transpose(primitive)
-
-    def join(self, name: str, a: int, b: int) -> int:
-        if {a, b} == {_CONSTANT, _LINEAR}:
-            raise NotLinearError(f"`{name}` of an upstream and a constant")
-        return max(a, b)
-
-    def branch(self, name: str, predicate: int, result: int) -> int:
+    def branch(self, name: str, predicate: Kind, result: Kind) -> Kind:
         return result  # no predicate is an upstream: `step` has refused, or it is opaque
 
 
-def _names_no_device(eqn: Any) -> bool:
+def _names_no_device(eqn: Eqn) -> bool:
     """Return whether a `device_put` names no device. JAX may be unable to differentiate it."""
     is_put = eqn.primitive.name == "device_put"
     return is_put and all(device is None for device in eqn.params["devices"])
 
 
-def _is_no_cast(eqn: Any) -> bool:
+def _is_no_cast(eqn: Eqn) -> bool:
     """Return whether a bit cast keeps its dtype: `custom.py` marks values by one."""
     is_cast = eqn.primitive.name == "bitcast_convert_type"
-    return is_cast and eqn.params["new_dtype"] == eqn.invars[0].aval.dtype
+    return is_cast and eqn.params["new_dtype"] == _aval(eqn.invars[0]).dtype

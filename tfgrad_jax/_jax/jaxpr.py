@@ -9,12 +9,19 @@ bodies. A Ref has the joined value of everything that was written to it.
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
 
 from .compat import is_ref_type
+from .types import Aval, Eqn, Leaf
+
+_V = TypeVar("_V")  # the fact that is followed
+Atom: TypeAlias = Var | Literal
+Followed: TypeAlias = tuple[list[_V], list[_V]]  # of results; of operands, after writes to Refs
+Body: TypeAlias = Jaxpr | ClosedJaxpr  # a parameter of the equation that calls it
+Mask: TypeAlias = int  # a set of operands: bit `i` stands for operand `i`
 
 
 class Identity(Primitive):
@@ -32,88 +39,99 @@ ONE_BY_ONE = ("device_put", "optimization_barrier", "psum", "psum2", "psum_invar
 
 def without_consts(closed: ClosedJaxpr) -> Jaxpr:
     """Return the jaxpr with its constants as leading arguments, and without their values."""
-    jaxpr = closed.jaxpr
+    return _opened(closed.jaxpr)
+
+
+def _opened(jaxpr: Jaxpr) -> Jaxpr:
     return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
 
 
-def evaluate(jaxpr: Jaxpr, *args: Any) -> list[Any]:
+def evaluate(jaxpr: Jaxpr, *args: Leaf) -> list[Leaf]:
     """Evaluate a jaxpr that has no constants, equation by equation."""
     return jax.core.eval_jaxpr(jaxpr, (), *args)
 
 
-Followed: TypeAlias = tuple[
-    list[Any], list[Any]
-]  # values of the results; of the operands, after writes to Refs
-
-
-class Analysis(Protocol):
+class Analysis(Protocol[_V]):
     """The fact to follow. Values can be compared for equality, and `join` is monotone."""
 
-    def constant(self, value: Any) -> Any:
+    def constant(self, value: Leaf) -> _V:
         """Return the value of a constant."""
+        ...
 
-    def call(self, eqn: Any, operands: Sequence[Any], follow: Callable[..., Followed]) -> Followed:
+    def call(
+        self, eqn: Eqn, operands: Sequence[_V], follow: "Callable[..., Followed[_V]]"
+    ) -> Followed[_V]:
         """Return `follow(eqn, operands, self)` for an equation that calls something."""
+        ...
 
-    def step(self, eqn: Any, operands: Sequence[Any]) -> Any:
-        """Return the value of each result of an equation that calls nothing, or one for all."""
+    def step(self, eqn: Eqn, operands: Sequence[_V]) -> list[_V]:
+        """Return the values of the results of an equation that calls nothing."""
+        ...
 
-    def join(self, name: str, a: Any, b: Any) -> Any:
+    def join(self, name: str, a: _V, b: _V) -> _V:
         """Return the value of a result that is either `a` or `b`; `name` is the operation."""
+        ...
 
-    def branch(self, name: str, predicate: Any, result: Any) -> Any:
+    def branch(self, name: str, predicate: _V, result: _V) -> _V:
         """Return the value of a result that a predicate chooses (`cond`) or ends (`while`)."""
+        ...
 
 
-def flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> list[Any]:
+def flow(jaxpr: Jaxpr, operands: Iterable[_V], analysis: Analysis[_V]) -> list[_V]:
     """Return the values of the results of a jaxpr without constants, from those of its operands."""
     return _flow(jaxpr, operands, analysis)[0]
 
 
-def _flow(jaxpr: Any, operands: Iterable[Any], analysis: Analysis) -> Followed:
+def _flow(jaxpr: Jaxpr, operands: Iterable[_V], analysis: Analysis[_V]) -> Followed[_V]:
     """Return the values of the results, and of the operands after the jaxpr has written to Refs."""
-    values = dict(zip(jaxpr.invars, operands, strict=True))
+    values: dict[Var, _V] = dict(zip(jaxpr.invars, operands, strict=True))
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> _V:
         return analysis.constant(atom.val) if isinstance(atom, Literal) else values[atom]
 
     for eqn in jaxpr.eqns:
-        operands = [read(a) for a in eqn.invars]
-        results, after = _equation(eqn, operands, analysis)
+        inputs = [read(a) for a in eqn.invars]
+        results, after = _equation(eqn, inputs, analysis)
         values.update(zip(eqn.outvars, results, strict=True))
         for atom, value in zip(eqn.invars, after, strict=True):
-            if is_ref_type(atom.aval):
+            if isinstance(atom, Var) and is_ref_type(atom.aval):
                 values[atom] = value
     return [read(v) for v in jaxpr.outvars], [values[v] for v in jaxpr.invars]
 
 
 class _Dependence:
-    """Follow which operands a value depends on: bit `i` of a number stands for operand `i`."""
+    """Follow which operands a value depends on."""
 
-    def constant(self, value: Any) -> int:
+    def constant(self, value: Leaf) -> Mask:
         return 0
 
-    def call(self, eqn: Any, operands: Sequence[int], follow: Callable[..., Followed]) -> Followed:
+    def call(
+        self, eqn: Eqn, operands: Sequence[Mask], follow: Callable[..., Followed[Mask]]
+    ) -> Followed[Mask]:
         return follow(eqn, operands, self)
 
-    def step(self, eqn: Any, operands: Sequence[int]) -> Any:
+    def step(self, eqn: Eqn, operands: Sequence[Mask]) -> list[Mask]:
+        n = len(eqn.outvars)
         if isinstance(eqn.primitive, Identity) or eqn.primitive.name in ONE_BY_ONE:
-            return list(operands[: len(eqn.outvars)])
-        return functools.reduce(operator.or_, operands, 0)
+            return list(operands[:n])
+        return [functools.reduce(operator.or_, operands, 0)] * n
 
-    def join(self, name: str, a: int, b: int) -> int:
+    def join(self, name: str, a: Mask, b: Mask) -> Mask:
         return a | b
 
-    def branch(self, name: str, predicate: int, result: int) -> int:
+    def branch(self, name: str, predicate: Mask, result: Mask) -> Mask:
         return predicate | result
 
 
-def dependence(jaxpr: Any) -> list[int]:
-    """Return, for each result of a jaxpr without constants, which operands it depends on.
-
-    Bit `i` stands for operand `i`.
-    """
+def dependence(jaxpr: Jaxpr) -> list[Mask]:
+    """Return, for each result of a jaxpr without constants, which operands it depends on."""
     return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], _Dependence())
+
+
+def depends_on(mask: Mask, start: int, stop: int) -> bool:
+    """Return whether a value depends on any of the operands from `start` to `stop`."""
+    these = (1 << stop) - (1 << start)
+    return bool(mask & these)
 
 
 class _Reads(_Dependence):
@@ -121,9 +139,9 @@ class _Reads(_Dependence):
 
     def __init__(self, operands: int) -> None:
         self._operands = operands
-        self.arrays: list[Any] = []
+        self.arrays: list[jax.Array] = []
 
-    def constant(self, value: Any) -> int:
+    def constant(self, value: Leaf) -> Mask:
         if not isinstance(value, jax.Array):
             return 0
         self.arrays.append(value)
@@ -131,25 +149,25 @@ class _Reads(_Dependence):
         return 1 << self._operands + place
 
 
-def reads(closed: ClosedJaxpr) -> list[tuple[set[int], list[Any]]]:
+def reads(closed: ClosedJaxpr) -> list[tuple[set[int], list[jax.Array]]]:
     """Return for each result which operands it depends on (positions), and which constant arrays.
 
     These are the constants of the jaxpr and of those that it calls, such as of a jitted function.
     """
-    count = len(closed.jaxpr.invars)
-    analysis = _Reads(count)
+    n = len(closed.jaxpr.invars)
+    analysis = _Reads(n)
     constants = [analysis.constant(c) for c in closed.consts]
-    operands = [1 << i for i in range(count)]
+    operands = [1 << i for i in range(n)]
     return [
         (
-            {i for i in range(count) if mask >> i & 1},
-            [a for i, a in enumerate(analysis.arrays, count) if mask >> i & 1],
+            {i for i in range(n) if depends_on(mask, i, i + 1)},
+            [a for i, a in enumerate(analysis.arrays, n) if depends_on(mask, i, i + 1)],
         )
         for mask in flow(without_consts(closed), [*constants, *operands], analysis)
     ]
 
 
-def call_body(eqn: Any) -> Any:
+def call_body(eqn: Eqn) -> Body | None:
     """Return the body of an equation that calls it once, with its own operands, or None."""
     if eqn.primitive.name != "scan":
         for parameter in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call", "fwd_jaxpr"):
@@ -159,12 +177,16 @@ def call_body(eqn: Any) -> Any:
     return None
 
 
-def is_declared(eqn: Any) -> bool:
+def _called(eqn: Eqn) -> Body:
+    return cast("Body", call_body(eqn))
+
+
+def is_declared(eqn: Eqn) -> bool:
     """Return whether an equation is a call with a derivative of its own."""
     return eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
 
 
-def in_order_of_use(eqn: Any) -> list[Any]:
+def in_order_of_use(eqn: Eqn) -> list[Atom]:
     """Return the operands of an equation; those of a call with its own derivative, as it uses them.
 
     A decorated function is no such call where only its value is computed. The order is the same.
@@ -178,43 +200,46 @@ def in_order_of_use(eqn: Any) -> list[Any]:
     return [atom_of[a] for a in used if a in atom_of] + list(eqn.invars)
 
 
-def name_of(eqn: Any) -> str:
+def name_of(eqn: Eqn) -> str:
     """Return the name of the function that an equation calls."""
-    return eqn.params.get("name") or open_jaxpr(call_body(eqn)).debug_info.func_name
+    return eqn.params.get("name") or open_jaxpr(_called(eqn)).debug_info.func_name
 
 
-def open_jaxpr(body: Any) -> Any:
-    return getattr(body, "jaxpr", body)  # some parameters have a ClosedJaxpr, others a Jaxpr
+def open_jaxpr(body: Body) -> Jaxpr:
+    return body.jaxpr if isinstance(body, ClosedJaxpr) else body
 
 
-def _body(body: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
-    jaxpr, consts = open_jaxpr(body), [analysis.constant(c) for c in getattr(body, "consts", ())]
-    opened = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-    results, after = _flow(opened, [*consts, *operands], analysis)
+def _body(body: Body, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
+    consts = [analysis.constant(c) for c in getattr(body, "consts", ())]
+    results, after = _flow(_opened(open_jaxpr(body)), [*consts, *operands], analysis)
     return results, after[len(consts) :]
 
 
-def _equation(eqn: Any, operands: list[Any], analysis: Analysis) -> Followed:
+def _equation(eqn: Eqn, operands: list[_V], analysis: Analysis[_V]) -> Followed[_V]:
     name = eqn.primitive.name
     if name in _LOOPS_AND_BRANCHES:
         return analysis.call(eqn, operands, _LOOPS_AND_BRANCHES[name])
     if call_body(eqn) is not None:
         return analysis.call(eqn, operands, _call)
-    result = analysis.step(eqn, operands)
-    if isinstance(result, list):
-        return result, operands
-    if any(is_ref_type(a.aval) for a in eqn.invars):  # the operation may write to the Ref
-        join = functools.partial(analysis.join, name)
-        return [result] * len(eqn.outvars), [functools.reduce(join, operands)] * len(operands)
-    return [result] * len(eqn.outvars), operands
+    results = analysis.step(eqn, operands)
+    if not any(is_ref_type(a.aval) for a in eqn.invars):
+        return results, operands
+    # The operation may write any operand to the Ref. What one iteration of a `scan` writes, the
+    # next one reads, so a Ref that misses it here has the value that it had before the loop.
+    written = functools.reduce(functools.partial(analysis.join, name), operands)
+    return results, [written] * len(operands)
 
 
-def _call(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
-    return _body(call_body(eqn), operands, analysis)
+def _call(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
+    return _body(_called(eqn), operands, analysis)
 
 
-def _loop(name: str, body: Any, parts: Sequence[Sequence[Any]], analysis: Analysis) -> Followed:
-    """Return the values of the results of a loop, once those of its carry reach a fixed point."""
+def _loop(
+    name: str, body: Body, parts: Sequence[Sequence[_V]], analysis: Analysis[_V]
+) -> Followed[_V]:
+    """Return the values of the results of a loop."""
+    # What one iteration computes, the next one gets. So the body is followed until its carry has
+    # the values that it had before: a delay line passes an upstream on three steps late.
     consts, carry, xs = map(list, parts)
     while True:
         results, after = _body(body, [*consts, *carry, *xs], analysis)
@@ -225,28 +250,28 @@ def _loop(name: str, body: Any, parts: Sequence[Sequence[Any]], analysis: Analys
         carry = joined
 
 
-def _scan(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
-    # The versions of JAX have different names for these numbers, so `carry_of` looks at the shapes.
+def _scan(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
     start, end = carry_of(eqn)
     parts = operands[:start], operands[start:end], operands[end:]
     return _loop("scan", eqn.params["jaxpr"], parts, analysis)
 
 
-def carry_of(eqn: Any) -> tuple[int, int]:
-    """Return where the carry of a scan begins and ends among its operands.
-
-    The sequences follow the carry. They have one axis more in the equation than in the body.
-    """
+def carry_of(eqn: Eqn) -> tuple[int, int]:
+    """Return where the carry of a scan begins and ends among its operands."""
+    # The parameters of the equation say so, but their names differ between versions of JAX (such as
+    # `num_consts`). The shapes do not: the sequences, which follow the carry, have one axis more in
+    # the equation than in the body.
     body = open_jaxpr(eqn.params["jaxpr"])
     end = len(eqn.invars) - _unequal(eqn.invars, body.invars)
     return end - (len(eqn.outvars) - _unequal(eqn.outvars, body.outvars)), end
 
 
-def _unequal(these: Sequence[Any], those: Sequence[Any]) -> int:
-    return sum(a.aval.shape != b.aval.shape for a, b in zip(these, those, strict=True))
+def _unequal(these: Sequence[Atom], those: Sequence[Atom]) -> int:
+    shapes = lambda atoms: [cast("Aval", a.aval).shape for a in atoms]  # noqa: E731
+    return sum(a != b for a, b in zip(shapes(these), shapes(those), strict=True))
 
 
-def _while(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
+def _while(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
     first = eqn.params["cond_nconsts"]
     second = first + eqn.params["body_nconsts"]
     parts = operands[first:second], operands[second:], ()
@@ -256,7 +281,7 @@ def _while(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
     return [analysis.branch("while", end, value) for value in carry], after
 
 
-def _cond(eqn: Any, operands: Sequence[Any], analysis: Analysis) -> Followed:
+def _cond(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
     predicate, *rest = operands
     first, *others = (_body(branch, rest, analysis) for branch in eqn.params["branches"])
     results, after = first
