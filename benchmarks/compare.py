@@ -25,7 +25,7 @@ def moves(old: Results, new: Results) -> Iterator[Move]:
     before = {g.key: g for g in old.groups}
     for now in new.groups:
         then, what = before.get(now.key), " | ".join(now.key)
-        if then is None or now.section == "frameworks":
+        if then is None:
             continue
         if now.samples and then.samples:
             for peer in (now.ratios.keys() & then.ratios.keys()) - {CONTROL}:

@@ -16,9 +16,10 @@ from benchmarks.ways import EVERY, PLAIN, Function, Rule, Way
 from benchmarks.workload import Workload, normal
 
 PREFIX = "layers of "
-SIZES = [8, 16, 32, 64]
+SIZES = [8, 64]
 MEASURES = "trace grad", "eager grad"
 WAYS = PLAIN, EVERY, OURS
+ENDS = ", declared", ""  # of the name of a workload: how its weights are captured
 LAYER = Rule(forward, backward, residuals=lambda y, w, x: (w, x, y))
 
 # What is closed over: the module of the model, the package that it needs, and options of `model`.
@@ -44,16 +45,15 @@ def _arguments(count: int, dtype: Any) -> Any:
     return [normal(i, (8, 8), dtype, 8**-0.5) for i in range(count)], normal(99, (4, 8), dtype)
 
 
-def _workload(kind: str, ours: str) -> Workload:
-    name = f"{PREFIX}{kind}{', declared' * (ours == 'declared')}"
-    loss = functools.partial(_loss, kind, ours)
+def _workload(kind: str, end: str) -> Workload:
+    loss = functools.partial(_loss, kind, "declared" if end else "undeclared")
     sizes = [2, 4], SIZES, SIZES
-    return Workload(name, loss, _arguments, sizes, MEASURES, WAYS, section="growth")
+    return Workload(PREFIX + kind + end, loss, _arguments, sizes, MEASURES, WAYS, section="growth")
 
 
 LAYERS = tuple(
-    _workload(kind, ours)
+    _workload(kind, end)
     for kind, (_, package, _) in KINDS.items()
     if find_spec(package)
-    for ours in ("declared", "undeclared")
+    for end in ENDS
 )

@@ -20,7 +20,6 @@ import jax
 import tfgrad_jax
 
 OURS = "tfgrad_jax"
-PACKAGES = ("jax", "jaxlib", "numpy", "optax", "tensorflow", "torch")
 SCALES = {
     "s": ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
     "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")),
@@ -35,24 +34,16 @@ class Group:
     section: str
     case: str
     measure: str
-    unit: str  # "s", "bytes", "flops", "GB/s", ...
+    unit: str  # "s", "bytes", "flops", ...
     values: dict[str, float] = dataclasses.field(default_factory=dict)
-    quartiles: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     samples: int = 0  # 0: the numbers are exact
     ratios: dict[str, float] = dataclasses.field(default_factory=dict)
     ratio_quartiles: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
-    note: str = ""
 
     @property
     def key(self) -> tuple[str, str, str]:
         return self.section, self.case, self.measure
-
-    @property
-    def title(self) -> str:
-        """The case, and how many layers of a model it has."""
-        part = self.note.partition(",")[0]
-        return f"{self.case}, {part}" if part.endswith(" layers") else self.case
 
     def __post_init__(self) -> None:
         """Add the ratios of numbers that are exact, such as bytes."""
@@ -68,7 +59,7 @@ def _ratio(a: float, b: float) -> float:
 
 @dataclasses.dataclass
 class Results:
-    """All groups of one device and version of JAX; a partial run replaces what it measured."""
+    """All groups of one run."""
 
     meta: dict[str, Any]
     groups: list[Group]
@@ -76,44 +67,27 @@ class Results:
     @classmethod
     def here(cls, quick: bool) -> "Results":
         device = jax.devices()[0]
-        versions = {"python": platform.python_version(), "tfgrad_jax": tfgrad_jax.__version__}
-        for name in PACKAGES:
-            try:
-                versions[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
         meta = {"device": device.device_kind, "platform": device.platform}
         meta |= {"processor": _processor(), "cores": os.cpu_count(), "system": platform.system()}
-        meta |= {"date": datetime.date.today().isoformat()}
-        return cls({**meta, "versions": versions, "quick": quick}, [])
+        meta |= {"date": datetime.date.today().isoformat(), "python": platform.python_version()}
+        meta |= {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
+        return cls({**meta, "tfgrad_jax": tfgrad_jax.__version__, "quick": quick}, [])
 
     @property
     def name(self) -> str:
-        device = self.meta["device"].lower().replace(" ", "-")
-        return f"{device}-jax{self.meta['versions']['jax']}"
+        return f"{self.meta['device'].lower().replace(' ', '-')}-jax{self.meta['jax']}"
 
     @property
     def label(self) -> str:
-        return f"{self.meta['platform'].upper()}, JAX {self.meta['versions']['jax']}"
-
-    def measured_again(self, part: str, now: "Results") -> None:
-        """Note that a part is measured again, if that is on another day or another machine."""
-        differs = any(self.meta.get(k) != now.meta[k] for k in ("date", "processor", "cores"))
-        later = self.meta.setdefault("later", {})
-        later.pop(part, None)
-        if differs:
-            later[part] = "{date}: {processor}, {cores} cores".format(**now.meta)
+        return f"{self.meta['platform'].upper()}, JAX {self.meta['jax']}"
 
     @property
     def where(self) -> str:
-        """When and on what it was measured, as far as the file says."""
-        meta, versions = self.meta, self.meta["versions"]
-        cores = f"{meta['cores']} cores" if "cores" in meta else ""
-        date = f"Measured on {meta['date']}" if "date" in meta else "Measured on an earlier engine"
-        python, jax = f"Python {versions['python']}", f"JAX {versions['jax']}"
-        parts = meta["processor"], cores, meta.get("system", ""), python, jax
-        later = [f" `{part}` on {what}." for part, what in meta.get("later", {}).items()]
-        return f"{date}: {', '.join(filter(None, parts))}.{''.join(later)}"
+        """When and on what it was measured."""
+        text = (
+            "Measured on {date}: {processor}, {cores} cores, {system}, Python {python}, JAX {jax}."
+        )
+        return text.format(**self.meta)
 
     @classmethod
     def load(cls, path: Path) -> "Results":
@@ -121,16 +95,14 @@ class Results:
         return cls(data["meta"], [Group(**group) for group in data["groups"]])
 
     def save(self, path: Path) -> None:
+        """Write a line for each group, so that a diff shows which of them moved."""
         path.parent.mkdir(parents=True, exist_ok=True)
         fields = [dataclasses.asdict(g).items() for g in self.groups]
         groups = [{k: v for k, v in items if k == "unit" or v} for items in fields]
         # Four digits of each number, which are more than any measurement repeats.
         groups = json.loads(json.dumps(groups), parse_float=lambda x: float(f"{float(x):.4g}"))
-        path.write_text(json.dumps({"meta": self.meta, "groups": groups}, indent=1) + "\n")
-
-    def add(self, groups: list[Group]) -> None:
-        new = {g.key: g for g in groups}
-        self.groups = [new.pop(g.key, g) for g in self.groups] + list(new.values())
+        lines = ",\n".join(map(json.dumps, groups))
+        path.write_text(f'{{"meta": {json.dumps(self.meta)}, "groups": [\n{lines}\n]}}\n')
 
     def find(self, *key: str | None) -> list[Group]:
         """Return the groups of a section, a case and a measure, where `None` stands for any."""

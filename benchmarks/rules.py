@@ -1,27 +1,19 @@
 """What people write custom gradients for: each a `Rule`, and a `Workload` that is about it alone.
 
-`WORKLOADS` are measured by `workload.measure`, as the tiny ones are; `networks.py` has those that
-are made of several rules. `captured` counts the weights that ours closes over.
+`WORKLOADS` are measured by `workload.measure`, as the tiny ones are. `captured` counts the weights
+that ours closes over.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.tiny import LOG1PEXP
-from benchmarks.ways import OPTAX, Function, Rule
-from benchmarks.workload import COPY, PRODUCT, Workload, normal, of
+from benchmarks.ways import BOTH, CHECKPOINT, HAND, HAND_BOTH, OURS, PLAIN, Function, Rule, Way
+from benchmarks.workload import Workload, normal, of
 
-RUN = ("run grad", "program grad")
 ITERATIONS = 40  # of the implicit layer
-
-
-def _normals(count: int) -> Callable[[Any, Any], Any]:
-    """Return the arguments of a loss whose parameters are so many arrays of the same shape."""
-    return lambda shape, dtype: (tuple(normal(seed, shape, dtype) for seed in range(count)),)
 
 
 def _mean_square(h: Function) -> Function:
@@ -53,20 +45,10 @@ RMSNORM = Rule(_norm, _norm_backward, captured=1, how="undeclared")
 # --- a linear layer and softmax cross-entropy in one: the logits never exist all at once ----------
 
 
-def _logits(w: Any, x: Any) -> Any:
-    return (x @ w).astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def logits_loss(w: Any, x: Any, labels: Any) -> Any:
-    logits = _logits(w, x)
+def _logits_loss(w: Any, x: Any, labels: Any) -> Any:
+    logits = (x @ w).astype(jnp.promote_types(x.dtype, jnp.float32))
     chosen = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
     return (jax.nn.logsumexp(logits, 1) - chosen).mean()
-
-
-def _optax_loss(w: Any, x: Any, labels: Any) -> Any:
-    import optax
-
-    return optax.softmax_cross_entropy_with_integer_labels(_logits(w, x), labels).mean()
 
 
 def _cross_entropy(w: Any, x: Any, labels: Any) -> Any:
@@ -75,7 +57,7 @@ def _cross_entropy(w: Any, x: Any, labels: Any) -> Any:
     size = math.gcd(tokens, 256)
 
     def chunk(dw: Any, given: Any) -> Any:
-        loss, more = jax.value_and_grad(logits_loss, (0, 1))(w, *given)
+        loss, more = jax.value_and_grad(_logits_loss, (0, 1))(w, *given)
         return dw + more[0].astype(wide), (loss, more[1])
 
     chunks = (x.reshape(-1, size, x.shape[1]), labels.reshape(-1, size))
@@ -89,60 +71,12 @@ def _cross_entropy_backward(residuals: Any, dy: Any) -> Any:
 
 
 def _tokens(shape: Any, dtype: Any) -> Any:
-    tokens, width, words, *given = shape
-    dtype = given[0] if given and dtype == jnp.float32 else dtype
+    tokens, width, words = shape
     params = normal(1, (width, words), dtype, width**-0.5), normal(0, (tokens, width), dtype)
     return params, jnp.arange(tokens) * 7919 % words
 
 
-CROSS_ENTROPY = Rule(
-    _cross_entropy, _cross_entropy_backward, logits_loss, captured=1, written={OPTAX: _optax_loss}
-)
-
-
-# --- causal attention, whose backward pass recomputes the scores, block by block ------------------
-
-
-def _attend(k: Any, v: Any, q: Any, positions: Any) -> Any:
-    scores = jnp.einsum("hqd,hkd->hqk", q, k) * q.shape[-1] ** -0.5
-    scores = jnp.where(positions[:, None] >= jnp.arange(k.shape[1]), scores, -1e9)
-    return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(scores, -1), v)
-
-
-def _blocks(x: Any) -> Any:
-    """Cut the queries into blocks, which come first: (blocks, heads, block, ...)."""
-    heads, queries, width = x.shape
-    return jnp.moveaxis(x.reshape(heads, -1, min(128, queries), width), 1, 0)
-
-
-def _joined(blocks: Any) -> Any:
-    x = jnp.moveaxis(blocks, 0, 1)
-    return x.reshape(len(x), -1, x.shape[-1])
-
-
-def _attention(q: Any, k: Any, v: Any) -> Any:
-    positions = jnp.arange(q.shape[1]).reshape(-1, min(128, q.shape[1]))
-    y = jax.lax.map(lambda given: _attend(k, v, *given), (_blocks(q), positions))
-    return _joined(y), (q, k, v, positions)
-
-
-def _attention_backward(residuals: Any, dy: Any) -> Any:
-    q, k, v, positions = residuals
-
-    def block(sums: Any, given: Any) -> Any:
-        q, positions, dy = given
-        pull = jax.vjp(lambda k, v, q: _attend(k, v, q, positions), k, v, q)[1]
-        *more, dq = pull(dy)
-        return tuple(map(jnp.add, sums, more)), dq
-
-    start = jnp.zeros_like(k), jnp.zeros_like(v)
-    (dk, dv), dq = jax.lax.scan(block, start, (_blocks(q), positions, _blocks(dy)))
-    return _joined(dq), dk, dv
-
-
-ATTENTION = Rule(
-    _attention, _attention_backward, lambda q, k, v: _attend(k, v, q, jnp.arange(q.shape[1]))
-)
+CROSS_ENTROPY = Rule(_cross_entropy, _cross_entropy_backward, _logits_loss, captured=1)
 
 
 # --- an implicit layer: z = g(z, w, x), differentiated where it holds, not on the way there -------
@@ -175,85 +109,73 @@ def _implicit_arguments(shape: Any, dtype: Any) -> Any:
     return ((normal(0, (width, width), dtype, 0.2 * width**-0.5), normal(1, shape, dtype)),)
 
 
-# --- a pair of Pallas kernels: a gated activation -------------------------------------------------
+# --- a spiking network: a spike is a step, with the gradient of x / (1 + 10 |x|) ------------------
 
 
-def _gated(a: Any, b: Any) -> Any:
-    return a * jax.nn.sigmoid(a) * b
+def _surrogate(x: Any) -> Any:
+    smooth, step = x / (1 + 10 * jnp.abs(x)), (x > 0).astype(x.dtype)
+    return smooth + jax.lax.stop_gradient(step - smooth)
 
 
-def _gated_kernel(a: Any, b: Any, y: Any) -> None:
-    y[...] = _gated(a[...], b[...])
-
-
-def _gated_gradient_kernel(a: Any, b: Any, dy: Any, da: Any, db: Any) -> None:
-    s = jax.nn.sigmoid(a[...])
-    silu = a[...] * s
-    da[...] = dy[...] * b[...] * (s + silu * (1 - s))
-    db[...] = dy[...] * silu
-
-
-def _run(kernel: Function, results: int, *operands: Any) -> Any:
-    """Run a kernel on blocks of rows, on a GPU by Triton; interpreted on a CPU."""
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton
-
-    platform = jax.default_backend()
-    rows, width = operands[0].shape
-    block = pl.BlockSpec((min(rows, 8), width), lambda i: (i, jnp.int32(0)))
-    return pl.pallas_call(
-        kernel,
-        grid=(rows // min(rows, 8),),
-        in_specs=[block] * len(operands),
-        out_specs=[block] * results,
-        out_shape=[jax.ShapeDtypeStruct((rows, width), operands[0].dtype)] * results,
-        interpret=platform == "cpu",
-        compiler_params=triton.CompilerParams() if platform == "gpu" else None,
-    )(*operands)
-
-
-PALLAS = Rule(
-    lambda a, b: (_run(_gated_kernel, 1, a, b)[0], (a, b)),
-    lambda residuals, dy: tuple(_run(_gated_gradient_kernel, 2, *residuals, dy)),
-    plain=_gated,
+SPIKE = Rule(
+    lambda x: ((x > 0).astype(x.dtype), x),
+    lambda x, dy: (dy / (1 + 10 * jnp.abs(x)) ** 2,),
+    plain=_surrogate,
 )
+
+
+def _spiking(way: Way, size: Any) -> Function:
+    """Leaky integrate-and-fire neurons in a scan, with a surrogate gradient."""
+    spike = way.inner(SPIKE)
+
+    def loss(weights: Any, inputs: Any, targets: Any) -> Any:
+        w_in, w_back, w_out = weights
+
+        def step(carry: Any, x: Any) -> Any:
+            v, fired, rate = carry
+            v = 0.9 * v * (1 - fired) + x @ w_in + fired @ w_back
+            fired = spike(v - 1)
+            return (v, fired, rate + fired / len(inputs)), None
+
+        start = (jnp.zeros((inputs.shape[1], len(w_back)), inputs.dtype),) * 3
+        (_, _, rate), _ = jax.lax.scan(way.block(step), start, inputs)
+        return ((rate @ w_out - targets) ** 2).mean()
+
+    return loss
+
+
+def _spiking_arguments(shape: Any, dtype: Any) -> Any:
+    steps, batch, width = shape
+    weights = tuple(normal(i, (width, width), dtype, width**-0.5) for i in range(3))
+    return weights, abs(normal(3, (steps, batch, width), dtype)), normal(4, (batch, width), dtype)
 
 
 # --- the workloads --------------------------------------------------------------------------------
 
-_CROSS_ENTROPY = of(CROSS_ENTROPY, lambda h: lambda params, labels: h(*params, labels))
-_LARGE = (8192, 4096, 128256, jnp.bfloat16)
 WORKLOADS = (
     Workload(
-        "log1pexp", of(LOG1PEXP, lambda h: lambda x: h(x).sum()),
-        lambda shape, dtype: (normal(0, shape, dtype),), ((256,), (1 << 25,), (1 << 28,)),
-        limit=(COPY, lambda x: 2 * x.nbytes),  # read x, write its gradient
+        "RMSNorm",
+        of(RMSNORM, lambda h: lambda params, t: (h(*params) * t).sum()),
+        _norm_arguments,
+        sizes=((8, 32), (1 << 14, 1024), (1 << 16, 4096)),
     ),
     Workload(
-        "RMSNorm", of(RMSNORM, lambda h: lambda params, t: (h(*params) * t).sum()),
-        _norm_arguments, ((8, 32), (1 << 14, 1024), (1 << 16, 4096)),
-        limit=(COPY, lambda params, t: 3 * t.nbytes),  # read x and t, write the gradient of x
+        "cross-entropy",
+        of(CROSS_ENTROPY, lambda h: lambda params, labels: h(*params, labels)),
+        _tokens,
+        sizes=((512, 8, 32), (2048, 256, 16384), (8192, 1024, 50257)),
     ),
     Workload(
-        "attention, recomputed", of(ATTENTION, _mean_square),
-        _normals(3), ((2, 256, 4), (4, 2048, 64), (32, 8192, 128)),
-        limit=(PRODUCT, lambda qkv: 7 * 2 * qkv[0].size * qkv[0].shape[1]),
+        "implicit layer",
+        of(Rule(_solve, _solve_backward, captured=1), _mean_square),
+        _implicit_arguments,
+        sizes=((4, 8), (1024, 256), (8192, 2048)),
     ),
     Workload(
-        "cross-entropy", _CROSS_ENTROPY,
-        _tokens, ((512, 8, 32), (2048, 256, 16384), (8192, 1024, 50257)),
-        limit=(PRODUCT, lambda params, labels: 3 * 2 * params[0].size * len(labels)),
+        "spiking network, 1,000 steps",
+        _spiking,
+        _spiking_arguments,
+        sizes=((10, 2, 8), (1000, 32, 128), (1000, 256, 1024)),
+        ways=(PLAIN, CHECKPOINT, HAND, OURS, HAND_BOTH, BOTH),
     ),
-    Workload(
-        "cross-entropy of a large model", _CROSS_ENTROPY,
-        _tokens, ((512, 8, 32), _LARGE, _LARGE), RUN, large=True,
-    ),
-    Workload(
-        "implicit layer", of(Rule(_solve, _solve_backward, captured=1), _mean_square),
-        _implicit_arguments, ((4, 8), (1024, 256), (8192, 2048)),
-    ),
-    Workload(
-        "Pallas kernel pair", of(PALLAS, _mean_square),
-        _normals(2), ((8, 16), (512, 256), (1 << 15, 1024)), RUN,
-    ),
-)  # fmt: skip
+)

@@ -28,18 +28,11 @@ SHORT = 5e-3  # seconds; before a sample of shorter calls goes an untimed one, t
 
 
 def race(
-    contestants: Mapping[str, Callable[[], Any]],
-    ours: str,
-    size: str,
-    seconds: float = 1.0,
-    rounds: int | None = None,
-    settle: float = 0.0,
+    contestants: Mapping[str, Callable[[], Any]], ours: str, size: str, seconds: float = 1.0
 ) -> dict[str, Any]:
-    """Time the contestants against each other for about so many seconds, or in so many rounds.
+    """Time the contestants against each other for about so many seconds.
 
     Return the fields of a `Group`: times, ratios of ours to each of the others, and who cannot run.
-    `settle` is for contestants that have threads of their own: so many seconds of rest and then
-    an untimed call go before each sample.
     """
     entered = {**contestants, CONTROL: contestants[ours]}
     once, failures = {}, {}
@@ -55,41 +48,34 @@ def race(
             if once[name] < SHORT:  # how often it is repeated is not left to chance
                 once[name] = min(_sample(call) for _ in range(5))
     repeats = {name: max(1, min(1000, int(SHORTEST / t))) for name, t in once.items()}
-    if size == "toy":
-        rounds = 2
-    if rounds is None:
-        a_round = sum(t * repeats[name] for name, t in once.items())
-        rounds = int(min(300, max(9, seconds / a_round)))
+    a_round = sum(t * repeats[name] for name, t in once.items())
+    rounds = 2 if size == "toy" else int(min(300, max(9, seconds / a_round)))
 
     names, samples = list(once), {name: [] for name in once}
-    order = random.Random(0)  # the same in all processes of a distributed step
+    order = random.Random(0)
     gc.disable()
     try:
         for i in range(rounds):
             gc.collect(0)
             order.shuffle(names)
             for name in names:
-                time.sleep(settle)
-                if settle or once[name] < SHORT:
+                if once[name] < SHORT:
                     _sample(entered[name])
                 samples[name].append(_sample(entered[name], repeats[name], DEPTHS[i % 16]))
     finally:
         gc.enable()
-    ratios = {
-        name: [a / b for a, b in zip(samples[ours], samples[name], strict=True)]
-        for name in samples
-        if name != ours
+    cuts = {}
+    for name in names:
+        if name != ours:
+            ratios = [a / b for a, b in zip(samples[ours], samples[name], strict=True)]
+            cuts[name] = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {
+        "values": {name: statistics.median(samples[name]) for name in once},
+        "samples": rounds,
+        "ratios": {name: cuts[name][1] for name in once if name != ours},
+        "ratio_quartiles": {name: (cuts[name][0], cuts[name][2]) for name in once if name != ours},
+        "failures": failures,
     }
-    found = {"samples": rounds, "failures": failures}
-    found["values"], found["quartiles"] = _summary(samples)
-    found["ratios"], found["ratio_quartiles"] = _summary(ratios)
-    return found
-
-
-def _summary(samples: Mapping[str, list[float]]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the median and the quartiles of each."""
-    cuts = {n: statistics.quantiles(s, n=4, method="inclusive") for n, s in samples.items()}
-    return {n: c[1] for n, c in cuts.items()}, {n: (c[0], c[2]) for n, c in cuts.items()}
 
 
 def _sample(call: Callable[[], Any], calls: int = 1, depth: int = 0) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.ways import EVERY, JAX, JVP, OURS, PEERS, Function, Rule, Way
+from benchmarks.ways import EVERY, JVP, OURS, PEERS, Function, Rule, Way
 from benchmarks.workload import Workload, normal, of
 from tfgrad_jax import custom_gradient
 
@@ -42,7 +42,7 @@ LOG1PEXP = Rule(
     lambda e, dy: (dy * (1 - 1 / (1 + e)),),
     residuals=lambda y, x: jnp.exp(x),
     push=_log1pexp_push,
-    written={OURS: custom_gradient(_log1pexp_pair), JAX: jax.custom_gradient(_log1pexp_pair)},
+    written=custom_gradient(_log1pexp_pair),
 )
 
 
@@ -59,8 +59,7 @@ def _closing_over_much(way: Way, size: Any) -> Function:
         return jnp.log(table[0] + e), lambda dy: dy * (1 - 1 / (1 + e))
 
     # Written out, because ours looks at all that a rule holds.
-    written = {OURS: custom_gradient(pair), JAX: jax.custom_gradient(pair)}
-    return way(dataclasses.replace(LOG1PEXP, forward=forward, written=written))
+    return way(dataclasses.replace(LOG1PEXP, forward=forward, written=custom_gradient(pair)))
 
 
 # --- a linear layer under logsumexp: weights ------------------------------------------------------
@@ -105,7 +104,6 @@ OVERHEAD = (
     _overhead("large closure", _closing_over_much, _scalar),
     _overhead("declared variables", of(HEAD, _spread), _weights),
     _overhead("undeclared variables", of(HEAD, _spread, how="undeclared"), _weights),
-    _overhead("method, declared variables", of(HEAD, _spread, how="method"), _weights),
 )
 
 
@@ -126,17 +124,6 @@ def _bump(x: Any) -> Any:
     return y, (x, y)
 
 
-def _tanh(w: Any, x: Any) -> Any:
-    y = jnp.tanh(x * w)
-    return y, (w, x, y)
-
-
-def _tanh_backward(residuals: Any, dy: Any) -> Any:
-    w, x, y = residuals
-    d = dy * (1 - y * y)
-    return d * x, d * w
-
-
 LEAVES = Rule(
     lambda tree: ([a * a for a in tree], tree),
     lambda tree, dys: ([2 * a * dy for a, dy in zip(tree, dys, strict=True)],),
@@ -144,12 +131,6 @@ LEAVES = Rule(
 )
 BUMP = Rule(_bump, lambda xy, dy: (-2 * dy * xy[0] * xy[1],), residuals=lambda y, x: (x, y))
 PRODUCT = Rule(_product, _product_backward, residuals=lambda y, *given: given, captured=1)
-TANH = Rule(_tanh, _tanh_backward, residuals=lambda y, *given: (*given, y), captured=1)
-
-
-def _layers(h: Function) -> Function:
-    """So many calls, each of its own function that closes over its own weight."""
-    return lambda params: functools.reduce(lambda x, w: h(w, x), *params)
 
 
 def _chained(way: Way, count: int) -> Function:
@@ -182,7 +163,7 @@ def _both(count: int, dtype: Any) -> Any:
 
 
 def _growing(name: str, loss: Any, arguments: Function, most: int = 512) -> Workload:
-    sizes = [1, 4], [1, 8, 64, most], [1, 8, 64, most]
+    sizes = [1, 4], [most // 8, most], [most // 8, most]
     measures = "trace grad", "eager grad"
     return Workload(name, loss, arguments, sizes, measures, (EVERY, OURS), section="growth")
 
@@ -191,9 +172,6 @@ GROWTH = (
     _growing("leaves", of(LEAVES, lambda h: lambda tree: h(tree)[0]), _numbers),
     _growing("chained calls", _chained, _scalar),
     # CPython 3.13 has a limit of its own for calls that lead through C, as those of JAX do.
-    _growing("nested calls", _nested, _scalar, 128),
-    _growing("captured values", of(PRODUCT, _spread, how="undeclared"), _both),
+    _growing("nested calls", _nested, _scalar, 64),
     _growing("declared variables", of(PRODUCT, _spread), _both),
-    _growing("layers that capture", of(TANH, _layers, how="undeclared"), _both),
-    _growing("layers that declare", of(TANH, _layers), _both),
 )

@@ -5,7 +5,7 @@ can differentiate: plainly, by hand, with ours, with the others. `Workload.loss`
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,9 +22,7 @@ HAND = "hand-written"
 EVERY = "hand-written, every order"
 JVP = "hand-written custom_jvp"
 TRANSPOSED = "custom_jvp that transposes"
-JAX = "jax.custom_gradient"
-OPTAX = "optax's loss"
-PEERS = (PLAIN, HAND, EVERY, JAX, OURS)
+PEERS = (PLAIN, HAND, EVERY, OURS)
 REFERENCE = {"forward": HAND, "grad": HAND, "second order": EVERY, "jvp": JVP, "hessian": JVP}
 
 Function = Callable[..., Any]
@@ -40,8 +38,8 @@ class Rule:
     residuals: Function | None = None  # (y, *args) -> residuals, for who knows `y` already
     push: Function | None = None  # (primals, tangents) -> (y, its tangent)
     captured: int = 0  # ours closes over so many arguments, the first ones,
-    how: str = "declared"  # which are "declared", "undeclared" or those of a "method"
-    written: Mapping[str, Function] = dataclasses.field(default_factory=dict)  # ways written out
+    how: str = "declared"  # which are "declared" or "undeclared"
+    written: Function | None = None  # ours, where it is written out
 
     def value(self, *args: Any) -> Any:
         return self.forward(*args)[0]
@@ -98,17 +96,6 @@ def ours(rule: Rule) -> Function:
         found = backward(residuals, dy)
         return found[n:], flat(found[:n])
 
-    class Layer:
-        """A layer with its weights, which are no inputs of its method."""
-
-        def __init__(self, *weights: Any) -> None:
-            self.weights = weights
-
-        @custom_gradient(variables=lambda self: self.weights)
-        def __call__(self, *inputs: Any) -> Any:
-            y, residuals = forward(*self.weights, *inputs)
-            return y, lambda dy, variables: gradients(residuals, dy)
-
     def closing(*args: Any) -> Any:
         weights = args[:n]
 
@@ -120,8 +107,8 @@ def ours(rule: Rule) -> Function:
         return h(*args[n:])
 
     if not n:
-        return custom_gradient(rule.pair)
-    return (lambda *args: Layer(*args[:n])(*args[n:])) if rule.how == "method" else closing
+        return rule.written or custom_gradient(rule.pair)
+    return closing
 
 
 WAYS: dict[str, Callable[[Rule], Function]] = {
@@ -131,7 +118,6 @@ WAYS: dict[str, Callable[[Rule], Function]] = {
     EVERY: lambda rule: by_hand(rule, every_order=True),
     JVP: lambda rule: by_jvp(rule, rule.push),
     TRANSPOSED: by_jvp,
-    JAX: lambda rule: jax.custom_gradient(rule.pair),
     OURS: ours,
     BOTH: ours,
     HAND_BOTH: by_hand,
@@ -139,12 +125,12 @@ WAYS: dict[str, Callable[[Rule], Function]] = {
 
 
 class Way(NamedTuple):
-    """Write a rule in the way of this name; what is not written out is plain JAX."""
+    """Write a rule in the way of this name."""
 
     name: str
 
     def __call__(self, rule: Rule) -> Function:
-        return rule.written.get(self.name) or WAYS.get(self.name, WAYS[PLAIN])(rule)
+        return WAYS[self.name](rule)
 
     @property
     def inner(self) -> "Way":

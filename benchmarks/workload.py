@@ -28,7 +28,6 @@ COUNTS = {"flops": "flops", "bytes accessed": "bytes", "temp memory": "bytes"}
 # Compiles in half the time on a CPU, to machine code that is slow: the program and its counts are
 # the same.
 UNOPTIMIZED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-COPY, PRODUCT = "share of copy bandwidth", "share of matmul rate"
 TOLERANCE = 1e-9  # in float64, relative to the largest entry
 
 
@@ -40,14 +39,7 @@ class Workload:
     sizes: tuple[Any, Any, Any]  # one for each of `SIZES`
     measures: tuple[str, ...] = ("run grad", "program grad", "program second order", "program jvp")
     ways: tuple[str, ...] = (PLAIN, CHECKPOINT, HAND, OURS)  # of what is no other derivative
-    step: Callable[[Function], Function] | None = None  # loss -> what is timed, if not its gradient
     section: str = "workloads"
-    limit: tuple[str, Function] | None = None  # the share of what, and arguments -> how much of it
-    large: bool = False  # too large to run on a CPU
-
-    def measures_at(self, size: str) -> list[str]:
-        """Return what is measured at one of `SIZES`."""
-        return [m for m in self.measures if size != "cpu" or not (self.large and "run" in m)]
 
     def contestants(self, mode: str) -> tuple[str, ...]:
         if mode in ("forward", "grad"):
@@ -57,8 +49,7 @@ class Workload:
 
     def function(self, mode: str, way: str, size: Any) -> Function:
         """Return what is measured, as a function of the arguments."""
-        loss = self.loss(Way(way), size)
-        return self.step(loss) if self.step and mode == "grad" else derivative(mode, loss)
+        return derivative(mode, self.loss(Way(way), size))
 
     def compiled(self, mode: str, way: str, size: Any) -> Any:
         """Compile, for arguments of which only the shapes are known."""
@@ -103,13 +94,12 @@ def check(workload: Workload) -> dict[str, float]:
     """Return the largest relative error of each contestant in float64; raise where one is wrong."""
     errors = dict.fromkeys(workload.ways, 0.0)
     size = workload.sizes[0][-1] if isinstance(workload.sizes[0], list) else workload.sizes[0]
-    gradients = dataclasses.replace(workload, step=None)
     with jax.enable_x64(True):
         args = workload.arguments(size, jnp.float64)
         for mode in dict.fromkeys(m.partition(" ")[2] for m in workload.measures):
             expected = None
             for way in workload.contestants(mode):
-                found = jit(gradients.function(mode, way, size), run=False)(*args)
+                found = jit(workload.function(mode, way, size), run=False)(*args)
                 got = [np.asarray(x) for x in jax.tree.leaves(found)]
                 expected = expected or got
                 error = max(map(_error, got, expected))
@@ -127,19 +117,14 @@ def _error(got: Any, expected: Any) -> float:
 
 def measure(workload: Workload, what: str, size: str) -> list[Group]:
     """Check a workload, then take a measure at one of `SIZES`, or at each of its sizes."""
-    errors = check(workload)
-    groups = [Group(workload.section, workload.name, "error in float64", "relative", errors)]
+    check(workload)
     chosen = workload.sizes[SIZES.index(size)]
     if isinstance(chosen, list):
         points = [_race(workload, what, size, n, f" at {n}") for n in chosen]
-        groups += [*points, _slope(points, what, chosen)]
-    elif what.startswith("program "):
-        groups += _programs(workload, what.removeprefix("program "), chosen)
-    else:
-        groups.append(_race(workload, what, size, chosen))
-        if what == "run grad" and workload.limit:
-            groups.append(_share(workload, groups[-1], size, chosen))
-    return groups
+        return [*points, _slope(points, what, chosen)]
+    if what.startswith("program "):
+        return _programs(workload, what.removeprefix("program "), chosen)
+    return [_race(workload, what, size, chosen)]
 
 
 def _race(workload: Workload, what: str, size: str, chosen: Any, at: str = "") -> Group:
@@ -171,44 +156,14 @@ def _slope(points: list[Group], what: str, sizes: list[int]) -> Group:
     return Group(*points[-1].key[:2], f"{what}, slope", "s", slopes)
 
 
-def _share(workload: Workload, run: Group, size: str, chosen: Any) -> Group:
-    """Return how near the contestants come to what the machine can do."""
-    what, least = workload.limit
-    seconds = least(*workload.arguments(chosen, jnp.float32)) / rate(what, size)
-    return Group(*run.key[:2], what, "%", {way: 100 * seconds / t for way, t in run.values.items()})
-
-
-@functools.cache
-def rate(what: str, size: str) -> float:
-    """Return the bytes a second that this machine copies, or the operations of a large product."""
-    if what == COPY:
-        numbers = jnp.ones(1 << {"toy": 18, "cpu": 26, "gpu": 28}[size])
-        f, args, amount = jnp.negative, (numbers,), 2 * numbers.nbytes
-    else:
-        n = {"toy": 256, "cpu": 2048, "gpu": 8192}[size]
-        f, args, amount = jnp.matmul, (jnp.ones((n, n)),) * 2, 2 * n**3
-    run = jax.jit(f)
-    return amount / race({OURS: lambda: run(*args)}, OURS, size)["values"][OURS]
-
-
 def _programs(workload: Workload, mode: str, chosen: Any) -> list[Group]:
     """Compile each contestant and return what the compiler says."""
     found = {way: counts(workload, way, chosen, mode) for way in workload.contestants(mode)}
     key, groups = (workload.section, workload.name), []
     for measure, unit in COUNTS.items():
         values = {way: numbers[measure] for way, numbers in found.items()}
-        note = shapes(workload, chosen)
-        groups.append(Group(*key, f"{measure}, {mode}", unit, values, note=note))
+        groups.append(Group(*key, f"{measure}, {mode}", unit, values))
     return groups
-
-
-def shapes(workload: Workload, size: Any) -> str:
-    """Return the shape of the largest array of each argument, or what the size says of itself."""
-    if hasattr(size, "note"):
-        return size.note
-    args = jax.eval_shape(lambda: workload.arguments(size, jnp.float32))
-    largest = [max(jax.tree.leaves(arg), key=lambda x: x.size) for arg in args]
-    return ", ".join(" x ".join(map(str, x.shape)) for x in largest if x.shape)
 
 
 def counts(workload: Workload, way: str, size: Any, mode: str = "grad") -> dict[str, float]:

@@ -6,24 +6,26 @@ rule: the same floating-point operations, memory traffic and temporary memory, i
 
 import itertools
 import json
+import re
 
 import jax
 import pytest
 from support.helpers import sample
 
-from benchmarks import compare, figures, layers, networks, report, tiny
+from benchmarks import compare, layers, report, rules, tiny
 from benchmarks import workload as w
-from benchmarks.__main__ import main
+from benchmarks.__main__ import main, parts
 from benchmarks.results import OURS, Group, Results
 from benchmarks.timing import CONTROL
 from benchmarks.ways import BOTH, EVERY, HAND, HAND_BOTH, JVP, PLAIN
 
-WORKLOADS = {each.name: each for each in networks.WORKLOADS}
+SPIKING = "spiking network, 1,000 steps"
+WORKLOADS = {each.name: each for each in rules.WORKLOADS}
 TINY = {
     f"{each.section}, {each.name}": each for each in tiny.OVERHEAD + tiny.GROWTH + layers.LAYERS
 }
 SAME = [("grad", OURS, HAND, name) for name in WORKLOADS]
-SAME += [("grad", BOTH, HAND_BOTH, "GPT-2 training step")]
+SAME += [("grad", BOTH, HAND_BOTH, SPIKING)]
 SAME += [("jvp", OURS, JVP, name) for name in ("RMSNorm", "cross-entropy", "implicit layer")]
 
 
@@ -64,45 +66,57 @@ def test_contestants_agree_on_workloads(name):
 
 
 @pytest.mark.nightly
-def test_quick_run_writes_json_and_report_draws_it(tmp_path, capsys, monkeypatch):
+def test_a_part_of_a_quick_run_writes_json_where_it_is_told_to(tmp_path, capsys):
     assert main(["--quick", "--only", "growth/chained", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("*.json")
-    data = json.loads(path.read_text())
-    assert data["meta"]["quick"] is True
-    first = Results.load(path).groups[1]
-    low, high = first.quartiles[OURS]
-    assert 0 < low <= first.values[OURS] <= high
+    assert json.loads(path.read_text())["meta"]["quick"] is True
+    first = Results.load(path).groups[0]
+    low, high = first.ratio_quartiles[EVERY]
+    assert 0 < low <= first.ratios[EVERY] <= high
     assert first.ratios.keys() == {EVERY, CONTROL}
     assert "| chained calls | trace grad at 4 |" in capsys.readouterr().out
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    assert report.main() == 0
-    assert "chained calls" in (tmp_path / f"{path.stem}-growth.svg").read_text()
-    table = (tmp_path / "README.md").read_text()
-    assert f"![{path.stem}-growth]" in table
-    assert "| trace jvp, inputs only | hand-written custom_jvp | 1.05x | not measured |" in table
 
 
-def test_models_of_many_layers_have_targets_a_table_and_a_figure(tmp_path):
+def test_all_that_has_a_target_is_measured():
+    """By the name of a part, which is the name of a group."""
+    run = Results.here(quick=True)
+    for name in parts("cpu"):
+        section, case, measure = name.split("/")
+        how, _, mode = measure.partition(" ")
+        named = [measure]
+        if section == "growth":
+            sizes = layers.SIZES if case.startswith(layers.PREFIX) else ()
+            named = [*(f"{measure} at {n}" for n in sizes), f"{measure}, slope"]
+        elif how == "program":
+            named = [f"{count}, {mode}" for count in w.COUNTS]
+        values = dict.fromkeys((OURS, PLAIN, HAND, EVERY, JVP), 1.0)
+        run.groups += [Group(section, case, each, "s", values) for each in named]
+    lines = list(report.lines(run))
+    assert len(lines) > 30 and all(line.measured == 1 for line in lines)
+
+
+def test_models_of_many_layers_have_targets_and_a_table():
     run = Results.here(quick=True)
     for case, what, n in itertools.product(("nnx", "nnx, declared"), layers.MEASURES, layers.SIZES):
         values = {OURS: n * 3.0, PLAIN: n * 1.0, EVERY: n * 1.5}
-        run.add([Group("growth", layers.PREFIX + case, f"{what} at {n}", "s", values)])
+        run.groups.append(Group("growth", layers.PREFIX + case, f"{what} at {n}", "s", values))
     page = report.page(run, "<!-- layers: begin -->\n<!-- layers: end -->")
-    assert "| nnx | eager grad | 3.00 | 3.00 | 3.00 | 3.00 |" in page
+    assert "| nnx | eager grad | 3.00 → 3.00 | 3.00 → 3.00 | 1.50 → 1.50 |" in page
     missed = {line.what: line.missed for line in report.lines(run) if line.measured}
-    assert missed["eager grad, 64 layers of nnx, declared"]  # 3 > 2
-    assert missed["trace grad, 64 layers of nnx"] is False  # 3 < 4
-    (axes, *_) = figures.layers(run).axes
-    drawn = [[float(y) for y in line.get_ydata()] for line in axes.lines[:3]]
-    assert drawn == [[3.0] * 4, [3.0] * 4, [1.5] * 4]  # ours twice, and the hand-written rule
+    assert missed["eager grad, 64 layers of nnx, declared"]  # 3 > 2.2
+    assert missed["trace grad, 64 to 8 layers, undeclared, worst library"] is False
 
 
 @pytest.mark.docs
-def test_the_page_on_performance_has_the_numbers_of_the_run_that_its_chart_shows():
-    found = [Results.load(path) for path in sorted(report.RESULTS.glob("*.json"))]
+def test_page_and_chart_have_the_numbers_of_the_newest_jax():
+    run = report.newest(report.RESULTS)
     text = report.PAGE.read_text()
     assert "| eager gradient |" in text
-    assert report.page(report.shown(report.ordered(found)), text) == text
+    assert report.page(run, text) == text
+    chart = (report.RESULTS / "glance.svg").read_text()
+    assert chart == report.chart(run)
+    ratio = run.ratio("overhead", "declared variables", "eager grad", EVERY)
+    assert re.findall(r">([\d.]+)x<", chart)[-1] == f"{ratio:.2f}"
 
 
 def a_run(ratio, temp=100.0, spread=0.01):
@@ -111,9 +125,11 @@ def a_run(ratio, temp=100.0, spread=0.01):
     ratios = {JVP: ratio, CONTROL: 1.0}
     quartiles = {name: (r - spread, r + spread) for name, r in ratios.items()}
     fields = {"ratios": ratios, "ratio_quartiles": quartiles, "samples": 100}
-    results.add([Group("overhead", "inputs only", "eager jvp", "s", values, **fields)])
     programs = {OURS: temp, HAND: 100.0}
-    results.add([Group("workloads", "RMSNorm", "temp memory, grad", "bytes", programs)])
+    results.groups += [
+        Group("overhead", "inputs only", "eager jvp", "s", values, **fields),
+        Group("workloads", "RMSNorm", "temp memory, grad", "bytes", programs),
+    ]
     return results
 
 
