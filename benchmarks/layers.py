@@ -22,23 +22,20 @@ WAYS = PLAIN, EVERY, OURS
 ENDS = ", declared", ""  # of the name of a workload: how its weights are captured
 LAYER = Rule(forward, backward, residuals=lambda y, w, x: (w, x, y))
 
-# What is closed over: the module of the model, the package that it needs, and options of `model`.
-KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "all weights": ("of_all_weights", "jax", {}),
-    "equinox": ("with_equinox", "equinox", {}),
-    "nnx": ("with_nnx", "flax", {}),
-    "linen": ("with_linen", "flax", {}),
-    "linen, self": ("with_linen", "flax", {"of_self": True}),
-    "Haiku": ("with_haiku", "haiku", {}),
-    "Haiku, self": ("with_haiku", "haiku", {"of_self": True}),
+# What is closed over: the module of the model, and the package that it needs.
+KINDS = {
+    "all weights": ("of_all_weights", "jax"),
+    "equinox": ("with_equinox", "equinox"),
+    "nnx": ("with_nnx", "flax"),
+    "linen, self": ("with_linen", "flax"),
+    "Haiku": ("with_haiku", "haiku"),
 }
 
 
 def _loss(kind: str, ours: str, way: Way, size: Any) -> Function:
-    module, _, options = KINDS[kind]
-    model = importlib.import_module(f"benchmarks.models.{module}").model
+    model = importlib.import_module(f"benchmarks.models.{KINDS[kind][0]}").model
     layer = ours if way.name == OURS else way(LAYER)
-    return lambda weights, x: jnp.sum(model(weights, layer, **options)(x))
+    return lambda weights, x: jnp.sum(model(weights, layer)(x))
 
 
 def _arguments(count: int, dtype: Any) -> Any:
@@ -53,7 +50,7 @@ def _workload(kind: str, end: str) -> Workload:
 
 LAYERS = tuple(
     _workload(kind, end)
-    for kind, (_, package, _) in KINDS.items()
+    for kind, (_, package) in KINDS.items()
     if find_spec(package)
     for end in ENDS
 )

@@ -1,4 +1,4 @@
-"""Flax linen: a decorated function in a compact method, around the weight, or `self` as well."""
+"""Flax linen: a decorated function in a compact method, around the weight and `self`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,6 @@ from tfgrad_jax import custom_gradient
 
 class Layer(linen.Module):
     layer: Any
-    of_self: bool
 
     def pair(self, w: Any, x: Any) -> Any:
         return pair(w, x)
@@ -23,23 +22,20 @@ class Layer(linen.Module):
         if callable(self.layer):
             return self.layer(w, x)
         variables = [w] if self.layer == "declared" else None
-        if self.of_self:
-            return custom_gradient(lambda x: self.pair(w, x), variables=variables)(x)
-        return custom_gradient(lambda x: pair(w, x), variables=variables)(x)
+        return custom_gradient(lambda x: self.pair(w, x), variables=variables)(x)
 
 
 class Model(linen.Module):
     depth: int
     layer: Any
-    of_self: bool
 
     @linen.compact
     def __call__(self, x: Any) -> Any:
         for i in range(self.depth):
-            x = Layer(self.layer, self.of_self, name=f"layer{i}")(x)
+            x = Layer(self.layer, name=f"layer{i}")(x)
         return x
 
 
-def model(weights: Sequence[Any], layer: Any, of_self: bool = False) -> Callable[[Any], Any]:
+def model(weights: Sequence[Any], layer: Any) -> Callable[[Any], Any]:
     params = {"params": {f"layer{i}": {"w": w} for i, w in enumerate(weights)}}
-    return lambda x: Model(len(weights), layer, of_self).apply(params, x)
+    return lambda x: Model(len(weights), layer).apply(params, x)
