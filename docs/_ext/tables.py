@@ -1,8 +1,8 @@
 """Keep tables readable where they have little room.
 
-On a phone, each cell of a wide table carries the heading of its column: `_static/site.css` hides
-these labels on wide screens, and on narrow ones shows each row as a card, whose title is the first
-cell. Long names in tables and headings may break between their words.
+On a phone, a table is a list of cards, one for each row: `_static/site.css` hides the headings, and
+shows the label that each cell carries. The first cell is the title of its card. Columns with the
+same value share one label, and long code keeps its words together as long as it fits on a line.
 """
 
 import re
@@ -11,9 +11,13 @@ from typing import Any
 from docutils import nodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
+LINE = 38  # characters of code on a line of a phone
+NAME = 16  # more than that do not fit into one of two columns
+SHORT = 14  # what fits beside two others
+
 
 class Cards(SphinxPostTransform):
-    """Label the cells of every table with three or more columns."""
+    """Label the cells of tables that have many columns, or long names in two."""
 
     default_priority = 900
     formats = ("html",)
@@ -23,16 +27,37 @@ class Cards(SphinxPostTransform):
         for table in self.document.findall(nodes.table):
             head, body = next(table.findall(nodes.thead), None), next(table.findall(nodes.tbody))
             headings = [entry.astext() for entry in head.findall(nodes.entry)] if head else []
-            if len(headings) < 3:
-                continue
-            table["classes"].append("cards")
-            for row in body.findall(nodes.row):
-                next(row.findall(nodes.entry))["classes"].append("name")
-                for heading, cell in zip(headings, row.findall(nodes.entry), strict=True):
-                    if heading and cell.astext() and isinstance(cell[0], nodes.paragraph):
-                        if len(cell.astext()) <= 22 and "name" not in cell["classes"]:
-                            cell["classes"].append("short")
-                        cell[0].insert(0, nodes.inline("", heading, classes=["label"]))
+            code = list(table.findall(nodes.literal))
+            for name in code:
+                if len(name.astext()) <= LINE:
+                    name["classes"].append("whole")
+            if len(headings) > 2 or any(len(name.astext()) > NAME for name in code):
+                table["classes"].append("cards")
+                for row in body.findall(nodes.row):
+                    _label(list(row.findall(nodes.entry)), headings)
+
+
+def _label(cells: list[nodes.entry], headings: list[str]) -> None:
+    """Label the cells of a row, and leave out of the card what is empty or a repetition."""
+    cells[0]["classes"].append("name")
+    alike: dict[str, list[int]] = {}
+    for i, cell in enumerate(cells[1:], 1):
+        # A row of many columns compares them. With fewer, one "the same" is not like another.
+        key = cell.astext() if len(cells) > 3 else f"{i}: {cell.astext()}"
+        if not cell.astext():
+            cell["classes"].append("left-out")
+        elif isinstance(cell[0], nodes.paragraph):
+            alike.setdefault(key, []).append(i)
+    for first, *others in alike.values():
+        label = ", ".join(headings[i] for i in (first, *others))
+        if others and len(others) == len(cells) - 2:
+            label = "all"
+        for i in others:
+            cells[i]["classes"].append("left-out")
+        if len(cells) > 2:
+            cells[first][0].insert(0, nodes.inline("", label, classes=["label"]))
+            if max(len(cells[first].astext()) - len(label), len(label) / 2) <= SHORT:
+                cells[first]["classes"].append("short")
 
 
 _PLACE = re.compile(r"<(t[dh]|h\d)[ >].*?</\1>", re.DOTALL)

@@ -5,6 +5,7 @@ Skipped where it is not built; `nox -f .ci/noxfile.py -s docs` does both.
 
 import copy
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -126,17 +127,94 @@ def test_a_reader_reaches_every_page_by_links_in_the_text():
     assert {p.stem for p in PAGES if p.resolve() not in reached} <= {"changelog"}
 
 
-def test_pictures_follow_the_theme_and_wide_tables_fit_a_phone():
+def test_pictures_follow_the_theme():
     pictures = [*(SITE / "_images").glob("*.svg")]
     assert len(pictures) >= 42  # two for each gradient of the gallery, and two of the landing page
     for path in pictures:
         assert not re.search(r"#000000|#ffffff", path.read_text()), path.name
-    for path in (SITE / "from_tensorflow.html", SITE / "why.html"):
+
+
+def test_wide_tables_become_cards_on_a_phone():
+    for path in (SITE / "from_tensorflow.html", SITE / "peers.html"):
         for table in article(path).find_all("table"):
             columns = len(table.find("tr").find_all("th"))
-            assert ("cards" in table["class"]) == (columns >= 3)
-            for row in table.find("tbody").find_all("tr") if columns >= 3 else ():
+            assert columns < 3 or "cards" in table["class"]
+            for row in table.find("tbody").find_all("tr") if "cards" in table["class"] else ():
                 assert "name" in row.find("td")["class"]  # shown on a phone, whatever its heading
+                for cell in row.find_all("td")[1:] if columns >= 3 else ():
+                    said = bool(cell.get_text(strip=True)) and "left-out" not in cell.get(
+                        "class", ()
+                    )
+                    assert (cell.find(class_="label") is not None) == said
+
+
+def test_a_card_says_once_what_is_the_same_for_several_columns():
+    rows = {
+        row.find("td").get_text(): row for row in article(SITE / "peers.html").select("tr:has(td)")
+    }
+    labels = [
+        [x.get_text() for x in rows[name].select(".label")] for name in ("call it", "grad by w")
+    ]
+    assert labels[0] == ["all"]
+    assert labels[1] == [", ".join(PEERS), "tfgrad_jax"]
+
+
+PEERS = [
+    "jax.custom_gradient",
+    "jax.custom_vjp",
+    "jax.custom_jvp",
+    "equinox.filter_custom_vjp",
+    "flax.nnx.custom_vjp",
+]
+
+
+@cache
+def style_rules():
+    """Return what the theme and `site.css` declare: window widths in em, selectors, values."""
+    found, around = [], []
+    for name in ("styles/furo.css", "site.css"):
+        text = re.sub(r"/\*.*?\*/", "", (SITE / "_static" / name).read_text(), flags=re.S)
+        for before, brace in re.findall(r"([^{}]*)([{}])", text):
+            if brace == "{":
+                around.append(before.strip())
+            elif not (selectors := around.pop()).startswith("@"):
+                media = " ".join(around)
+                low, high = (re.search(rf"{m}-width: ?([\d.]+)em", media) for m in ("min", "max"))
+                widths = float(low[1]) if low else 0, float(high[1]) if high else math.inf
+                pairs = (pair.partition(":") for pair in before.split(";"))
+                values = {name.strip(): value.strip() for name, _, value in pairs}
+                found.append((widths, re.split(r",\s*", selectors), values))
+    return found
+
+
+def style(selector, name, pixels):
+    """Return what the last rule of a selector says in a window of so many pixels."""
+    found = [
+        values[name]
+        for (low, high), selectors, values in style_rules()
+        if low <= pixels / 16 <= high and selector in selectors and name in values
+    ]
+    return found[-1] if found else None
+
+
+windows = pytest.mark.parametrize("pixels", [390, 760, 1009, 1024, 1100, 1184, 1300, 1440, 1600])
+
+
+@windows
+def test_no_page_is_cut_off_at_the_right(pixels):
+    """Either the columns have room beside each other, or that of the text gives way."""
+    width = style(".content", "width", pixels)
+    if pixels / 16 > 63 and width != "100%":
+        sidebar = float(style(".sidebar-drawer", "min-width", pixels).removesuffix("em"))
+        wanted = sidebar + float(width.removesuffix("em"))
+        gives_way = all(style(s, "min-width", pixels) == "0" for s in (".main", ".content"))
+        assert wanted <= pixels / 16 - 6 or gives_way
+
+
+@windows
+def test_code_is_not_much_smaller_than_text(pixels):
+    size = style(".highlight pre", "font-size", pixels)
+    assert size.endswith("rem") and 0.77 <= float(size.removesuffix("rem")) <= 0.9
 
 
 def test_the_pages_have_an_icon():
