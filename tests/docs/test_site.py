@@ -134,29 +134,25 @@ def test_pictures_follow_the_theme():
         assert not re.search(r"#000000|#ffffff", path.read_text()), path.name
 
 
-def test_wide_tables_become_cards_on_a_phone():
-    for path in (SITE / "from_tensorflow.html", SITE / "peers.html"):
-        for table in article(path).find_all("table"):
-            columns = len(table.find("tr").find_all("th"))
-            assert columns < 3 or "cards" in table["class"]
-            for row in table.find("tbody").find_all("tr") if "cards" in table["class"] else ():
-                assert "name" in row.find("td")["class"]  # shown on a phone, whatever its heading
-                for cell in row.find_all("td")[1:] if columns >= 3 else ():
-                    said = bool(cell.get_text(strip=True)) and "left-out" not in cell.get(
-                        "class", ()
-                    )
-                    assert (cell.find(class_="label") is not None) == said
+@every_page
+def test_wide_tables_become_cards_on_a_phone(path):
+    for table in article(path).select("table.docutils:has(thead)"):
+        columns = len(table.find("tr").find_all("th"))
+        assert columns < 3 or "cards" in table["class"]
+        for row in table.find("tbody").find_all("tr") if "cards" in table["class"] else ():
+            assert "name" in row.find("td")["class"]  # shown on a phone, whatever its heading
+            for cell in row.find_all("td")[1:] if columns >= 3 else ():
+                said = cell.get_text(strip=True) and "left-out" not in cell.get("class", ())
+                assert bool(cell.select(".label")) == bool(said)
 
 
 def test_a_card_says_once_what_is_the_same_for_several_columns():
+    found = (row for path in PAGES for row in article(path).select("table.cards tr:has(td)"))
     rows = {
-        row.find("td").get_text(): row for row in article(SITE / "peers.html").select("tr:has(td)")
+        row.find("td").get_text(): [x.get_text() for x in row.select(".label")] for row in found
     }
-    labels = [
-        [x.get_text() for x in rows[name].select(".label")] for name in ("call it", "grad by w")
-    ]
-    assert labels[0] == ["all"]
-    assert labels[1] == [", ".join(PEERS), "tfgrad_jax"]
+    assert rows["call it"] == ["all"]
+    assert rows["grad by w"] == [", ".join(PEERS), "tfgrad_jax"]
 
 
 PEERS = [
