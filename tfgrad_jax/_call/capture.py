@@ -1,30 +1,31 @@
 """What a call captured: its functions as a plan for copies, and the values that were in them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from tfgrad_jax._closure.objects import Object
 from tfgrad_jax._closure.reach import Reached
 from tfgrad_jax._closure.skeleton import Skeleton, dissect
 from tfgrad_jax._closure.traced import Uses
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.trace import is_staging
+from tfgrad_jax._jax.types import Leaf
 from tfgrad_jax._messages import errors
 
-OperandIndex: TypeAlias = int  # among the captured values and then the inputs, as JAX has them
-CapturedIndex: TypeAlias = int  # among the captured values: the first operands
-Values: TypeAlias = Sequence[Any]  # arrays, tracers, or types in their places
+CapturedIndex: TypeAlias = int  # an `OperandIndex` of a captured value: these come first
+Values: TypeAlias = Sequence[Leaf]  # arrays, tracers, or types in their places
 
 
 class Capture(NamedTuple):
     """The functions of a call, without the values that they captured, and these values."""
 
     skeleton: Skeleton  # copies `call.apply`, `call.primal`, and then the declared variables
-    values: list[Any]
+    values: list[Leaf]
     declared: list[CapturedIndex]  # the declared variables among them
     uses: Uses | None  # how `y` uses them, if a trace has shown it
 
 
-def held(call: Call) -> list[Any]:
+def held(call: Call) -> list[Object]:
     """Return what a call holds beside its inputs."""
     _, declared = call.declared
     return [call.apply, call.primal, *declared]

@@ -1,16 +1,16 @@
 """`variables="autodiff"`: captured values get the gradient of `f`'s own operations."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from tfgrad_jax._autodiff.custom import Forward
 from tfgrad_jax._closure.traced import Aside
+from tfgrad_jax._jax.types import Leaf, OperandIndex, PyTree
 
-from .capture import CapturedIndex, OperandIndex, Values
-from .rule import Gradient, Leaf, Wanted
+from .capture import CapturedIndex, Values
+from .rule import Gradient, Wanted
 
 
 def with_ordinary_gradients(
@@ -26,7 +26,7 @@ def with_ordinary_gradients(
     by_vjp = set(ordinary)
     by_rule = [i for i in perturbed if i not in by_vjp]
 
-    def value(differentiated: dict[OperandIndex, Any]) -> tuple[list[Leaf], Any]:
+    def value(differentiated: dict[OperandIndex, Leaf]) -> tuple[list[Leaf], PyTree]:
         mixed = [differentiated.get(i, v) for i, v in enumerate(operands)]
         leaves, outputs, run, residuals = forward(mixed, by_rule)
         return [leaves[i] for i in outputs], (leaves, residuals, Aside((outputs, run)))

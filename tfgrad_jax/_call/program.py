@@ -5,13 +5,14 @@ runs `Program.value`. If it does, it runs `forward`, which returns the value, an
 function of residuals (`_autodiff/custom.py` says when).
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import register_static, tree_flatten
+from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
 from tfgrad_jax._autodiff.custom import Forward, HiddenTracerError
 from tfgrad_jax._autodiff.rule import Run
@@ -19,19 +20,18 @@ from tfgrad_jax._closure.assigned import Watched, refuse_assigned
 from tfgrad_jax._closure.skeleton import Skeleton
 from tfgrad_jax._closure.traced import Uses, is_being_traced, uses
 from tfgrad_jax._frontend.grad_fn import Call
-from tfgrad_jax._frontend.structure import Layout
+from tfgrad_jax._frontend.structure import Layout, Outputs
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_staging, plainly
-from tfgrad_jax._jax.types import Inert, NeedsValuesError, is_traced, spec
+from tfgrad_jax._jax.types import Aval, Inert, Leaf, NeedsValuesError, OperandIndex, is_traced, spec
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-from .capture import Capture, CapturedIndex, OperandIndex, Values
+from .capture import Capture, CapturedIndex, Values
 from .ordinary import with_ordinary_gradients
 from .rule import (
     Declared,
     Gradient,
-    Leaf,
     Listing,
     Origin,
     Undeclared,
@@ -42,6 +42,14 @@ from .rule import (
     origin,
 )
 from .transparent import HoldsRefError, Result, evaluated, trace_call
+
+
+class _Ran(NamedTuple):
+    """What one run of `f` has given."""
+
+    result: Result
+    watched: Sequence[Watched]  # what its rule may not assign to
+    uses: Uses | None  # how `y` uses captured values, if that had to be known
 
 
 class _NotRecordedError(Exception):
@@ -57,10 +65,10 @@ class TypeOfY:
     """The type of `y`. Every run notes it: `primal` and `f` must agree about it."""
 
     def __init__(self) -> None:
-        self.treedef: Any = None
-        self._types: Any = None
+        self.treedef: PyTreeDef | None = None
+        self._types: Sequence[object] = ()
 
-    def note(self, source: Source, treedef: Any, leaves: Sequence[Leaf]) -> None:
+    def note(self, source: Source, treedef: PyTreeDef, leaves: Sequence[Leaf]) -> None:
         types = [(leaf.shape, leaf.dtype) for leaf in leaves]
         earlier = self.treedef, self._types
         if self.treedef is not None and earlier != (treedef, types):
@@ -141,73 +149,78 @@ class Program(Inert):
         The rule that it returns may run later, at other values or under another trace, so it
         becomes a function of its residuals.
         """
-        known_uses, captured = self.known_uses, self._parted(operands)[0]
-        recorded = self._recorded(operands) if known_uses is None else None
-        if recorded is not None:
-            (leaves, outputs, grad_fn), watched, known_uses = recorded
-        else:
-            if known_uses is None and self._must_know_uses(perturbed):
-                # Before `f` runs: what it leaves outside of the call comes from this last run.
-                known_uses = self._uses(operands)
-            (leaves, outputs, grad_fn), watched = self._run(operands)
+        (leaves, outputs, grad_fn), watched, known_uses = self._ran(operands, perturbed)
+        captured, _ = self._parted(operands)
         listing = self._listing(grad_fn.accepts_variables, operands, known_uses)
-        listed = [captured[i] for i in listing.gives]
-        watched = [*watched, *grad_fn.watched]
-        rule = UserRule(grad_fn, self.source, listing, len(captured), listed, watched)
-        if is_traced((*operands, *leaves)):
-            try:
-                run, residuals = hoisted(rule, outputs.cotangents(leaves), perturbed)
-            except NeedsValuesError:  # it finds them one level down, where it runs
-                run, residuals = kept(rule)
-        else:
-            run, residuals = kept(rule)
+        values = [captured[i] for i in listing.gives]
+        rule = UserRule(grad_fn, self.source, listing, len(captured), values, watched)
+        run, residuals = self._as_residuals(rule, leaves, outputs, operands, perturbed)
         run = self._refusing(run, grad_fn.accepts_variables, operands, known_uses, perturbed)
         self.y.note(self.source, outputs.treedef, leaves)
         if is_traced(leaves) and not is_traced(operands):
             self._look_for_tracers(operands)
         return Forward(leaves, outputs.differentiable, run, residuals)
 
-    def _run(self, operands: Values) -> tuple[Result, Sequence[Watched]]:
-        """Run a copy of `f`; return its result, and what its rule may not assign to."""
+    def _ran(self, operands: Values, perturbed: Wanted) -> _Ran:
+        """Run a copy of `f`, and find out how `y` uses captured values if the rule may list them.
+
+        A rule lists, or refuses, only those that are being differentiated.
+        """
         captured, inputs = self._parted(operands)
+        known_uses = self.known_uses
+        if known_uses is None and (recorded := self._recorded(operands)):
+            return recorded
+        origins = [self.origins[True][i] for i in perturbed if i < len(captured)]
+        if known_uses is None and not {Origin.UNDECLARED, Origin.MISSING}.isdisjoint(origins):
+            # Before `f` runs, not after: so what it leaves for the user, such as the activations
+            # of a layer in a dictionary, comes from the last run, in which it sees values.
+            known_uses = self._uses(operands)
+        result, watched = self._run(captured, inputs)
+        return _Ran(result, watched, known_uses)
+
+    def _run(self, captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched]]:
         copies = self.skeleton.copies(captured)
         result = copies.values[0](inputs)
         refuse_assigned(copies.watched, self.source)
-        return result, copies.watched
+        return result, [*copies.watched, *result[2].watched]
 
-    def _recorded(self, operands: Values) -> tuple[Result, Sequence[Watched], Uses] | None:
-        """Do the same in a trace, which also shows how `y` uses captured values.
+    def _recorded(self, operands: Values) -> _Ran | None:
+        """Run the copy in a trace, where JAX records the operations in any case.
 
-        Only for undeclared variables: otherwise `f` would run once more to find them. And where JAX
-        records the operations in any case. None if the rule cannot be copied, or holds a Ref.
+        The trace also shows how `y` uses captured values. Without it, `f` would run once more under
+        `jit` to find undeclared variables, and an iterator that it reads would move on twice. None
+        if there are no undeclared variables, or if the rule cannot be returned from a trace.
         """
         if Origin.UNDECLARED not in self.origins[True] or any(map(is_ref, operands)):
             return None
         if not (is_staging() and is_traced(operands)) or is_being_traced(self.source):
             return None
-        captured, inputs = self._parted(operands)
 
-        def run(captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched]]:
-            return self._run([*captured, *inputs])
-
-        def copyable(result: Result) -> Any:
+        def copyable(result: Result) -> NoReturn:
             raise _NotRecordedError
 
+        captured, inputs = self._parted(operands)
         try:
-            f = trace_call(run, captured, inputs, (self.source, self.inputs), copyable)
+            f = trace_call(self._run, captured, inputs, (self.source, self.inputs), copyable)
         except (_NotRecordedError, HoldsRefError, *NeedsValuesError):
             return None
         if is_traced(f.consts):
             raise HiddenTracerError
         result = evaluated(f.run, f.aside, f.consts, captured, f.aside.refs, inputs)
-        every = f.uses(f.aside.outputs.count).items()
-        first, count = len(f.consts), len(captured)
-        uses = {i - first: at for i, at in every if 0 <= i - first < count}
-        return result, (), uses
+        first, every = len(f.consts), f.uses(f.aside.outputs.count).items()
+        uses = {i - first: at for i, at in every if first <= i < first + len(captured)}
+        return _Ran(result, result[2].watched, uses)
 
-    def _must_know_uses(self, perturbed: Wanted) -> bool:
-        of_perturbed = [self.origins[True][i] for i in perturbed if i < len(self.origins[True])]
-        return Origin.UNDECLARED in of_perturbed or Origin.MISSING in of_perturbed
+    def _as_residuals(
+        self, rule: UserRule, leaves: Values, outputs: Outputs, operands: Values, perturbed: Wanted
+    ) -> tuple[Run, list[Leaf]]:
+        """Return a rule as what JAX carries: a `Run`, and its residuals."""
+        if is_traced((*operands, *leaves)):
+            # A rule that branches on a value of the forward pass finds it concrete one level down,
+            # where it runs, if anywhere: it stays as it is.
+            with contextlib.suppress(*NeedsValuesError):
+                return hoisted(rule, outputs.cotangents(leaves), perturbed)
+        return kept(rule)
 
     def _listing(self, accepts: bool, operands: Values, known_uses: Uses | None) -> Listing:
         """Return which captured values a rule gives gradients for."""
@@ -247,7 +260,7 @@ class Program(Inert):
         return checked
 
     def _refuse(
-        self, missing: Iterable[CapturedIndex], types: Sequence[Any], known_uses: Uses | None
+        self, missing: Iterable[CapturedIndex], types: Sequence[Aval], known_uses: Uses | None
     ) -> None:
         every = self._uses(types) if known_uses is None else known_uses
         uses = {i: at for i, at in every.items() if i in missing}

@@ -13,7 +13,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import Watched, refuse_assigned
@@ -24,15 +24,14 @@ from tfgrad_jax._closure.traced import traced
 from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Variables
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_staging
-from tfgrad_jax._jax.types import Spec, is_differentiable
+from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, Spec, is_differentiable
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-from .capture import CapturedIndex, OperandIndex, Values
+from .capture import CapturedIndex, Values
 
 Wanted: TypeAlias = Sequence[OperandIndex]  # those that are being differentiated
-Leaf: TypeAlias = Any  # of `y`: an array
-Gradient: TypeAlias = Any  # an array, or None
+Gradient: TypeAlias = Leaf | None
 Parts: TypeAlias = Values  # `GradFn.gradients`, and the values of the variables that it may list
 
 
@@ -46,7 +45,7 @@ class Origin(enum.Enum):
     MISSING = "an error, where the value is being differentiated and `y` uses it"
 
 
-def origin(value: Any, call: Call, is_declared: bool, accepts_variables: bool) -> Origin:
+def origin(value: Leaf, call: Call, is_declared: bool, accepts_variables: bool) -> Origin:
     if is_declared:
         return Origin.DECLARED
     if not is_differentiable(value.dtype):
@@ -127,7 +126,7 @@ class UserRule:
         return [self.grad_fn.gradients, *self.values]
 
 
-def hoisted(rule: UserRule, upstreams: Sequence[Any], wanted: Wanted) -> tuple[Run, list[Any]]:
+def hoisted(rule: UserRule, upstreams: Sequence[Aval], wanted: Wanted) -> tuple[Run, list[Leaf]]:
     """Return a rule as a function of residuals, and the residuals: the tracers in its parts.
 
     It is copied around them; if it cannot be copied, it is traced first. Raises an error of
@@ -154,7 +153,7 @@ def hoisted(rule: UserRule, upstreams: Sequence[Any], wanted: Wanted) -> tuple[R
     return run, residuals
 
 
-def kept(rule: UserRule) -> tuple[Run, list[Any]]:
+def kept(rule: UserRule) -> tuple[Run, list[Leaf]]:
     """Return the rule around its parts as they are."""
     listing, captured, source, parts = rule.listing, rule.captured, rule.grad_fn.source, rule.parts
     copies = {id(w.value) for w in rule.watched}
@@ -176,7 +175,7 @@ def kept(rule: UserRule) -> tuple[Run, list[Any]]:
 def transparent_rule(
     source: Source,  # of `f`
     grad_fn: GradFn,
-    upstreams: Sequence[Any],  # their types
+    upstreams: Sequence[Aval],  # their types
     variables: Variables | None,
     values: Values,
 ) -> Gradients:
@@ -191,7 +190,9 @@ def transparent_rule(
     )
     count = len(values)
 
-    def gradients(consts: Values, cotangents: Values, _: Any, values: Values) -> list[Gradient]:
+    def gradients(
+        consts: Values, cotangents: Values, _: Variables | None, values: Values
+    ) -> list[Gradient]:
         if len(values) not in (0, count):
             raise errors.fixed_variables(source)
         every = run(consts, cotangents)

@@ -13,14 +13,13 @@ hold them with other values in their places. `_autodiff` makes JAX run the funct
 """
 
 import contextlib
-from typing import Any
 
 from jax.errors import UnexpectedTracerError
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from tfgrad_jax._autodiff.custom import HiddenTracerError, differentiated
 from tfgrad_jax._frontend.grad_fn import Call
-from tfgrad_jax._jax.types import is_traced
+from tfgrad_jax._jax.types import PyTree, is_traced
 from tfgrad_jax._messages import errors
 
 from .capture import Capture
@@ -28,7 +27,7 @@ from .hoist import by_trace, hoist
 from .program import Program
 
 
-def run(call: Call, name: str) -> Any:
+def run(call: Call, name: str) -> PyTree:
     """Return `y`, under a transformation."""
     with contextlib.suppress(HiddenTracerError, UnexpectedTracerError):
         capture = hoist(call)
@@ -44,7 +43,7 @@ def run(call: Call, name: str) -> Any:
         raise errors.hidden_tracer(call.contract.source) from None
 
 
-def _value(call: Call, capture: Capture, name: str) -> Any:
+def _value(call: Call, capture: Capture, name: str) -> PyTree:
     """Return `y`, whose derivative is the declared one."""
     operands = [*capture.values, *call.operands]
     if not operands:

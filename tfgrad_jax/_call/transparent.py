@@ -11,7 +11,7 @@ only lists of the tracers that `f` uses, and those that its rule reaches.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tfgrad_jax._closure.assigned import Watched, refuse_assigned, watched_objects
 from tfgrad_jax._closure.reach import reach
@@ -21,14 +21,14 @@ from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Variables
 from tfgrad_jax._frontend.structure import Layout, Outputs
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_own, plainly
-from tfgrad_jax._jax.types import is_traced, spec
+from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages.source import Source
 
 from .capture import Capture, Values
-from .rule import Leaf, transparent_rule
+from .rule import transparent_rule
 
 Result: TypeAlias = tuple[list[Leaf], Outputs, GradFn]  # of a call
-Refs: TypeAlias = dict[int, Any]  # by position among the values that a rule holds
+Refs: TypeAlias = dict[int, Leaf]  # by position among the values that a rule holds
 
 
 class HoldsRefError(ValueError):
@@ -59,7 +59,7 @@ def trace_call(
     """
     source, layout = names
 
-    def arrays(captured: Values, *inputs: Any) -> Any:
+    def arrays(captured: Values, *inputs: Leaf) -> tuple[PyTree, Shown]:
         result, watched = run(captured, inputs)
         leaves, outputs, grad_fn = result
         gradients = grad_fn.gradients
@@ -83,7 +83,7 @@ def trace_call(
 
 
 def evaluated(
-    evaluate: Callable[..., Any],  # `Traced.run`
+    evaluate: AnyFunction,  # `Traced.run`
     shown: Shown,  # without its Refs, which are values
     consts: Values,
     captured: Values,
@@ -103,7 +103,7 @@ class Transparent(NamedTuple):
     """A call that can be copied, and what its value uses."""
 
     call: Call
-    used: list[tuple[Any, SourceInfo]]  # tracers and arrays, with the line that uses each first
+    used: list[tuple[Leaf, SourceInfo]]  # tracers and arrays, with the line that uses each first
 
 
 def transparent(call: Call, capture: Capture) -> Transparent:
@@ -144,14 +144,14 @@ def transparent(call: Call, capture: Capture) -> Transparent:
 def _value(call: Call) -> Traced:
     """Trace the leaves of `y` alone."""
 
-    def leaves(*operands: Any) -> Any:
+    def leaves(*operands: Leaf) -> tuple[list[Leaf], None]:
         with plainly():
             return call.apply(operands)[0], None
 
     return traced(leaves, *call.operands)
 
 
-def _undeclared(y: Traced, results: int) -> tuple[Variables | None, list[Any]]:
+def _undeclared(y: Traced, results: int) -> tuple[Variables | None, list[Leaf]]:
     """Return the differentiable tracers that these results use, as variables, and as a list."""
     used = [y.consts[i] for i in y.uses(results) if i < len(y.consts)]
     values = [v for v in used if is_traced([v]) and spec(v).differentiable]

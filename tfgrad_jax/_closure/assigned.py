@@ -9,14 +9,14 @@ import functools
 import operator
 import types
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-from .objects import OBJECT, Contents, Kind, Label, Slot, kind_of
+from .objects import OBJECT, Contents, Kind, Label, Object, Slot, kind_of
 from .reach import reach
 
 _NOTHING = object()
@@ -25,19 +25,19 @@ _NOTHING = object()
 class Watched(NamedTuple):
     """An object to which nothing may be assigned, and what it holds."""
 
-    value: Any
+    value: Object
     kind: Kind
     contents: Contents
     variable: str  # the name of the variable that it is, or that holds it
 
 
-def watched(values: Iterable[Any]) -> list[Watched]:
+def watched(values: Iterable[Object]) -> list[Watched]:
     """Watch those of these values that are of a kind which can be assigned to."""
     kinds = [(value, kind_of(value, type(value))) for value in values]
     return [Watched(v, kind, kind.contents(v), "") for v, kind in kinds if kind and kind.fill]
 
 
-def watched_objects(values: Iterable[Any]) -> list[Watched]:
+def watched_objects(values: Iterable[Object]) -> list[Watched]:
     """Watch those of these values that are ordinary objects, but no containers."""
     return [one for one in watched(values) if one.kind is OBJECT]
 
@@ -56,7 +56,7 @@ def refuse_assigned(every: Sequence[Watched], source: Source) -> None:
                 raise errors.assigned(source, _named(one, label, every))
 
 
-def _is_computed(cls: type, label: Label, value: Any) -> bool:
+def _is_computed(cls: type, label: Label, value: Object) -> bool:
     """Return whether a class computes a new attribute when it is first read.
 
     `functools.cached_property` does, and a property `table` which keeps what it made in `_table`.

@@ -22,6 +22,9 @@ from jax.tree_util import Partial, all_leaves
 
 from tfgrad_jax._jax.types import Copied
 
+# Whatever a function holds. What it is decides how it is copied, so no type says more.
+Object: TypeAlias = Any
+
 
 class Slot(NamedTuple):
     """A label: the name of an attribute that is not in the `__dict__` of an object."""
@@ -32,27 +35,27 @@ class Slot(NamedTuple):
 class Key(NamedTuple):
     """A label: a key of a table."""
 
-    key: Any
+    key: Object
 
 
 # What an object holds and may hold another one of later: by the name of an attribute, by a slot, by
 # the position in a list, by the key of a table.
 Label: TypeAlias = str | Slot | int | Key
-Contents: TypeAlias = dict[Label, Any]
-Maker: TypeAlias = Callable[..., Any]  # of the copies of the parts
-Filler: TypeAlias = Callable[[Any, Contents], None]
+Contents: TypeAlias = dict[Label, Object]
+Maker: TypeAlias = Callable[..., Object]  # of the copies of the parts
+Filler: TypeAlias = Callable[[Object, Contents], None]
 
 
 class Kind(NamedTuple):
     """How objects of one kind are copied. A maker holds nothing that may lead to a tracer."""
 
-    maker: Callable[[Any], Maker]  # of an object: what makes another one
-    parts: Callable[[Any], Sequence[Any]]  # what is needed to make it
-    contents: Callable[[Any], Contents]  # what is put into it afterwards
+    maker: Callable[[Object], Maker]  # of an object: what makes another one
+    parts: Callable[[Object], Sequence[Object]]  # what is needed to make it
+    contents: Callable[[Object], Contents]  # what is put into it afterwards
     fill: Filler | None  # puts it there; None: nothing can be
 
 
-def kind_of(value: Any, cls: type) -> Kind | None:
+def kind_of(value: Object, cls: type) -> Kind | None:
     """Return how to copy an object of this class; None if it is not copied."""
     found = _KINDS.get(cls)
     if found is not None:
@@ -68,7 +71,7 @@ def kind_of(value: Any, cls: type) -> Kind | None:
     return _BASES[base] if _is_made_empty(base, cls) else None
 
 
-def _is_made_empty(base: Any, cls: type) -> bool:
+def _is_made_empty(base: Object, cls: type) -> bool:
     """Return whether `base` can make an empty object of a class: not if that is written in C."""
     try:
         base.__new__(cls)
@@ -89,7 +92,7 @@ def _knows_its_objects(cls: type) -> bool:
     return any(isinstance(maker, types.FunctionType) for maker in makers)
 
 
-def _nothing(_: Any) -> tuple[()]:
+def _nothing(_: Object) -> tuple[()]:
     return ()
 
 
@@ -120,7 +123,7 @@ def _function_contents(f: types.FunctionType) -> Contents:
 
 
 def _fill_function(new: types.FunctionType, contents: Contents) -> None:
-    names: dict[Any, Any] = contents
+    names: dict[Object, Object] = contents
     for name, value in names.items():
         if name in _DEFAULTS:
             setattr(new, name, value)
@@ -131,7 +134,7 @@ def _fill_function(new: types.FunctionType, contents: Contents) -> None:
 _EMPTY = object()
 
 
-def content_of(cell: types.CellType, empty: Any = None) -> Any:
+def content_of(cell: types.CellType, empty: Object = None) -> Object:
     """Return what a variable holds, or `empty` if it is not assigned yet."""
     try:
         return cell.cell_contents
@@ -149,16 +152,16 @@ def _fill_cell(new: types.CellType, contents: Contents) -> None:
         new.cell_contents = value
 
 
-def _partial_maker(value: functools.partial[Any]) -> Maker:
+def _partial_maker(value: functools.partial[Object]) -> Maker:
     return functools.partial(functools.partial.__new__, type(value), len)
 
 
-def _partial_contents(value: functools.partial[Any]) -> Contents:
+def _partial_contents(value: functools.partial[Object]) -> Contents:
     return {"func": value.func, "args": value.args, "keywords": value.keywords, **vars(value)}
 
 
-def _fill_partial(new: Any, contents: Contents) -> None:
-    attributes: dict[Any, Any] = dict(contents)
+def _fill_partial(new: Object, contents: Contents) -> None:
+    attributes: dict[Object, Object] = dict(contents)
     state = [attributes.pop(name) for name in ("func", "args", "keywords")]
     new.__setstate__((*state, attributes or None))  # as `pickle` does
 
@@ -166,16 +169,16 @@ def _fill_partial(new: Any, contents: Contents) -> None:
 # --- objects --------------------------------------------------------------------------------------
 
 
-def _attributes(value: Any) -> Contents:
+def _attributes(value: Object) -> Contents:
     """Return the attributes of an object, those in slots included, without running its code."""
-    state: Any = object.__getstate__(value)  # type: ignore[attr-defined]
+    state: Object = object.__getstate__(value)  # type: ignore[attr-defined]
     if not isinstance(state, tuple):
         return dict(state or {})
     attributes, slots = state
     return {**(attributes or {}), **{Slot(name): v for name, v in slots.items()}}
 
 
-def _fill_attributes(new: Any, contents: Contents) -> None:
+def _fill_attributes(new: Object, contents: Contents) -> None:
     in_dict = {k: v for k, v in contents.items() if type(k) is str}
     if in_dict:  # not by `setattr`, which runs the properties of a user's class
         object.__getattribute__(new, "__dict__").update(in_dict)
@@ -185,33 +188,33 @@ def _fill_attributes(new: Any, contents: Contents) -> None:
                 object.__setattr__(new, label.name, value)
 
 
-def _object_maker(base: Any) -> Callable[[Any], Maker]:
+def _object_maker(base: Object) -> Callable[[Object], Maker]:
     return lambda value: functools.partial(base.__new__, type(value))
 
 
-def _tuple_maker(value: tuple[Any, ...]) -> Maker:
+def _tuple_maker(value: tuple[Object, ...]) -> Maker:
     cls = type(value)
     return lambda *items: tuple.__new__(cls, items)
 
 
-def _list_contents(value: list[Any]) -> Contents:
+def _list_contents(value: list[Object]) -> Contents:
     items: Contents = dict(enumerate(list.__iter__(value)))
     return items if type(value) is list else {**_attributes(value), **items}
 
 
-def _fill_list(new: list[Any], contents: Contents) -> None:
+def _fill_list(new: list[Object], contents: Contents) -> None:
     list.extend(new, (v for k, v in contents.items() if type(k) is int))
     _fill_attributes(new, contents)
 
 
-def _table(base: Any) -> Kind:
-    def contents(value: Any) -> Contents:
+def _table(base: Object) -> Kind:
+    def contents(value: Object) -> Contents:
         items: Contents = {Key(k): v for k, v in base.items(value)}
         if base is collections.defaultdict:
             items[Slot("default_factory")] = value.default_factory
         return items if type(value) is dict else {**_attributes(value), **items}
 
-    def fill(new: Any, contents: Contents) -> None:
+    def fill(new: Object, contents: Contents) -> None:
         _fill_attributes(new, contents)
         for label, value in contents.items():
             if type(label) is Key:

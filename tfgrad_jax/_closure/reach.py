@@ -16,7 +16,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ from jax.extend.core import Jaxpr
 from tfgrad_jax._jax.trace import TRACES, is_below, is_live, is_operand
 from tfgrad_jax._jax.types import Copied, Inert
 
-from .objects import UNWRAPPED, Kind, content_of, kind_of
+from .objects import UNWRAPPED, Kind, Object, content_of, kind_of
 
 Id: TypeAlias = int  # of an object that is kept alive meanwhile
 
@@ -57,7 +57,7 @@ _CODE = (_FUNCTION, _CELL, types.MethodType, functools.partial, Copied)
 class Reached:
     """What values hold, directly and through others."""
 
-    captured: dict[Id, Any]  # the tracers, or whatever else was looked for, in order
+    captured: dict[Id, Object]  # the tracers, or whatever else was looked for, in order
     # These, and all objects that lead to one, with how each is copied.
     way: dict[Id, Kind | None]
     functions: list[types.FunctionType]  # that were visited, and have variables
@@ -66,14 +66,14 @@ class Reached:
     obstacle: str
     is_complete: bool  # False if the visit was given up
     # An object, and the ids of those that hold it. As it has the objects, no id is used twice.
-    visited: dict[Id, list[Any]]
+    visited: dict[Id, list[Object]]
 
-    def on_way(self) -> list[Any]:
+    def on_way(self) -> list[Object]:
         """Return the objects that lead to a captured value."""
         return [self.visited[key][0] for key in self.way.keys() - self.captured.keys()]
 
 
-def is_captured(value: Any) -> bool:
+def is_captured(value: Object) -> bool:
     """Return whether a value that a function holds must become an operand: a live tracer, a Ref."""
     if issubclass(type(value), Tracer):
         return is_live(value)
@@ -81,8 +81,8 @@ def is_captured(value: Any) -> bool:
 
 
 def reach(
-    values: Sequence[Any],
-    takes: Callable[[Any], bool] = is_captured,
+    values: Sequence[Object],
+    takes: Callable[[Object], bool] = is_captured,
     *,
     ends: Container[Id] = (),
     budget: int = BUDGET,
@@ -96,8 +96,8 @@ def reach(
     """
     found = Reached({}, {}, [], {}, "", True, {})
     visited, way = found.visited, found.way
-    tables: list[tuple[Id, list[Any]]] = []  # with those of their keys that may lead to a tracer
-    waiting: list[tuple[Id, Iterable[Any]]] = [(0, values)]  # what these objects hold
+    tables: list[tuple[Id, list[Object]]] = []  # with those of their keys that may lead to a tracer
+    waiting: list[tuple[Id, Iterable[Object]]] = [(0, values)]  # what these objects hold
     for holder, held in waiting:  # it grows: the nearest ones come first
         for value in held:
             cls, key = type(value), id(value)
@@ -187,7 +187,7 @@ def _assigned(code: types.CodeType) -> frozenset[str]:
     return frozenset(names.union(*inner).intersection(code.co_freevars))
 
 
-def is_leaf(value: Any, cls: type) -> bool:
+def is_leaf(value: Object, cls: type) -> bool:
     """Return whether an object, which has this type, holds no others."""
     # Not cached: a cache would keep alive classes made in a function, and the values they hold.
     if cls in _INERT or issubclass(cls, _LEAVES):
@@ -198,7 +198,7 @@ def is_leaf(value: Any, cls: type) -> bool:
 # --- what objects hold ----------------------------------------------------------------------------
 
 # What an object holds; None if that is more than so many others.
-Held: TypeAlias = Sequence[Any] | None
+Held: TypeAlias = Sequence[Object] | None
 
 
 def _held_by_function(f: types.FunctionType, most: int) -> Held:
@@ -206,7 +206,7 @@ def _held_by_function(f: types.FunctionType, most: int) -> Held:
     return [*(f.__closure__ or ()), *(held for held in more if held)]
 
 
-def _held_by_container(value: Any, most: int) -> Held:
+def _held_by_container(value: Object, most: int) -> Held:
     """Return the items of one of Python's containers; one of numbers and strings has none."""
     size = len(value)
     if size > most:
@@ -215,7 +215,7 @@ def _held_by_container(value: Any, most: int) -> Held:
 
 
 # By exact type.
-_HELD: dict[type, Callable[[Any, int], Held]] = {
+_HELD: dict[type, Callable[[Object, int], Held]] = {
     _FUNCTION: _held_by_function,
     _CELL: lambda cell, _: (content_of(cell),),
     types.MethodType: lambda method, _: (method.__func__, method.__self__),
@@ -228,7 +228,7 @@ _HELD: dict[type, Callable[[Any, int], Held]] = {
 }
 
 
-def _held(value: Any, most: int) -> Held:
+def _held(value: Object, most: int) -> Held:
     """Return what an object of any other type holds."""
     cls = type(value)
     if issubclass(cls, type):
@@ -238,7 +238,7 @@ def _held(value: Any, most: int) -> Held:
     if issubclass(cls, np.ndarray):  # of objects: others are leaves
         return list(value.flat) if value.size <= most else None
     if issubclass(cls, _SIZED):
-        base: Any = next(base for base in _SIZED if issubclass(cls, base))
+        base: Object = next(base for base in _SIZED if issubclass(cls, base))
         if base.__len__(value) > most:  # not the `__len__` of a user's class
             return None
         if base is dict:  # Python 3.13 shows the attributes of an object to it alone
@@ -246,7 +246,7 @@ def _held(value: Any, most: int) -> Held:
     return gc.get_referents(value)
 
 
-def _is_inert(value: Any) -> bool:
+def _is_inert(value: Object) -> bool:
     """Return whether a list, a tuple or a dict holds only numbers, strings and the like."""
     if type(value) is dict and not gc.is_tracked(value):
         return True  # up to Python 3.13; 3.14 tracks every dict, so we look at each entry
@@ -255,9 +255,9 @@ def _is_inert(value: Any) -> bool:
     return type(value) in (list, tuple, dict) and _INERT.issuperset(map(type, value))
 
 
-def is_importable(value: Any) -> bool:
+def is_importable(value: Object) -> bool:
     """Return whether a class or a function can be imported by its name."""
-    found: Any = sys.modules.get(getattr(value, "__module__", ""))
+    found: Object = sys.modules.get(getattr(value, "__module__", ""))
     for name in getattr(value, "__qualname__", "").split("."):
         found = getattr(found, name, None)
     return found is value

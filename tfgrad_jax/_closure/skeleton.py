@@ -8,12 +8,12 @@ the parent.
 
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tfgrad_jax._jax.types import Inert
 
 from .assigned import Watched
-from .objects import Filler, Kind, Label, Maker, content_of
+from .objects import Filler, Kind, Label, Maker, Object, content_of
 from .reach import Id, Reached, reach
 from .snapshot import Snapshot
 
@@ -41,7 +41,7 @@ class _Fill(NamedTuple):
 class Copies(NamedTuple):
     """Copies of values, and those objects among them to which nothing may be assigned."""
 
-    values: Sequence[Any]
+    values: Sequence[Object]
     watched: list[Watched]
 
 
@@ -52,7 +52,7 @@ class Skeleton(Inert):
 
     def __init__(
         self,
-        shared: Sequence[Any],  # by place: what copies share with the originals, or None
+        shared: Sequence[Object],  # by place: what copies share with the originals, or None
         removed: Sequence[Place],
         steps: tuple[Sequence[_Make], Sequence[_Fill]],
         results: Sequence[Place],
@@ -63,7 +63,7 @@ class Skeleton(Inert):
         self._makes, self._fills = steps
         self._also_watched, self.snapshot = also_watched, snapshot
 
-    def copies(self, values: Sequence[Any], *, apart: bool = False) -> Copies:
+    def copies(self, values: Sequence[Object], *, apart: bool = False) -> Copies:
         """Return copies, with these values in the places of those that were removed.
 
         If they are `apart`, what they assign to variables is lost: for a look at what they do.
@@ -86,12 +86,12 @@ class Skeleton(Inert):
 
 
 def dissect(
-    values: Sequence[Any],
+    values: Sequence[Object],
     reached: Reached | None = None,
     watched: Sequence[Watched] | None = None,
     *,
     runs_now: bool = False,
-) -> tuple[Skeleton, list[Any]]:
+) -> tuple[Skeleton, list[Object]]:
     """Remove the tracers from values that have no obstacle: return a skeleton, and the tracers.
 
     `reached` is what a walk from the values has found, which may have looked for something else.
@@ -105,7 +105,7 @@ def dissect(
     return plan.skeleton(values), plan.removed
 
 
-def frozen(values: Sequence[Any], contents: Mapping[Id, Any]) -> Sequence[Any]:
+def frozen(values: Sequence[Object], contents: Mapping[Id, Object]) -> Sequence[Object]:
     """Return values whose functions read these contents, by the ids of the cells of variables."""
     if not contents:
         return values
@@ -126,7 +126,7 @@ class _Plan:
     def __init__(
         self, reached: Reached, watched: Sequence[Watched] | None, snapshot: Snapshot
     ) -> None:
-        self.removed: list[Any] = []
+        self.removed: list[Object] = []
         self._reached = reached
         self._snapshot = snapshot
         self._watched = None if watched is None else {id(w.value): w for w in watched}
@@ -134,14 +134,14 @@ class _Plan:
         for f in reached.functions:
             for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
                 self._variables[id(cell)] = self._variables[id(content_of(cell))] = name
-        self._shared: list[Any] = []
+        self._shared: list[Object] = []
         self._of_removed: list[Place] = []
         self._makes: list[_Make] = []
         self._fills: list[_Fill] = []
         self._places: dict[Id, Place] = {}
-        self._unfilled: list[tuple[Any, Kind, Filler]] = []
+        self._unfilled: list[tuple[Object, Kind, Filler]] = []
 
-    def skeleton(self, values: Sequence[Any]) -> Skeleton:
+    def skeleton(self, values: Sequence[Object]) -> Skeleton:
         results = [self._place(value) for value in values]
         for value, kind, fill in self._unfilled:  # it grows
             contents = kind.contents(value)
@@ -154,13 +154,13 @@ class _Plan:
         steps = self._makes, self._fills
         return Skeleton(self._shared, self._of_removed, steps, results, shared, self._snapshot)
 
-    def _is_watched(self, value: Any) -> bool:
+    def _is_watched(self, value: Object) -> bool:
         if self._watched is not None:
             return id(value) in self._watched
         # Only code that assigns to a variable can change it, and such code is known.
         return type(value) is not types.CellType or id(value) in self._reached.assigned
 
-    def _place(self, value: Any) -> Place:
+    def _place(self, value: Object) -> Place:
         """Return the place of the copy of a value, or of the value itself."""
         waiting = [value]
         while waiting:  # not by recursion: tuples may be nested deeply
@@ -176,7 +176,7 @@ class _Plan:
                 self._add(value, kind, [self._places[id(part)] for part in parts])
         return self._places[id(value)]
 
-    def _add(self, value: Any, kind: Kind | None, parts: Sequence[Place]) -> None:
+    def _add(self, value: Object, kind: Kind | None, parts: Sequence[Place]) -> None:
         place = self._places[id(value)] = len(self._shared)
         if id(value) in self._reached.captured:
             self._shared.append(None)

@@ -9,9 +9,8 @@ Variables to which the code itself assigns are the user's own, live: they count,
 """
 
 import types
-from typing import Any
 
-from .objects import content_of
+from .objects import Object, content_of
 from .reach import Id, Reached
 
 _EMPTY = object()
@@ -25,7 +24,7 @@ class Snapshot:
     """
 
     def __init__(self, reached: Reached, runs_now: bool = False) -> None:
-        self._held: dict[Id, tuple[types.CellType, Any]] = {}
+        self._held: dict[Id, tuple[types.CellType, Object]] = {}
         self._live: dict[Id, types.CellType] = {}
         self.has_iterator = False  # which moves on whenever code reads it
         for f in reached.functions:
@@ -40,11 +39,11 @@ class Snapshot:
                 elif not runs_now:
                     self._held[id(cell)] = cell, content
 
-    def live(self) -> dict[Id, Any]:
+    def live(self) -> dict[Id, Object]:
         """Return what those variables hold now to which the functions assign."""
         return {key: content_of(cell) for key, cell in self._live.items()}
 
-    def changed(self) -> dict[Id, Any]:
+    def changed(self) -> dict[Id, Object]:
         """Return what variables held that hold something else now."""
         pairs = self._held.items()
         return {key: c for key, (cell, c) in pairs if content_of(cell, _EMPTY) is not c}

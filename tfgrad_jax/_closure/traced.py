@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.tree_util import register_static, tree_leaves, tree_structure, tree_unflatten
 
 from tfgrad_jax._jax.jaxpr import dependence, evaluate, in_order_of_use, without_consts
-from tfgrad_jax._jax.types import NeedsValuesError, spec
+from tfgrad_jax._jax.types import AnyFunction, Leaf, NeedsValuesError, PyTree, spec
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
@@ -26,7 +26,7 @@ _tracing: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
     "the code of the functions that are being traced, from the outside in", default=()
 )
 
-SourceInfo: TypeAlias = Any  # where an operation comes from, as JAX records it
+SourceInfo: TypeAlias = object  # where an operation comes from, as JAX records it
 
 # By position: where a value is used first; None if it is only returned.
 Uses: TypeAlias = dict[int, SourceInfo]
@@ -40,7 +40,7 @@ def is_being_traced(source: Source) -> bool:
 class Aside:
     """What a function returns through JAX beside arrays: a pytree without leaves."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._value = value
 
     def take(self) -> Any:
@@ -52,8 +52,8 @@ class Aside:
 class Traced(NamedTuple):
     """A function as a jaxpr."""
 
-    run: Callable[..., Any]  # `run(consts, args)` evaluates the jaxpr; it holds no constants
-    consts: list[Any]  # the tracers and arrays that the function uses beside its arguments
+    run: AnyFunction  # `run(consts, args)` evaluates the jaxpr; it holds no constants
+    consts: list[Leaf]  # the tracers and arrays that the function uses beside its arguments
     aside: Any  # what it returned beside arrays
     closed: ClosedJaxpr
 
@@ -63,7 +63,7 @@ class Traced(NamedTuple):
 
 
 def traced(
-    f: Callable[..., Any], *examples: Any, source: Source | None = None, names: Sequence[str] = ()
+    f: AnyFunction, *examples: Leaf, source: Source | None = None, names: Sequence[str] = ()
 ) -> Traced:
     """Trace a function of arrays, which returns a pair: arrays, and anything else.
 
@@ -74,7 +74,9 @@ def traced(
     if code is not None and outer.count(code) == _DEEP:
         raise errors.endless(source)
 
-    def run(*args: Any) -> Any:  # a new function at each call: JAX caches no trace of it
+    def run(
+        *args: Leaf,
+    ) -> tuple[PyTree, Aside]:  # a new function at each call: JAX caches no trace of it
         arrays, aside = f(*args)
         return arrays, Aside(aside)
 
@@ -86,13 +88,13 @@ def traced(
         _tracing.reset(token)
     jaxpr, treedef = without_consts(closed), tree_structure(arrays)
 
-    def evaluated(consts: Sequence[Any], args: Sequence[Any]) -> Any:
+    def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:
         return tree_unflatten(treedef, evaluate(jaxpr, *consts, *tree_leaves(args)))
 
     return Traced(evaluated, list(closed.consts), aside.take(), closed)
 
 
-def uses(f: Callable[..., Sequence[Any]], values: Sequence[Any], others: Sequence[Any]) -> Uses:
+def uses(f: Callable[..., Sequence[Leaf]], values: Sequence[Leaf], others: Sequence[Leaf]) -> Uses:
     """Return which of `values` the results of `f(values, others)` use, in the order of first use.
 
     They may also be types.
@@ -106,7 +108,7 @@ def uses(f: Callable[..., Sequence[Any]], values: Sequence[Any], others: Sequenc
         # `f` branches on values, so it cannot be traced; its derivative at these values can be.
         positions = [i for i in positions if spec(values[i]).differentiable]
 
-        def of_some(*some: Any) -> Any:
+        def of_some(*some: Leaf) -> Sequence[Leaf]:
             mixed = list(values)
             for i, value in zip(positions, some, strict=True):
                 mixed[i] = value
