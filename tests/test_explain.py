@@ -250,7 +250,7 @@ def test_what_a_policy_keeps_is_named_by_its_operation():
     assert [r.name for r in new] == [f"`dot_general` (test_explain.py:{line})"]
 
 
-@pytest.mark.parametrize(("name", "hold", "get"), HOLDERS)
+@pytest.mark.parametrize(("name", "hold", "get"), HOLDERS, ids=[name for name, *_ in HOLDERS])
 def test_a_weight_is_found_and_named_wherever_it_is_held(name, hold, get):
     holder = hold(W)
     found = explain(grad_pass_through(lambda x: x * jnp.sin(get(holder)).sum()), X)
@@ -304,7 +304,9 @@ def of_jit(w):
     return custom_gradient(lambda x: (product(x), lambda dy: 7 * product(dy)))
 
 
-@pytest.mark.parametrize("make", [of_scan, of_jit, lambda w: Model(w).__call__])
+@pytest.mark.parametrize(
+    "make", [of_scan, of_jit, lambda w: Model(w).__call__], ids=["scan", "jit", "method"]
+)
 def test_explaining_twice_changes_nothing_for_the_function_itself(make):
     h, fresh = make(W), make(W)
     first = explain(h, X)
@@ -352,7 +354,7 @@ OBSTACLES = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "obstacle"), OBSTACLES)
+@pytest.mark.parametrize(("rule", "obstacle"), OBSTACLES, ids=[text for _, text in OBSTACLES])
 def test_the_operation_and_the_line_in_the_way_of_forward_mode(rule, obstacle):
     h = custom_gradient(lambda x: (x * x, rule))
     found = explain(h, X)

@@ -236,7 +236,7 @@ def test_what_is_held_and_is_no_weight_is_not_named():
     assert (fact(report, "no gradient").ok, fact(report, "no gradient").text) == (None, text)
 
 
-@pytest.mark.parametrize("h", [Layer(W), Layer(W).__call__])
+@pytest.mark.parametrize("h", [Layer(W), Layer(W).__call__], ids=["layer", "method"])
 def test_explain_takes_a_layer_and_has_the_same_names(h):
     found = explain(h, X)
     assert [(row.name, row.gradient) for row in found.captured] == [(SELF, "by the rule")]

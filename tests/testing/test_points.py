@@ -30,6 +30,7 @@ def _cube(a, dy):
         (lambda z: z**3, lambda z, dy: dy * 3 * z**2, COMPLEX, "declared = conjugate of expected"),
         (jnp.square, lambda z, dy: dy * z.conj(), COMPLEX, "declared = 0.5 x expected"),
     ],
+    ids=["none", "sign", "transpose", "transpose, complex", "unexpected", "3", "conjugate", "half"],
 )  # fmt: skip
 def test_names_the_mistake(f, rule, x, expected):
     assert note(declare(f, rule), x) == expected
@@ -124,6 +125,19 @@ def test_says_where_it_looked():
         ([-3.0, 0.5, 0.51, 0.52, 2.0], lambda x: np.minimum(np.diff(x), 0)),
         ([0.0, 2.0, -3.0], lambda x: np.sign(x) - [0, 1, -1]),
         ([0.0, 0.0], lambda x: 0 * x),
+    ],
+    ids=[
+        "symmetric",
+        "symmetric, ones",
+        "Hermitian",
+        "probabilities",
+        "unit",
+        "unit rows",
+        "orthonormal columns",
+        "orthonormal rows",
+        "sorted",
+        "signs",
+        "zeros",
     ],
 )
 def test_what_holds_of_an_array_is_kept(x, holds):

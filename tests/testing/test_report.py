@@ -71,7 +71,11 @@ COMPLEX = jax.lax.complex(X, X[::-1])
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("x", [2.0, jnp.zeros(3), X.astype("bfloat16"), COMPLEX])
+@pytest.mark.parametrize(
+    "x",
+    [2.0, jnp.zeros(3), X.astype("bfloat16"), COMPLEX],
+    ids=["number", "zeros", "bfloat16", "complex"],
+)
 def test_second_order_in_the_upstreams(x):
     """The Hessian of a loss needs the derivative of the rule in its upstreams."""
     stop, w = jax.lax.stop_gradient, 2 * jnp.ones_like(x)
@@ -112,7 +116,9 @@ def test_the_derivative_in_the_upstreams_is_wrong_by_a_half():
 
 
 @pytest.mark.parametrize(
-    ("rule", "ok"), [(lambda x, dy: 3 * x**2 * dy, True), (lambda x, dy: 3 * x * dy, False)]
+    ("rule", "ok"),
+    [(lambda x, dy: 3 * x**2 * dy, True), (lambda x, dy: 3 * x * dy, False)],
+    ids=["right", "wrong"],
 )
 def test_points_nearby_judge_what_autodiff_cannot(rule, ok):
     def cubed(x):  # `stop_gradient`, as every callback needs: autodiff says zero
@@ -189,6 +195,7 @@ def test_nothing_to_differentiate():
         (lambda x, dy: 7 * jnp.where(abs(x) < 1, dy, 0), "declared = 7 x expected"),
         (lambda x, dy: (None,), "declared no gradient, expected one"),
     ],
+    ids=["right", "sign", "7", "none"],
 )
 def test_a_surrogate_is_the_gradient_of_its_reference(rule, note):
     sign, x = declare(jnp.sign, rule), np.float32([-2.0, -0.5, 0.25, 3.0])
@@ -225,6 +232,7 @@ def test_surrogates_are_measured_at_the_point_alone():
         # Not clipped at upstreams of ordinary size.
         (lambda x, dy: jnp.clip(dy, -50, 50), "no: grad(1000 dy) is not 1000 grad(dy)"),
     ],
+    ids=["identity", "zero", "clipped", "affine", "clipped far out"],
 )
 def test_linearity_is_a_fact(rule, text):
     found = fact(quick(declare(lambda x: x, rule), X, expect="surrogate"), "linear")

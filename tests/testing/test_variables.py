@@ -28,6 +28,7 @@ POWER = "at points[1]: declared = 1 x expected x `{}`**-1"
             "swapped with `params['b']`?",
         ),
     ],
+    ids=["right", "forgotten", "power", "swapped"],
 )
 def test_declared_variables(grads, b, w):
     params = {"b": jnp.ones(3), "w": jnp.ones(3)}
@@ -159,7 +160,7 @@ def test_a_keyword_that_the_rule_gives_no_gradient_is_a_setting():
     assert notes(quick(lambda x, *, scale: x * scale, X, kwargs={"scale": 2.0})) == {"x": ""}
 
 
-@pytest.mark.parametrize("declared", [None, jnp.ones(2)])
+@pytest.mark.parametrize("declared", [None, jnp.ones(2)], ids=["none", "ones"])
 def test_declared_variables_that_the_value_ignores(declared):
     w, unused = jnp.ones(3), jnp.ones(2)
 
@@ -259,6 +260,7 @@ def test_variables_of_a_function_that_branches_on_their_values():
         (lambda x: (x**3).astype(jnp.bfloat16), "has another shape or dtype than the value"),
         (lambda x: x.undefined, "'"),
     ],
+    ids=["right", "wrong", "a tuple", "another shape", "another dtype", "raises"],
 )
 def test_primal(primal, text):
     class Cube:
