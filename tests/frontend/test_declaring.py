@@ -145,7 +145,7 @@ SIGNATURES = [
 ]
 
 
-@pytest.mark.parametrize(("h", "shown"), SIGNATURES)
+@pytest.mark.parametrize(("h", "shown"), SIGNATURES, ids=[shown for _, shown in SIGNATURES])
 def test_the_signature_is_the_one_of_f_with_the_type_of_y(h, shown):
     assert str(inspect.signature(h)) == shown
     if not inspect.ismethod(h):

@@ -384,7 +384,9 @@ def test_eager_output_is_what_f_returned():
     assert [type(v) for v in y[1:]] == [float, bool]
 
 
-@pytest.mark.parametrize("make", [lambda: jnp.arange(2), lambda: jax.random.key(0)])
+@pytest.mark.parametrize(
+    "make", [lambda: jnp.arange(2), lambda: jax.random.key(0)], ids=["int", "key"]
+)
 def test_jax_convention_is_a_drop_in_for_jax_custom_gradient(make):
     """Names of outputs, and the upstreams of those without a derivative."""
 
