@@ -113,7 +113,9 @@ def test_a_counter_that_holds_no_weight_is_the_user_s_own():
     assert (len(items), log.count) == (1, 1)
 
 
-@pytest.mark.parametrize("stage", [lambda f: f, jax.jit, jax.checkpoint])
+@pytest.mark.parametrize(
+    "stage", [lambda f: f, jax.jit, jax.checkpoint], ids=["eager", "jit", "checkpoint"]
+)
 def test_a_call_keeps_a_variable_that_is_assigned_after_it(stage):
     def loss(x):
         scale = 2.0
@@ -125,7 +127,7 @@ def test_a_call_keeps_a_variable_that_is_assigned_after_it(stage):
         assert_same(mode(stage(loss))(A), (10 * A, jnp.float32(70)))
 
 
-@pytest.mark.parametrize("stage", [lambda f: f, jax.jit])
+@pytest.mark.parametrize("stage", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_a_call_keeps_the_variables_of_a_scope_that_waits(stage):
     """A generator that makes layers assigns to its variables between the calls."""
 
@@ -143,7 +145,7 @@ def test_a_call_keeps_the_variables_of_a_scope_that_waits(stage):
     assert_same(stage(jax.value_and_grad(loss))(A), (6 * A, jnp.float32(7 * 2 * 7 * 3)))
 
 
-@pytest.mark.parametrize("stage", [lambda f: f, jax.jit])
+@pytest.mark.parametrize("stage", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_a_call_that_is_traced_keeps_a_variable_that_is_assigned_after_it(stage):
     def loss(w, x):
         scaled = jax.jit(lambda x: w * x)  # not copied
@@ -160,7 +162,7 @@ def test_a_call_that_is_traced_keeps_a_variable_that_is_assigned_after_it(stage)
     assert_same(gradients, (20 * A * B, 6 * A**2))
 
 
-@pytest.mark.parametrize("stage", [lambda f: f, jax.jit])
+@pytest.mark.parametrize("stage", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_a_rule_reads_a_variable_that_is_first_assigned_after_the_call(stage):
     def loss(w, x):
         @custom_gradient(variables=[w])
