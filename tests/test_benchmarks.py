@@ -8,7 +8,6 @@ import itertools
 import json
 import re
 
-import jax
 import pytest
 from support.helpers import sample
 
@@ -29,11 +28,8 @@ SAME += [("grad", BOTH, HAND_BOTH, SPIKING)]
 SAME += [("jvp", OURS, JVP, name) for name in ("RMSNorm", "cross-entropy", "implicit layer")]
 
 
-@pytest.fixture(autouse=True)
-def lenient():
-    """The benchmarks measure code as people write it, who add a bias to a matrix."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+# Pages, examples and benchmarks write `x @ w + b`, as everyone does.
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def counts(name, way, mode="grad"):

@@ -81,11 +81,8 @@ PAGES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    """Undo the strictness of `conftest.py`: the pages write `x @ w + b`, as everyone does."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+# Pages, examples and benchmarks write `x @ w + b`, as everyone does.
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def _parsed(path, parsers):

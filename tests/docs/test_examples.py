@@ -19,11 +19,8 @@ for package in ("matplotlib", "optax", "sklearn", "tqdm"):
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    """Undo the strictness of `conftest.py`: the examples write `x @ w + b`, as everyone does."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+# Pages, examples and benchmarks write `x @ w + b`, as everyone does.
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,8 @@ spec.loader.exec_module(gallery)
 ENTRIES = {entry.name: entry for entry in gallery.GALLERY}
 
 
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    """Undo the strictness of `conftest.py`: the gallery is written as everyone writes."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+# Pages, examples and benchmarks write `x @ w + b`, as everyone does.
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 @pytest.mark.docs
