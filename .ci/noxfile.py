@@ -99,7 +99,7 @@ def newest(session: nox.Session) -> None:
 
 @nox.session(python="3.13", tags=["nightly"])
 def flags(session: nox.Session) -> None:
-    """Run on what the newest JAX tries out behind flags; docs/peers.md tells of both."""
+    """Run on what the newest JAX tries out behind flags, and compare JAX's own decorators."""
     session.chdir(ROOT)
     session.install("-e", ".", *TOOLS, "cloudpickle", "flax")
     on = dict.fromkeys(("JAX_CUSTOM_VJP3", "JAX_CUSTOM_JVP3", "JAX_REMAT3"), "1")
