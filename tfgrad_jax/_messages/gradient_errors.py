@@ -12,6 +12,7 @@ from jax.tree_util import all_leaves, tree_structure
 from .errors import builder
 from .source import Source, Where
 from .text import counted, kind_of, tree_of, type_name, types_of
+from .tracebacks import is_written_here
 
 no_variable_pair = builder(
     "{} was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned {}."
@@ -127,6 +128,8 @@ def warn_of_upstreams(where: Where, are: Sequence[str], would_be: Sequence[str])
 
 def _warn_at_rule(where: Where, text: str) -> None:
     code = Source.of(where.grad_fn).code or where.source.code
+    if is_written_here(code):  # `grad_pass_through` lists gradients in the order of the leaves
+        return
     _warn(text, code, getattr(where.grad_fn, "__globals__", {}).get("__name__", ""))
 
 

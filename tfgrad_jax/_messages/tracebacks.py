@@ -8,6 +8,7 @@ JAX gives each operation the innermost source line outside of excluded files; we
 import functools
 import itertools
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -28,6 +29,11 @@ def is_own(error: BaseException) -> bool:
     """Return whether this package raised an error: then its message says what to do."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     return hasattr(error, _OWN) or files[-1].startswith(_OURS)
+
+
+def is_written_here(code: types.CodeType | None) -> bool:
+    """Return whether a function is one of this package, such as the rule of a helper."""
+    return code is not None and code.co_filename.startswith(_OURS)
 
 
 def hide(error: BaseException) -> None:
