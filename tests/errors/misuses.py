@@ -251,6 +251,22 @@ CALLING = [
         "do not fit its signature, (x, *, scale): missing a required", "argument: 'scale'"),
     misuse("Forget an argument", function("f()"), FITS + "missing a required argument"),
     misuse("Pass too many arguments", function("f(x, x)"), FITS + "too many positional arguments"),
+    misuse("Call a function that is an attribute of a class", """
+@custom_gradient
+def f(x):
+    return 2 * x, lambda dy: 2 * dy
+
+class Layer:
+    act = f
+
+    def __call__(self, x):
+        return self.act(x)
+
+Layer()(x)
+""",
+        "do not fit its signature, (): too many positional arguments. It is an attribute of a "
+        "class, so Python passes the instance as its first argument, `x`. In the class, write "
+        "`staticmethod(h)` instead of `h`"),
 ]  # fmt: skip
 
 PAIR = "must return a pair (y, grad_fn): its value and the function that computes its gradient. "
