@@ -29,7 +29,7 @@ from tfgrad_jax._jax.jaxpr import (
     open_jaxpr,
     without_consts,
 )
-from tfgrad_jax._jax.types import Aval, Cotangents, Eqn, Leaf, NeedsValuesError, Tangents
+from tfgrad_jax._jax.types import NEEDS_VALUES, Aval, Cotangents, Eqn, Leaf, Tangents
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
@@ -81,12 +81,12 @@ def _traced(rule: Transposable, types: _Types) -> tuple[ClosedJaxpr, list[int]]:
         return {i: g for i, g in enumerate(rule(cotangents)) if g is not None}
 
     trace = jax.make_jaxpr(gradients, return_shape=True)
-    with contextlib.suppress(*NeedsValuesError):
+    with contextlib.suppress(*NEEDS_VALUES):
         return _with_positions(*trace(types))
     try:
         with jax.ensure_compile_time_eval():  # of operations on values
             return _with_positions(*trace(types))
-    except NeedsValuesError as error:
+    except NEEDS_VALUES as error:
         text = _READS.get(type(error), _READS_VALUE)
         # Does it read the upstream, or a value that `jit` or `vmap` traces? Then it raises for any
         # upstream: with JAX's own error, as in reverse mode. "A branch on the upstream" was untrue.
@@ -99,7 +99,7 @@ def _run_for_values(rule: Transposable, cotangents: Cotangents) -> None:
     """Run a rule to see whether it needs the value of a tracer; any other error does not count."""
     try:
         rule(cotangents)
-    except NeedsValuesError:
+    except NEEDS_VALUES:
         raise
     except Exception:  # such as of a rule that does not accept zeros
         return

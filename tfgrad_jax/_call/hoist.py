@@ -17,7 +17,7 @@ from tfgrad_jax._closure.traced import is_being_traced
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_staging
-from tfgrad_jax._jax.types import NeedsValuesError
+from tfgrad_jax._jax.types import NEEDS_VALUES
 from tfgrad_jax._messages import errors
 
 from .capture import Capture, captured, held
@@ -34,7 +34,7 @@ def hoist(call: Call) -> Capture:
     if found.obstacle:
         return _around_obstacle(call, found)
     if _is_cheaper_by_trace(call, found):
-        with contextlib.suppress(HoldsRefError, *NeedsValuesError):
+        with contextlib.suppress(HoldsRefError, *NEEDS_VALUES):
             return by_trace(call, found)
     return captured(call, found)
 
@@ -72,7 +72,7 @@ def _declared_alone(call: Call) -> Reached:
 def _around_obstacle(call: Call, found: Reached) -> Capture:
     try:
         return by_trace(call)
-    except NeedsValuesError as error:
+    except NEEDS_VALUES as error:
         if not (found.is_complete or found.captured):
             # So far no tracer was found among very much: `f` runs as it is, and may capture none.
             return captured(call, _declared_alone(call))

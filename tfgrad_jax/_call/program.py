@@ -23,7 +23,7 @@ from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._frontend.structure import Layout, Outputs
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_staging, plainly
-from tfgrad_jax._jax.types import Aval, Inert, Leaf, NeedsValuesError, OperandIndex, is_traced, spec
+from tfgrad_jax._jax.types import NEEDS_VALUES, Aval, Inert, Leaf, OperandIndex, is_traced, spec
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
@@ -202,7 +202,7 @@ class Program(Inert):
         captured, inputs = self._parted(operands)
         try:
             f = trace_call(self._run, captured, inputs, (self.source, self.inputs), copyable)
-        except (_NotRecordedError, HoldsRefError, *NeedsValuesError):
+        except (_NotRecordedError, HoldsRefError, *NEEDS_VALUES):
             return None
         if is_traced(f.consts):
             raise HiddenTracerError
@@ -218,7 +218,7 @@ class Program(Inert):
         if is_traced((*operands, *leaves)):
             # A rule that branches on a value of the forward pass finds it concrete one level down,
             # where it runs, if anywhere: it stays as it is.
-            with contextlib.suppress(*NeedsValuesError):
+            with contextlib.suppress(*NEEDS_VALUES):
                 return hoisted(rule, outputs.cotangents(leaves), perturbed)
         return kept(rule)
 

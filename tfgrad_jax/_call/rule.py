@@ -130,7 +130,7 @@ def hoisted(rule: UserRule, upstreams: Sequence[Aval], wanted: Wanted) -> tuple[
     """Return a rule as a function of residuals, and the residuals: the tracers in its parts.
 
     It is copied around them; if it cannot be copied, it is traced first. Raises an error of
-    `NeedsValuesError` if a rule that is traced needs values. `upstreams` are types.
+    `NEEDS_VALUES` if a rule that is traced needs values. `upstreams` are types.
     """
     listing, captured, source, parts = rule.listing, rule.captured, rule.grad_fn.source, rule.parts
     # Once traced, a rule cannot choose what it lists.

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.tree_util import register_static, tree_leaves, tree_structure, tree_unflatten
 
 from tfgrad_jax._jax.jaxpr import dependence, evaluate, in_order_of_use, without_consts
-from tfgrad_jax._jax.types import AnyFunction, Leaf, NeedsValuesError, PyTree, spec
+from tfgrad_jax._jax.types import NEEDS_VALUES, AnyFunction, Leaf, PyTree, spec
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
@@ -102,7 +102,7 @@ def uses(f: Callable[..., Sequence[Leaf]], values: Sequence[Leaf], others: Seque
     positions = list(range(len(values)))
     try:
         closed = jax.make_jaxpr(lambda *both: f(*both))(values, others)
-    except NeedsValuesError:
+    except NEEDS_VALUES:
         if not all(isinstance(v, jax.Array) for v in values):
             return dict.fromkeys(positions)  # types alone: assume that all are used
         # `f` branches on values, so it cannot be traced; its derivative at these values can be.

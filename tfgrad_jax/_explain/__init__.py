@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_structure, tree_unflatten
 
-from tfgrad_jax._jax.types import AnyFunction, Aval, Eqn, Leaf, NeedsValuesError, PyTree
+from tfgrad_jax._jax.types import NEEDS_VALUES, AnyFunction, Aval, Eqn, Leaf, PyTree
 from tfgrad_jax._messages import tool_errors
 from tfgrad_jax._messages.source import Source
 from tfgrad_jax._messages.text import aligned, type_name
@@ -113,7 +113,7 @@ def _explained(call: Call) -> Explanation:
     traced = functools.partial(look_at, call, False)
     try:
         closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*call.arrays)
-    except NeedsValuesError as error:
+    except NEEDS_VALUES as error:
         if any(isinstance(v, TYPE) for v in call.arrays):
             raise tool_errors.explain_needs_values(_name(call)) from error
         arrays = list(map(jnp.asarray, call.arrays))

@@ -15,7 +15,7 @@ from tfgrad_jax._autodiff.linearity import NotLinearError
 from tfgrad_jax._autodiff.transpose import transposed
 from tfgrad_jax._jax.compat import cotangent_type, tangent_dtype
 from tfgrad_jax._jax.jaxpr import reads
-from tfgrad_jax._jax.types import AnyFunction, Aval, Leaf, NeedsValuesError, PyTree, spec
+from tfgrad_jax._jax.types import NEEDS_VALUES, AnyFunction, Aval, Leaf, PyTree, spec
 from tfgrad_jax._messages.source import Source
 from tfgrad_jax.testing._arrays import is_known
 
@@ -119,7 +119,7 @@ def _look_at_rule(
         line = Source.of(grad_fn).first_use(error.eqn) if grad_fn else ""
         place = f" ({Path(line).name})" if line else ""
         forward_mode, obstacle, zero = False, f"{error}{place}", "zero or constant"
-    except NeedsValuesError:
+    except NEEDS_VALUES:
         raise
     except Exception as error:  # of any type: that of the rule
         text = f"the rule raised {type(error).__name__}: {error}".partition("\n")[0]

@@ -18,7 +18,7 @@ from jax.tree_util import KeyPath
 from .compat import NUMPY, Sharding, explicit_sharding, is_ref, tangent_dtype, varying
 
 # JAX raises one of these if code needs the value of a tracer, as `if x > 0` does.
-NeedsValuesError = (ConcretizationTypeError, TracerArrayConversionError)
+NEEDS_VALUES = (ConcretizationTypeError, TracerArrayConversionError)
 
 
 class Inert:
