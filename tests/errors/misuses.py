@@ -661,6 +661,56 @@ def f(x):
 jax.grad(lambda x: jnp.sum(f(x)))(x)
 """,
         "'NoneType' object is not iterable", of=""),
+    misuse("Make parameters by count in the function, as modules of flax and haiku do", """
+PARAMETERS, made = {}, []
+
+def parameter():
+    made.append(f"w{len(made)}")
+    return PARAMETERS[made[-1]]
+
+@custom_gradient(variables="autodiff")
+def f(x):
+    return parameter() * x, lambda dy: dy
+
+def loss(w0, w1):
+    PARAMETERS.update(w0=w0, w1=w1)
+    made.clear()
+    return f(f(x)).sum()
+
+jax.grad(loss)(1.0, 2.0)
+""",
+        "'w2'", "`f` (model.py:7) ran again: JAX traces it to see what it reads that no variable "
+        "holds", "such as the parameters of a flax or haiku module, make or read before the "
+        "function, which closes over the arrays", error=KeyError),
+    misuse("Read what an earlier call left behind", """
+kept = []
+
+@custom_gradient
+def f(x):
+    y = x * kept[-1] if kept else 2 * x
+    kept.append(2 * x)
+    return y, lambda dy: 2 * dy
+
+jax.jit(lambda x: f(f(x)))(x)
+""",
+        "reads a tracer in an unsearched place, such as a global variable. Pass it as an argument. "
+        "If an earlier call of the function assigned it, return it as a part of y, and assign it "
+        "after the call", error=jax.errors.UnexpectedTracerError),
+    misuse("Differentiate what reads what `jax.jit` left behind", """
+kept = []
+
+@custom_gradient
+def f(x):
+    y = x * kept[-1] if kept else 2 * x
+    kept.append(2 * x)
+    return y, lambda dy: 2 * dy
+
+jax.jit(f)(x)
+jax.grad(lambda x: jnp.sum(f(x)))(x)
+""",
+        "`f` (model.py:3) reads a tracer of a transformation that has ended. If an earlier call of "
+        "the function assigned it to an object, a list or a variable, return it as a part of y",
+        error=jax.errors.UnexpectedTracerError, jitted=False),
 ]  # fmt: skip
 
 LINEAR = "is not linear in its upstream gradients: it contains"

@@ -155,3 +155,49 @@ def test_the_messages_on_the_page_about_keras(declared, rule_reads, row, monkeyp
         model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
     said = str(error.value).replace("`", "")
     assert re.search(".*".join(map(re.escape, messages[row].split("..."))), said, re.DOTALL)
+
+
+# --- parameters that are made inside of the function ----------------------------------------------
+
+
+def haiku_loss(layer):
+    hk = pytest.importorskip("haiku")
+    net = hk.transform(lambda x: layer(lambda x: hk.Linear(2)(x), x))
+    return lambda p: net.apply(p, None, X), net.init(jax.random.key(0), X)
+
+
+def linen_loss(layer):
+    linen = pytest.importorskip("flax.linen")
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return layer(lambda x: linen.Dense(2)(x), x)
+
+    return lambda p: Net().apply(p, X), Net().init(jax.random.key(0), X)
+
+
+def twice(option):
+    """Return a loss that makes two modules, each in a call of the decorated function."""
+
+    def layer(module, x):
+        @custom_gradient(variables=option)
+        def f(x):
+            def grad(dy, variables=()):
+                return (7 * dy, [None for _ in variables]) if option is None else 7 * dy
+
+            return module(x[..., :2]), grad
+
+        return jnp.sum(f(f(x)))
+
+    return layer
+
+
+@pytest.mark.parametrize("option", ["autodiff", None])
+@pytest.mark.parametrize("loss_of", [haiku_loss, linen_loss])
+def test_an_error_says_that_the_function_ran_again(loss_of, option):
+    loss, params = loss_of(twice(option))
+    assert jnp.isfinite(loss(params))
+    with pytest.raises(Exception, match="parameter") as caught:  # of a kind of the library
+        jax.grad(loss)(params)
+    assert "ran again" in caught.value.__notes__[0]

@@ -25,6 +25,7 @@ from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_staging, plainly
 from tfgrad_jax._jax.types import NEEDS_VALUES, Aval, Inert, Leaf, OperandIndex, is_traced, spec
 from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.runs import note_another_run
 from tfgrad_jax._messages.source import Source
 
 from .capture import Capture, CapturedIndex, Values
@@ -275,6 +276,7 @@ class Program(Inert):
         """Return how `y` uses captured values, by a trace of `f` on the operands or their types."""
         if self.skeleton.snapshot.has_iterator:
             raise errors.runs_twice(self.source)
+        note_another_run(self.source)
         return uses(self._leaves, *self._parted(operands))
 
     def _leaves(self, captured: Values, inputs: Values) -> list[Leaf]:
@@ -289,6 +291,7 @@ class Program(Inert):
         The results of `f` are tracers, and no operand is. A `jit` or a `vmap` around the call may
         also make tracers of constants.
         """
+        note_another_run(self.source)
         closed = jax.make_jaxpr(lambda: self._leaves(*self._parted(operands)))()
         if is_traced(closed.consts):
             raise HiddenTracerError

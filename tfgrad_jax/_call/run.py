@@ -21,6 +21,7 @@ from tfgrad_jax._autodiff.custom import HiddenTracerError, differentiated
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.types import PyTree, is_traced
 from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.runs import explained, note_another_run
 
 from .capture import Capture
 from .hoist import by_trace, hoist
@@ -37,8 +38,10 @@ def run(call: Call, name: str) -> PyTree:
     # The function reads a tracer from a place that no walk reaches, such as a global variable. A
     # trace shows it among its constants. JAX has refused the tracer (`UnexpectedTracerError`: its
     # linearize trace is no longer valid in the forward pass), or `_autodiff` has met it.
+    note_another_run(call.contract.source)
     try:
-        return _value(call, by_trace(call), name)
+        with explained(call.contract.source):
+            return _value(call, by_trace(call), name)
     except HiddenTracerError:
         raise errors.hidden_tracer(call.contract.source) from None
 

@@ -22,6 +22,7 @@ from tfgrad_jax._frontend.structure import Layout, Outputs
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_own, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
+from tfgrad_jax._messages.runs import note_another_run
 from tfgrad_jax._messages.source import Source
 
 from .capture import Capture, Values
@@ -125,6 +126,7 @@ def transparent(call: Call, capture: Capture) -> Transparent:
         leaves, outputs, grad_fn = result
         # To see what `y` uses, `f` runs again: this trace has not ended.
         chooses = call.chooses(grad_fn.accepts_variables)
+        note_another_run(source)
         variables = _undeclared(_value(call), outputs.count) if chooses else call.declared
         return transparent_rule(source, grad_fn, outputs.cotangents(leaves), *variables)
 

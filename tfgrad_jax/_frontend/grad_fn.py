@@ -21,6 +21,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 from tfgrad_jax._jax.compat import summed_over, varying
 from tfgrad_jax._jax.types import Inert, Spec, is_array
 from tfgrad_jax._messages import errors, gradient_errors
+from tfgrad_jax._messages.runs import explained
 from tfgrad_jax._messages.source import Source, Where, is_within
 from tfgrad_jax._messages.text import kind_of
 
@@ -147,7 +148,8 @@ class Contract(Inert):
         return leaves, outputs, GradFn(gradients, accepts_variables(grad_fn), Source.of(grad_fn))
 
     def _pair(self, f: Callable[..., Any], args: Any, keywords: Any) -> tuple[Any, Any]:
-        with _running(f if self.in_rule else None):  # so is what it decorates
+        # If it is in a rule, so is what it decorates.
+        with explained(self.source), _running(f if self.in_rule else None):
             return checked_pair(f, f(*args, **keywords))
 
     def _arguments(
