@@ -26,6 +26,8 @@ UNDER_FLAGS = {
     "closure/test_cost.py::test_values_are_seen": VALUES,
     "closure/test_cost.py::test_what_jax_records_runs_once": VALUES,
     "closure/test_cost.py::test_a_layer_of_a_large_model": VALUES,
+    "costs_what_one_of_a_flat_one_does[undeclared-eager": VALUES,
+    "costs_what_one_of_a_flat_one_does[declared-eager": VALUES,
     "closure/test_side_effects.py::test_eagerly": VALUES,
     "closure/test_side_effects.py::test_a_variable_counts": VALUES,
     "closure/test_side_effects.py::test_a_counter_that_holds_no_weight": VALUES,
