@@ -33,7 +33,7 @@ from ._call.run import run
 from ._closure.reach import JITTED, is_importable
 from ._frontend.grad_fn import (
     Call,
-    Contract,
+    CallSpec,
     checked_outputs,
     checked_pair,
     is_written_in_rule,
@@ -100,6 +100,8 @@ class CustomGradient(Copied, Generic[_P, _R]):
         _show(self, self._signature)
         self._method: Any = None  # `_bound` makes it at the first access
         # By convention, the instance comes first, wherever `f` is written and whatever wraps it.
+        # No class is searched for the method: `jax.jit`, linen and `functools.wraps` in the class
+        # body each hide it in another way, and a `self` that is missed would be an input.
         scope = getattr(f, "__qualname__", "").rpartition(".")[0]
         in_class = bool(scope) and not scope.endswith("<locals>")
         self._is_method = self._signature.names[:1] == ("self",) or (
@@ -194,14 +196,12 @@ class CustomGradient(Copied, Generic[_P, _R]):
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
         inputs.accept_omitted(bound.inputs, bound.omitted)
         declared = self._declaration
-        contract = Contract(
-            self._source, inputs, bound.named, declared.convention, declared.in_rule
-        )
+        spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.in_rule)
         around = bound_to, constants, bound.rest
-        apply = functools.partial(contract.apply, declared.f, around)
-        primal = declared.primal and functools.partial(contract.primal, declared.primal, around)
-        value = primal or functools.partial(contract.value, declared.f, around)
-        return Call(contract, apply, primal, value, operands, variables)
+        apply = functools.partial(spec.apply, declared.f, around)
+        primal = declared.primal and functools.partial(spec.primal, declared.primal, around)
+        value = primal or functools.partial(spec.value, declared.f, around)
+        return Call(spec, apply, primal, value, operands, variables)
 
 
 def _show(function: Any, signature: Signature) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeAlias
 
 from tfgrad_jax._closure.objects import Object
 from tfgrad_jax._closure.reach import Reached
-from tfgrad_jax._closure.skeleton import Skeleton, dissect
+from tfgrad_jax._closure.skeleton import Skeleton, hoist_tracers
 from tfgrad_jax._closure.traced import Uses
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.trace import is_staging
@@ -35,8 +35,8 @@ def captured(call: Call, found: Reached) -> Capture:
     """Take out of a call what a walk from what it holds has found."""
     _, declared = call.declared
     # What is recorded may run again, when JAX differentiates it.
-    skeleton, values = dissect(held(call), found, runs_now=not is_staging())
+    skeleton, values = hoist_tracers(held(call), found, runs_now=not is_staging())
     place = {id(v): i for i, v in enumerate(values)}  # later, two may be the same object
     if not all(id(v) in place for v in declared):
-        raise errors.leaked_variable(call.contract.source)
+        raise errors.leaked_variable(call.spec.source)
     return Capture(skeleton, values, [place[id(v)] for v in declared], None)

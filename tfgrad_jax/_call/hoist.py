@@ -51,7 +51,7 @@ def _is_cheaper_by_trace(call: Call, found: Reached) -> bool:
     if call.primal is not None or any(map(is_ref, found.captured.values())):
         return False
     # A function that is being traced calls itself: each level would be a trace in a trace.
-    return not is_being_traced(call.contract.source)
+    return not is_being_traced(call.spec.source)
 
 
 def by_trace(call: Call, found: Reached | None = None) -> Capture:
@@ -76,5 +76,5 @@ def _around_obstacle(call: Call, found: Reached) -> Capture:
         if not (found.is_complete or found.captured):
             # So far no tracer was found among very much: `f` runs as it is, and may capture none.
             return captured(call, _declared_alone(call))
-        error.add_note(errors.traced_needs_values(call.contract.source, found.obstacle))
+        error.add_note(errors.traced_needs_values(call.spec.source, found.obstacle))
         raise

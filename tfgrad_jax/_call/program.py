@@ -19,7 +19,7 @@ from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import Watched, refuse_assigned
 from tfgrad_jax._closure.skeleton import Skeleton
 from tfgrad_jax._closure.traced import Uses, is_being_traced, uses
-from tfgrad_jax._frontend.grad_fn import Call
+from tfgrad_jax._frontend.grad_fn import Call, Result
 from tfgrad_jax._frontend.structure import Layout, Outputs
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_staging, plainly
@@ -42,7 +42,7 @@ from .rule import (
     kept,
     origin,
 )
-from .transparent import HoldsRefError, Result, evaluated, trace_call
+from .transparent import HoldsRefError, evaluated, trace_call
 
 
 class _Ran(NamedTuple):
@@ -100,8 +100,8 @@ class Program(Inert):
             for accepts in (False, True)
         )
         return cls(
-            call.contract.source,
-            call.contract.inputs,
+            call.spec.source,
+            call.spec.inputs,
             capture.skeleton,
             (without, accepting),
             Declared(capture.declared, variables),

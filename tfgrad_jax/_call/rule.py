@@ -18,7 +18,7 @@ from typing import TypeAlias
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import Watched, refuse_assigned
 from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, reach
-from tfgrad_jax._closure.skeleton import dissect, frozen
+from tfgrad_jax._closure.skeleton import frozen, hoist_tracers
 from tfgrad_jax._closure.snapshot import Snapshot
 from tfgrad_jax._closure.traced import traced
 from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Variables
@@ -54,7 +54,7 @@ def origin(value: Leaf, call: Call, is_declared: bool, accepts_variables: bool) 
         return Origin.AUTODIFF
     if call.chooses(accepts_variables) and not is_ref(value):
         return Origin.UNDECLARED
-    return Origin.CONSTANT if call.contract.in_rule else Origin.MISSING
+    return Origin.CONSTANT if call.spec.in_rule else Origin.MISSING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,8 @@ def hoisted(rule: UserRule, upstreams: Sequence[Aval], wanted: Wanted) -> tuple[
     `NEEDS_VALUES` if a rule that is traced needs values. `upstreams` are types.
     """
     listing, captured, source, parts = rule.listing, rule.captured, rule.grad_fn.source, rule.parts
-    # Once traced, a rule cannot choose what it lists.
+    # Once traced, a rule cannot choose what it lists: `variables` would be of one list for all
+    # orders. So where it can choose, look through more objects before it is traced.
     is_patient = isinstance(listing, Undeclared) or not is_staging()
     found = reach(parts, budget=BUDGET if is_patient else BUDGET_STAGED)
     if found.obstacle:
@@ -142,7 +143,7 @@ def hoisted(rule: UserRule, upstreams: Sequence[Aval], wanted: Wanted) -> tuple[
         refuse_assigned(rule.watched, source)
         parts = [gradients, *rule.values]
         found = reach(parts)
-    skeleton, residuals = dissect(parts, found, rule.watched)
+    skeleton, residuals = hoist_tracers(parts, found, rule.watched)
 
     def run(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:
         copies = skeleton.copies(residuals)
@@ -159,7 +160,8 @@ def kept(rule: UserRule) -> tuple[Run, list[Leaf]]:
     copies = {id(w.value) for w in rule.watched}
     found = reach(parts, lambda _: False, ends=copies, lenient=True)
     snapshot = Snapshot(found)
-    # Otherwise what `f` alone reads would live as long as the rule.
+    # If the rule reaches none of them, do not hold them: the batch that `f` alone reads would stay
+    # in memory until the backward pass.
     reaches_copies = not found.is_complete or not copies.isdisjoint(found.visited)
     watched = rule.watched if reaches_copies else []
 

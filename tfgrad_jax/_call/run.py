@@ -38,12 +38,12 @@ def run(call: Call, name: str) -> PyTree:
     # The function reads a tracer from a place that no walk reaches, such as a global variable. A
     # trace shows it among its constants. JAX has refused the tracer (`UnexpectedTracerError`: its
     # linearize trace is no longer valid in the forward pass), or `_autodiff` has met it.
-    note_another_run(call.contract.source)
+    note_another_run(call.spec.source)
     try:
-        with explained(call.contract.source):
+        with explained(call.spec.source):
             return _value(call, by_trace(call), name)
     except HiddenTracerError:
-        raise errors.hidden_tracer(call.contract.source) from None
+        raise errors.hidden_tracer(call.spec.source) from None
 
 
 def _value(call: Call, capture: Capture, name: str) -> PyTree:

@@ -15,9 +15,9 @@ from typing import NamedTuple, TypeAlias
 
 from tfgrad_jax._closure.assigned import Watched, refuse_assigned, watched_objects
 from tfgrad_jax._closure.reach import reach
-from tfgrad_jax._closure.skeleton import Skeleton, dissect
+from tfgrad_jax._closure.skeleton import Skeleton, hoist_tracers
 from tfgrad_jax._closure.traced import SourceInfo, Traced, traced
-from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Variables
+from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Result, Variables
 from tfgrad_jax._frontend.structure import Layout, Outputs
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_own, plainly
@@ -28,7 +28,6 @@ from tfgrad_jax._messages.source import Source
 from .capture import Capture, Values
 from .rule import transparent_rule
 
-Result: TypeAlias = tuple[list[Leaf], Outputs, GradFn]  # of a call
 Refs: TypeAlias = dict[int, Leaf]  # by position among the values that a rule holds
 
 
@@ -70,7 +69,7 @@ def trace_call(
             found = reach([gradients])
         if watched is None:
             watched = watched_objects(found.on_way())
-        rule, values = dissect([gradients], found, watched)
+        rule, values = hoist_tracers([gradients], found, watched)
         refs = {i: v for i, v in enumerate(values) if is_ref(v)}
         if any(map(is_own, refs.values())):
             raise HoldsRefError(f"JAX traces {source}, and its rule holds a Ref.")
@@ -113,7 +112,7 @@ def transparent(call: Call, capture: Capture) -> Transparent:
     `f` runs once, now: a copy of it, or `f` itself if nothing of it is captured. Then what its rule
     holds may be the user's, or made by `f`.
     """
-    source, skeleton = call.contract.source, capture.skeleton
+    source, skeleton = call.spec.source, capture.skeleton
 
     def run(captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched] | None]:
         copies = skeleton.copies(captured)
@@ -130,7 +129,7 @@ def transparent(call: Call, capture: Capture) -> Transparent:
         variables = _undeclared(_value(call), outputs.count) if chooses else call.declared
         return transparent_rule(source, grad_fn, outputs.cotangents(leaves), *variables)
 
-    names = source, call.contract.inputs
+    names = source, call.spec.inputs
     f = trace_call(run, capture.values, call.operands, names, copyable)
     refs, shown = f.aside.refs, f.aside._replace(refs={})
     apply = functools.partial(evaluated, f.run, shown, f.consts, capture.values, refs)

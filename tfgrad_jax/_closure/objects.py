@@ -62,7 +62,9 @@ def kind_of(value: Object, cls: type) -> Kind | None:
         return found
     if issubclass(cls, tuple):
         return _TUPLE if _is_made_empty(tuple, cls) else None
-    # A finalizer would run for the copy, too. What refers to the object weakly would miss the copy.
+    # A finalizer would run for the copy, too, and may close or delete what the original still uses.
+    # What refers to an object weakly leads past the copy: a linen module refers so to its parent,
+    # and through it to the parameters.
     if hasattr(cls, "__del__") or (weakref.getweakrefcount(value) and not issubclass(cls, Copied)):
         return None
     if _knows_its_objects(cls) and all_leaves([value]):

@@ -1,9 +1,9 @@
 """Copy functions and objects, with other values in the places of the tracers that they hold.
 
-`dissect` removes the tracers from values and returns a `Skeleton`. Given other values for them, the
-skeleton makes copies. It copies only the objects that lead to a tracer; copies share all others
-with the originals. Copies keep identities among themselves: a parent pointer leads to the copy of
-the parent.
+`hoist_tracers` removes the tracers from values and returns a `Skeleton`. Given other values for
+them, the skeleton makes copies. It copies only the objects that lead to a tracer; copies share all
+others with the originals. Copies keep identities among themselves: a parent pointer leads to the
+copy of the parent.
 """
 
 import types
@@ -85,7 +85,7 @@ class Skeleton(Inert):
         return Copies(results, watched)
 
 
-def dissect(
+def hoist_tracers(
     values: Sequence[Object],
     reached: Reached | None = None,
     watched: Sequence[Watched] | None = None,
@@ -111,7 +111,7 @@ def frozen(values: Sequence[Object], contents: Mapping[Id, Object]) -> Sequence[
         return values
     every = [*values, *contents.values()]  # what a variable held may read others
     found = reach(every, lambda value: id(value) in contents, lenient=True)
-    skeleton, cells = dissect(every, found)
+    skeleton, cells = hoist_tracers(every, found)
     new = {id(cell): types.CellType() for cell in cells}
     copies, _ = skeleton.copies(list(new.values()))
     for key, content in zip(contents, copies[len(values) :], strict=True):
@@ -157,7 +157,8 @@ class _Plan:
     def _is_watched(self, value: Object) -> bool:
         if self._watched is not None:
             return id(value) in self._watched
-        # Only code that assigns to a variable can change it, and such code is known.
+        # Only code that assigns to a variable can change it, and such code is known. So a call of a
+        # plain closure, which most are, is not looked at again.
         return type(value) is not types.CellType or id(value) in self._reached.assigned
 
     def _place(self, value: Object) -> Place:

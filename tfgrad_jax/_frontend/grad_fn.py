@@ -1,6 +1,6 @@
 """One call of a decorated function: run `f`, and run the rule that it returned.
 
-A `Contract` does both: `apply` runs `f`, `gradients` runs a `grad_fn` and gives each operand its
+A `CallSpec` does both: `apply` runs `f`, `gradients` runs a `grad_fn` and gives each operand its
 gradient. It lives on in jaxprs after the call, so it holds no values: each run gets them. Nothing
 here differentiates; `_autodiff` decides what runs when.
 """
@@ -12,14 +12,14 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
 from tfgrad_jax._jax.compat import summed_over, varying
-from tfgrad_jax._jax.types import Inert, Spec, is_array
+from tfgrad_jax._jax.types import AnyFunction, Cotangents, Inert, Leaf, PyTree, Spec, is_array
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.runs import explained
 from tfgrad_jax._messages.source import Source, Where, is_within
@@ -29,13 +29,17 @@ from .returned import gradients as read_gradients
 from .returned import read
 from .structure import Layout, Outputs, conjugate, split
 
+Arguments: TypeAlias = Sequence[PyTree]
+Keywords: TypeAlias = Mapping[str, PyTree]
+Pair: TypeAlias = tuple[PyTree, AnyFunction]  # `(y, grad_fn)`
+
 _PLAIN = (jax.Array, int, float, complex)
 _rules: ContextVar[tuple[types.CodeType, ...]] = ContextVar(
     "the code of the rules that are running", default=()
 )
 
 
-def checked_pair(f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
+def checked_pair(f: AnyFunction, result: Any) -> Pair:
     """Return what `f` returned as `(y, grad_fn)`, or raise."""
     try:
         y, grad_fn = result
@@ -46,7 +50,7 @@ def checked_pair(f: Callable[..., Any], result: Any) -> tuple[Any, Callable[...,
     return y, grad_fn
 
 
-def checked_outputs(f: Callable[..., Any], y: Any) -> Any:
+def checked_outputs(f: AnyFunction, y: PyTree) -> PyTree:
     """Return `y`; raise unless every leaf of it is an array or a number."""
     if isinstance(y, jax.Array):
         return y
@@ -56,7 +60,7 @@ def checked_outputs(f: Callable[..., Any], y: Any) -> Any:
     return y
 
 
-def primal_value(source: Source, primal: Any, args: Any, kwargs: Any) -> Any:
+def primal_value(source: Source, primal: AnyFunction, args: Arguments, kwargs: Keywords) -> PyTree:
     """Return `y`, as the `primal` of a function computes it."""
     y = _called(primal, args, kwargs, lambda misfit: errors.primal_call(source, primal, misfit))
     return checked_outputs(primal, y)
@@ -65,18 +69,18 @@ def primal_value(source: Source, primal: Any, args: Any, kwargs: Any) -> Any:
 class Variables(NamedTuple):
     """What `grad_fn` gets as `variables=`, and how to read its gradients for them."""
 
-    constants: Sequence[Any]  # the leaves that JAX is not tracing
+    constants: Sequence[Leaf]  # the leaves that JAX is not tracing
     layout: Layout
     declared: bool = True
 
     @classmethod
-    def of(cls, value: Any) -> tuple["Variables", list[Any]]:
+    def of(cls, value: PyTree) -> tuple["Variables", list[Leaf]]:
         """Return the variables, and those of their leaves that JAX is tracing."""
         traced, constants, layout = split((value,), ("variables",))
         return cls(constants, layout), traced
 
     @classmethod
-    def listed(cls, values: Sequence[Any], specs: Sequence[Spec]) -> "Variables":
+    def listed(cls, values: Sequence[Leaf], specs: Sequence[Spec]) -> "Variables":
         """Return a list of undeclared variables, of these types in the forward pass."""
         layout = Layout(tree_structure(([*values],)), values, ("variables",))
         # All are being differentiated, so each gets a gradient, even if its value is concrete.
@@ -91,7 +95,7 @@ class Variables(NamedTuple):
             for s, c in zip(self.layout.specs, self.constants, strict=True)
         )
 
-    def value(self, traced: Sequence[Any]) -> Any:
+    def value(self, traced: Sequence[Leaf]) -> PyTree:
         return self.layout.join(self.constants, traced)[0]
 
 
@@ -100,12 +104,14 @@ NO_VARIABLES = Variables.of([])[0]
 
 # What a call holds beside `f` and its operands: what a method is bound to, or (); the leaves of the
 # inputs, None in the places of operands; keyword-only arguments and **kwargs, which are no inputs.
-Surroundings: TypeAlias = tuple[tuple[Any, ...], Sequence[Any], Mapping[str, Any]]
+Environment: TypeAlias = tuple[tuple[object, ...], Sequence[Leaf], Mapping[str, PyTree]]
 
 
 # Cotangents, the variables, the values of those that JAX is tracing -> the gradients of the
 # operands, and then of these values.
-Gradients: TypeAlias = Callable[[Sequence[Any], Variables | None, Sequence[Any]], list[Any]]
+Gradients: TypeAlias = Callable[[Cotangents, Variables | None, Sequence[Leaf]], list[Leaf | None]]
+# Of `f`: the leaves of `y`, as arrays, their structure, and its rule.
+Result: TypeAlias = tuple[list[Leaf], Outputs, "GradFn"]
 
 
 class GradFn(NamedTuple):
@@ -118,7 +124,7 @@ class GradFn(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Contract(Inert):
+class CallSpec(Inert):
     """How to call `f` and its rules, and how to read their results."""
 
     source: Source
@@ -127,18 +133,16 @@ class Contract(Inert):
     convention: str
     in_rule: bool = False  # whether `f` is written inside a rule
 
-    def value(self, f: Any, around: Surroundings, operands: Sequence[Any]) -> Any:
+    def value(self, f: AnyFunction, around: Environment, operands: Sequence[Leaf]) -> PyTree:
         """Return `y` alone, as `f` computes it."""
         y, _ = self._pair(f, *self._arguments(around, operands))
         return checked_outputs(f, y)
 
-    def primal(self, primal: Any, around: Surroundings, operands: Sequence[Any]) -> Any:
+    def primal(self, primal: AnyFunction, around: Environment, operands: Sequence[Leaf]) -> PyTree:
         """Return `y` alone, as a `primal` computes it."""
         return primal_value(self.source, primal, *self._arguments(around, operands))
 
-    def apply(
-        self, f: Any, around: Surroundings, operands: Sequence[Any]
-    ) -> tuple[list[Any], Outputs, GradFn]:
+    def apply(self, f: AnyFunction, around: Environment, operands: Sequence[Leaf]) -> Result:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
         y, grad_fn = self._pair(f, *self._arguments(around, operands))
         leaves, treedef = tree_flatten(checked_outputs(f, y))
@@ -147,14 +151,14 @@ class Contract(Inert):
         gradients = functools.partial(self.gradients, grad_fn, outputs)
         return leaves, outputs, GradFn(gradients, accepts_variables(grad_fn), Source.of(grad_fn))
 
-    def _pair(self, f: Callable[..., Any], args: Any, keywords: Any) -> tuple[Any, Any]:
+    def _pair(self, f: AnyFunction, args: Arguments, keywords: Keywords) -> Pair:
         # If it is in a rule, so is what it decorates.
         with explained(self.source), _running(f if self.in_rule else None):
             return checked_pair(f, f(*args, **keywords))
 
     def _arguments(
-        self, around: Surroundings, operands: Sequence[Any]
-    ) -> tuple[Sequence[Any], Any]:
+        self, around: Environment, operands: Sequence[Leaf]
+    ) -> tuple[Arguments, Keywords]:
         bound_to, constants, keywords = around
         values = [*bound_to, *self.inputs.join(constants, operands)]
         first = len(values) - len(self.named)
@@ -163,12 +167,12 @@ class Contract(Inert):
 
     def gradients(
         self,
-        grad_fn: Callable[..., Any],
+        grad_fn: AnyFunction,
         outputs: Outputs,
-        cotangents: Sequence[Any],
+        cotangents: Cotangents,
         variables: Variables | None,
-        traced: Sequence[Any],
-    ) -> list[Any]:
+        traced: Sequence[Leaf],
+    ) -> list[Leaf | None]:
         """Run a rule; return the gradients of the operands, then those of the traced variables."""
         upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)
         if (orders := outputs.swappable()) and names_upstreams(grad_fn):
@@ -182,7 +186,7 @@ class Contract(Inert):
             result = _called(grad_fn, upstreams, keywords, arity)
         return self._read(variables, result, where)
 
-    def _read(self, variables: Variables | None, result: Any, where: Where) -> list[Any]:
+    def _read(self, variables: Variables | None, result: PyTree, where: Where) -> list[Leaf | None]:
         """Return the gradients of the operands, then of the traced variables."""
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
         if variables is None:
@@ -199,17 +203,19 @@ class Contract(Inert):
             gradients += self._finished(variables.layout, result[1], where)
         return gradients
 
-    def _finished(self, layout: Layout, result: Any, where: Where) -> list[Any]:
+    def _finished(self, layout: Layout, result: PyTree, where: Where) -> list[Leaf | None]:
         gradients = read_gradients(layout, result, where)
         for i, position in enumerate(layout.operands):
             if gradients[i] is not None:
-                expected: Any = layout.specs[position]
+                expected = cast("Spec", layout.specs[position])
                 if self.convention == "tf":
                     gradients[i] = conjugate(gradients[i], expected)
                 axes = varying(gradients[i])
                 if expected.axes - axes:
                     path = layout.leaf_paths()[position]
                     raise gradient_errors.not_varying(where, expected.axes - axes, path)
+                # In a `shard_map`, the devices share an input that does not vary along an axis, and
+                # each has computed its part of the gradient. JAX adds these up for its operations.
                 gradients[i] = summed_over(gradients[i], axes - expected.axes)
         return gradients
 
@@ -221,12 +227,12 @@ class Call:
     `apply` and `primal` hold all else that the call has, and are copied around other tracers.
     """
 
-    contract: Contract
-    apply: Callable[[Sequence[Any]], tuple[list[Any], Outputs, GradFn]]  # of operands: run `f`
-    primal: Callable[[Sequence[Any]], Any] | None  # of operands: `y`, by other code than `f`
-    value: Callable[[Sequence[Any]], Any]  # of operands: `y`, in a call without tracers
-    operands: list[Any]  # the leaves of the inputs that JAX is tracing
-    variables: Any  # None, "autodiff" or the declared pytree
+    spec: CallSpec
+    apply: Callable[[Sequence[Leaf]], Result]  # of operands: run `f`
+    primal: Callable[[Sequence[Leaf]], PyTree] | None  # of operands: `y`, by other code than `f`
+    value: Callable[[Sequence[Leaf]], PyTree]  # of operands: `y`, in a call without tracers
+    operands: list[Leaf]  # the leaves of the inputs that JAX is tracing
+    variables: PyTree  # None, "autodiff" or the declared pytree
 
     @property
     def autodiff(self) -> bool:
@@ -238,22 +244,26 @@ class Call:
         return self.variables is None and accepts_variables
 
     @functools.cached_property
-    def declared(self) -> tuple[Variables | None, list[Any]]:
+    def declared(self) -> tuple[Variables | None, list[Leaf]]:
         """Return the declared variables, and those that JAX is tracing; raise without any array."""
         if self.variables is None or self.autodiff:
             return None, []
         variables, traced = Variables.of(self.variables)
         if not variables.has_values():
-            raise errors.no_array_among_variables(self.contract.source, variables.constants[0])
+            raise errors.no_array_among_variables(self.spec.source, variables.constants[0])
         return variables, traced
 
 
 @contextlib.contextmanager
-def _running(rule: Any) -> Iterator[None]:
+def _running(rule: AnyFunction | None) -> Iterator[None]:
     """Run a rule: functions that are written inside it and decorated now are inside a rule.
 
     A decorated function that is a rule, such as an operator that is its own, is an ordinary one.
     """
+    # TensorFlow's documented `op_with_fused_backprop` depends on it: what a decorated function in a
+    # rule closes over is constant for it. "In" is meant as written, not as called; but no code says
+    # where it is written. So the rule that runs is noted here, and `is_written_in_rule` asks once,
+    # when a function is decorated. Nothing else reads the note, so no cache of `jit` depends on it.
     while isinstance(rule, functools.partial):
         rule = rule.func
     code = getattr(rule, "__code__", None)
@@ -269,7 +279,9 @@ def is_written_in_rule(source: Source) -> bool:
     return any(is_within(rule, source.code) for rule in _rules.get())
 
 
-def _called(f: Any, args: Sequence[Any], kwargs: Any, misfit: Callable[[TypeError], Any]) -> Any:
+def _called(
+    f: AnyFunction, args: Arguments, kwargs: Keywords, misfit: Callable[[TypeError], Exception]
+) -> Any:
     """Call a function; raise `misfit(error)` if its signature does not accept these arguments."""
     try:
         return f(*args, **kwargs)
@@ -284,7 +296,7 @@ def _called(f: Any, args: Sequence[Any], kwargs: Any, misfit: Callable[[TypeErro
         raise
 
 
-def _variables_parameter(grad_fn: Callable[..., Any]) -> inspect.Parameter | None:
+def _variables_parameter(grad_fn: AnyFunction) -> inspect.Parameter | None:
     """Return the parameter of `grad_fn` that would get `variables=`."""
     code = getattr(grad_fn, "__code__", None)
     if code and "variables" not in code.co_varnames and not code.co_flags & inspect.CO_VARKEYWORDS:
@@ -299,7 +311,7 @@ def _variables_parameter(grad_fn: Callable[..., Any]) -> inspect.Parameter | Non
     return next((p for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)
 
 
-def names_upstreams(grad_fn: Callable[..., Any]) -> bool:
+def names_upstreams(grad_fn: AnyFunction) -> bool:
     """Return whether a rule has a parameter for each of several upstreams, not `*dys`."""
     with contextlib.suppress(TypeError, ValueError):
         kinds = [p.kind for p in inspect.signature(grad_fn).parameters.values()]
@@ -308,12 +320,12 @@ def names_upstreams(grad_fn: Callable[..., Any]) -> bool:
     return False
 
 
-def accepts_variables(grad_fn: Callable[..., Any]) -> bool:
+def accepts_variables(grad_fn: AnyFunction) -> bool:
     """Return whether `grad_fn` takes `variables=`, by name or as part of `**kwargs`."""
     return _variables_parameter(grad_fn) is not None
 
 
-def requires_variables(grad_fn: Callable[..., Any]) -> bool:
+def requires_variables(grad_fn: AnyFunction) -> bool:
     """Return whether `grad_fn` cannot be called without `variables=`."""
     p = _variables_parameter(grad_fn)
     return p is not None and p.kind is not p.VAR_KEYWORD and p.default is p.empty

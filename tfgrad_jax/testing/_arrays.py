@@ -14,7 +14,7 @@ from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
 from tfgrad_jax._closure.objects import content_of
 from tfgrad_jax._closure.reach import CACHED, reach
-from tfgrad_jax._closure.skeleton import dissect
+from tfgrad_jax._closure.skeleton import hoist_tracers
 from tfgrad_jax._custom_gradient import CustomGradient
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_live
@@ -41,7 +41,7 @@ class Held:
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
         values = [value for _, value in roots]
         found = reach(values, lambda v: is_known(v) or is_ref(v), lenient=True)
-        self._skeleton, self._taken = dissect(values, found)
+        self._skeleton, self._taken = hoist_tracers(values, found)
         named = arrays_in(roots)
         self.arrays = [v for v in self._taken if not is_ref(v)]
         found = [named.pop(id(v), None) for v in self.arrays]
