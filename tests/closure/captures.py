@@ -98,6 +98,12 @@ def in_object_array(w):
     return array
 
 
+def weight_in_object_array(w):
+    array = np.empty(2, object)
+    array[0] = w
+    return array
+
+
 def in_an_array_of_itself(w):
     array = in_object_array(w)
     array[0, 0] = array
@@ -248,6 +254,12 @@ keep("bound builtin", lambda w: {"w": w}.get, lambda get: get("w"))
 keep("thousands of tuples", nested, innermost)
 keep("object array", in_object_array, lambda a: a[0, 1]["w"])
 keep("object array of itself", in_an_array_of_itself, lambda a: a[0, 0][0, 1]["w"])
+keep("weight in an object array", weight_in_object_array, lambda a: a[0])
+keep(
+    "local function as a key",
+    lambda w: ((act := lambda: w), {act: 1.0}),
+    lambda p: p[0]() * p[1][p[0]],
+)
 keep("attribute of a function", lambda w: attributed(lambda: None, w), lambda f: f.w)
 keep("class", lambda w: type("Held", (), {"w": w}), lambda c: c.w)
 keep("object of a class with it", lambda w: type("Held", (), {"w": w})(), lambda h: h.w)
@@ -370,6 +382,8 @@ TRACED = {
     "bound builtin",
     "object array",
     "object array of itself",
+    "weight in an object array",
+    "local function as a key",
     "deque",
     "key of a table",
     "member of a set",
