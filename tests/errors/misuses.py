@@ -682,6 +682,38 @@ jax.grad(loss)(1.0, 2.0)
         "'w2'", "`f` (model.py:7) ran again: JAX traces it to see what it reads that no variable "
         "holds", "such as the parameters of a flax or haiku module, make or read before the "
         "function, which closes over the arrays", error=KeyError),
+    misuse("Count the calls of a layer on the layer, which holds its weight", """
+class Layer:
+    def __init__(self, w):
+        self.w, self.calls = w, 0
+
+    @custom_gradient(variables=lambda self: self.w)
+    def f(self, x):
+        self.calls += 1
+        w = self.w
+        return x @ w, lambda dy, variables: (dy @ w.T, x.T @ dy)
+
+jax.grad(lambda w: Layer(w).f(x).sum())(w)
+""",
+        "assigned to the attribute `calls` of a `Layer`", "the call runs on a copy of it",
+        "Return the new value as a part of `y`, and assign it after the call",
+        "in a `nonlocal` variable, and arrays in a `jax.new_ref`", of="Layer.f"),
+    misuse("Read an iterator in a function with undeclared variables", """
+def loss(w, x):
+    scales = iter([1.0, 2.0])
+
+    @custom_gradient
+    def f(x):
+        k = next(scales)
+        return k * x @ w, lambda dy, variables: (k * dy @ w.T, [k * x.T @ dy])
+
+    return f(x).sum()
+
+jax.grad(loss)(w, x)
+""",
+        "reads an iterator, and each run would move it on", "Without `jit` it runs twice",
+        "Declare them, `custom_gradient(variables=...)`, or read the iterator before the call",
+        of="loss.f", jitted=False),
     misuse("Read what an earlier call left behind", """
 kept = []
 
