@@ -30,6 +30,7 @@ from tfgrad_jax._jax.jaxpr import (
 )
 from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import Aval, Eqn, Leaf, is_differentiable, is_kind
+from tfgrad_jax._messages.errors import Obstacle
 
 
 class Kind(enum.IntEnum):
@@ -45,10 +46,21 @@ Kinds: TypeAlias = Sequence[Kind]
 class NotLinearError(Exception):
     """The rule is not linear in its upstream gradients; the text names the operation."""
 
-    def __init__(self, text: str, eqn: Eqn | None = None, error: Exception | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        eqn: Eqn | None = None,
+        error: Exception | None = None,
+        obstacle: Obstacle = Obstacle.NOT_LINEAR,
+    ) -> None:
         super().__init__(text)
         self.eqn = eqn  # of the operation, or of the `jit` that calls it
         self.error = error  # or the error of Python code that needs a value
+        self.obstacle = obstacle
+
+    def at(self, eqn: Eqn, text: str) -> "NotLinearError":
+        """Return the same error at an equation, with another text."""
+        return NotLinearError(text, eqn, obstacle=self.obstacle)
 
 
 # --- what each operation does -------------------------------------------------------------------
@@ -204,8 +216,8 @@ def check(closed: ClosedJaxpr, upstreams: int | None = None) -> "Linearity":
     kinds += [LINEAR] * (inputs - others)
     results = flow(without_consts(closed), kinds, analysis)
     if analysis.opaque and upstreams is None:
-        name = analysis.opaque[0].primitive.name
-        raise NotLinearError(f"`{name}`, which JAX cannot transpose", analysis.opaque[0])
+        text = f"`{analysis.opaque[0].primitive.name}`, which JAX cannot transpose"
+        raise NotLinearError(text, analysis.opaque[0], obstacle=Obstacle.OPAQUE)
     if CONSTANT in results:
         raise NotLinearError("a gradient that is not zero and does not depend on the upstreams")
     return analysis
@@ -241,7 +253,8 @@ class Linearity:
         self, eqn: Eqn, operands: Kinds, follow: Callable[..., Followed[Kind]]
     ) -> Followed[Kind]:
         if eqn.primitive.name == "while" and LINEAR in operands:
-            raise NotLinearError("`while`, which JAX cannot transpose", eqn)
+            text = "`while`, which JAX cannot transpose"
+            raise NotLinearError(text, eqn, obstacle=Obstacle.LOOP)
         outside, self.opaque = self.opaque, []
         before, self._in_shard_map = self._in_shard_map, eqn.primitive.name == "shard_map"
         self._in_shard_map |= before
@@ -252,7 +265,7 @@ class Linearity:
             if eqn.primitive.name != "jit":
                 raise
             # JAX traces the function once for all calls: the lines inside may be of another call.
-            raise NotLinearError(f"{error} (in `{eqn.params['name']}`)", eqn) from None
+            raise error.at(eqn, f"{error} (in `{eqn.params['name']}`)") from None
         path, self._path, self._in_shard_map = self._path, around, before
         self.declares |= is_declared(eqn)
         if self.opaque and is_declared(eqn):
@@ -278,7 +291,7 @@ class Linearity:
         try:
             return [how(eqn, operands)] * len(eqn.outvars)
         except NotLinearError as error:
-            raise NotLinearError(str(error), eqn) from None
+            raise error.at(eqn, str(error)) from None
 
     def join(self, name: str, a: Kind, b: Kind) -> Kind:
         return _join(name, a, b)

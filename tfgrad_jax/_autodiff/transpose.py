@@ -31,6 +31,7 @@ from tfgrad_jax._jax.jaxpr import (
 )
 from tfgrad_jax._jax.types import NEEDS_VALUES, Aval, Cotangents, Eqn, Leaf, Tangents
 from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.errors import Obstacle
 from tfgrad_jax._messages.source import Source
 
 from .linearity import EqnPath, Linearity, NotLinearError, check
@@ -55,7 +56,7 @@ def push_forward(
 def refusal(source: Source, error: NotLinearError) -> TypeError:
     """Return the error that says why the rule of a function has no transpose, and at which line."""
     line = source.line_in(error.error) if error.error else source.line_of(error.eqn, __file__)
-    return errors.not_linear(source, f"{error}{line and f', at {line}'}")
+    return errors.not_linear(source, f"{error}{line and f', at {line}'}", error.obstacle)
 
 
 def transposed(rule: Transposable, types: _Types, tangents: Tangents) -> list[Leaf]:
@@ -87,12 +88,12 @@ def _traced(rule: Transposable, types: _Types) -> tuple[ClosedJaxpr, list[int]]:
         with jax.ensure_compile_time_eval():  # of operations on values
             return _with_positions(*trace(types))
     except NEEDS_VALUES as error:
-        text = _READS.get(type(error), _READS_VALUE)
+        text, obstacle = _READS.get(type(error), _READS_VALUE)
         # Does it read the upstream, or a value that `jit` or `vmap` traces? Then it raises for any
         # upstream: with JAX's own error, as in reverse mode. "A branch on the upstream" was untrue.
         with jax.ensure_compile_time_eval():
             _run_for_values(rule, list(map(zeros, types)))
-        raise NotLinearError(text, error=error) from None
+        raise NotLinearError(text, error=error, obstacle=obstacle) from None
 
 
 def _run_for_values(rule: Transposable, cotangents: Cotangents) -> None:
@@ -111,11 +112,11 @@ def _with_positions(
     return closed, sorted(shapes)  # as JAX flattens a dict
 
 
-_READS: dict[type, str] = {
-    TracerBoolConversionError: "a branch on the upstream",
-    TracerArrayConversionError: "NumPy code that reads the upstream",
+_READS: dict[type, tuple[str, Obstacle]] = {
+    TracerBoolConversionError: ("a branch on the upstream", Obstacle.NOT_LINEAR),
+    TracerArrayConversionError: ("NumPy code that reads the upstream", Obstacle.READS_VALUE),
 }
-_READS_VALUE = "Python code that reads the value of the upstream"
+_READS_VALUE = "Python code that reads the value of the upstream", Obstacle.READS_VALUE
 
 
 def _pulled_back(
@@ -135,7 +136,7 @@ def _pulled_back(
         raise
     except Exception as error:  # the type depends on the operation and the version of JAX
         text = f"an operation that JAX cannot transpose ({error})".partition("\n")[0]
-        raise NotLinearError(text, eqn) from error
+        raise NotLinearError(text, eqn, obstacle=Obstacle.OPAQUE) from error
     jaxpr, first = _needed(without_consts(pulled)), len(pulled.consts)
     # The vjp is taken at a point. It is the transpose only if it does not depend on that point: the
     # derivative of a linear map is constant. JAX's own operations are checked already. A function

@@ -158,7 +158,7 @@ class Problem:
         try:
             jax.vjp(self.h, *self.xs, *(self._held.arrays[i] for i in weights))
         except Exception as error:  # of any other type, the checks report it
-            return errors.CAPTURED not in str(error)
+            return not errors.is_of_captured(error)
         return True
 
     def _reads(self, f: Any) -> tuple[set[int], dict[int, tuple[Any, str]]]:
