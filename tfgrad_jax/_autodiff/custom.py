@@ -38,7 +38,16 @@ from tfgrad_jax._jax.compat import (
 )
 from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, without_consts
 from tfgrad_jax._jax.trace import below, is_reverse, is_staging, is_transposed
-from tfgrad_jax._jax.types import is_differentiable, is_kind, is_traced
+from tfgrad_jax._jax.types import (
+    AnyFunction,
+    Cotangents,
+    Leaf,
+    OperandIndex,
+    Tangents,
+    is_differentiable,
+    is_kind,
+    is_traced,
+)
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.source import Source
 from tfgrad_jax._messages.tracebacks import hidden, is_own
@@ -54,10 +63,10 @@ class HiddenTracerError(Exception):
 class Forward(NamedTuple):
     """The value of a function at a point, and its rule there."""
 
-    leaves: list[Any]
+    leaves: list[Leaf]
     outputs: Sequence[int]  # positions of the leaves that have cotangents
     run: Run
-    residuals: list[Any]
+    residuals: list[Leaf]
 
 
 class Function(Protocol):
@@ -78,41 +87,42 @@ class Function(Protocol):
     def names(self) -> Sequence[str]:
         """Return the names of the operands, for JAX's own errors."""
 
-    def value(self, operands: Sequence[Any]) -> list[Any]:
+    def value(self, operands: Sequence[Leaf]) -> list[Leaf]:
         """Return the leaves of the value, in a call that JAX does not differentiate."""
 
-    def forward(self, operands: Sequence[Any], perturbed: Sequence[int]) -> Forward:
+    def forward(self, operands: Sequence[Leaf], perturbed: Sequence[OperandIndex]) -> Forward:
         """Return the leaves of the value and the rule, for `perturbed` operands (positions)."""
 
 
-def differentiated(function: Function, name: str, operands: Sequence[Any]) -> list[Any]:
+def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> list[Leaf]:
     """Run a function on operands so that its rule is its derivative."""
     if any(map(is_transposed, operands)) and not any(map(is_ref, operands)):
         return _linear(function, operands)
-    kind = _with_refs if any(map(is_ref, operands)) else _derivatives
-    reverse_only, any_mode = kind(name, function.needs_perturbed)
+    if any(map(is_ref, operands)):
+        return _with_refs(name, function.needs_perturbed)(function, *operands)
+    reverse_only, any_mode = _derivatives(name, function.needs_perturbed)
     # JAX linearizes a custom_jvp at each call; a custom_vjp it only records, which is cheaper.
     return (reverse_only if is_reverse(operands) else any_mode)(function, *operands)
 
 
 @functools.cache
-def _with_refs(name: str, needs_perturbed: bool) -> tuple[Any, Any]:
+def _with_refs(name: str, needs_perturbed: bool) -> AnyFunction:
     """Return what runs functions of Refs, which JAX accepts in a custom_vjp alone."""
-    return (_reverse(name, _with_copied_residuals, needs_perturbed),) * 2
+    return _reverse(name, _with_copied_residuals, needs_perturbed)
 
 
 @functools.cache
-def _derivatives(name: str, needs_perturbed: bool) -> tuple[Any, Any]:
+def _derivatives(name: str, needs_perturbed: bool) -> tuple[AnyFunction, AnyFunction]:
     """Return what runs a function that is differentiated in reverse mode, and in any mode.
 
     If the rule `needs_perturbed`, symbolic zeros show which operands are being differentiated. No
     other function gets them: a Pallas kernel cannot lower them.
     """
-    value: Callable[..., Any] = _value
+    value: AnyFunction = _value
     if not KEEPS_CUSTOM_JVP:  # elsewhere none: Triton, which compiles kernels, has no custom_vjp
         dropped_to = _reverse(name, _with_copied_residuals, needs_perturbed)
 
-        def value(function: Function, *operands: Any) -> list[Any]:
+        def value(function: Function, *operands: Leaf) -> list[Leaf]:
             return dropped_to(function, *operands)
 
     def jvp(primals: Any, tangents: Any) -> Any:
@@ -122,15 +132,15 @@ def _derivatives(name: str, needs_perturbed: bool) -> tuple[Any, Any]:
             leaves, rule = _attached(function, operands, perturbed)
         return leaves, _tangents(leaves, rule, dots)
 
-    any_mode = jax.custom_jvp(_named(value, name))
-    any_mode.defjvp(_named(jvp, name), symbolic_zeros=needs_perturbed)
+    any_mode = jax.custom_jvp(_shown_as(name, value))
+    any_mode.defjvp(_shown_as(name, jvp), symbolic_zeros=needs_perturbed)
     return _reverse(name, lambda rule, operands: rule, needs_perturbed), any_mode
 
 
 def _reverse(
-    name: str, to_keep: Callable[[Rule, Sequence[Any]], Rule], needs_perturbed: bool
-) -> Any:
-    def forward(function: Function, *operands: Any) -> tuple[Any, Rule]:
+    name: str, to_keep: Callable[[Rule, Sequence[Leaf]], Rule], needs_perturbed: bool
+) -> AnyFunction:
+    def forward(function: Function, *operands: Leaf) -> tuple[Any, Rule]:
         perturbed = [True] * len(operands)
         if needs_perturbed:
             perturbed = [o.perturbed for o in operands]
@@ -138,17 +148,23 @@ def _reverse(
         leaves, rule = _attached(function, operands, perturbed)
         return leaves, to_keep(rule, operands)
 
-    def backward(rule: Rule, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    def backward(rule: Rule, cotangents: Cotangents) -> tuple[Any, ...]:
         upstreams = [cotangents[i] for i in rule.outputs]
         return None, *rule([zeros(c.aval) if type(c) is SymbolicZero else c for c in upstreams])
 
-    with_vjp = jax.custom_vjp(_named(_value, name))
-    with_vjp.defvjp(_named(forward, name), _named(backward, name), symbolic_zeros=needs_perturbed)
+    with_vjp = jax.custom_vjp(_shown_as(name, _value))
+    with_vjp.defvjp(
+        _shown_as(name, forward), _shown_as(name, backward), symbolic_zeros=needs_perturbed
+    )
     return with_vjp
 
 
-def _named(f: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return `f` under a name, with its signature, which JAX would compute at every call."""
+def _shown_as(name: str, f: AnyFunction) -> AnyFunction:
+    """Return `f` such that jaxprs and profiles show it as an operation of this name.
+
+    With its signature, which JAX would compute at every call. (`Source.named` is for what JAX
+    traces: it gives errors the names and the line of the user's function.)
+    """
 
     def named(*args: Any) -> Any:
         return f(*args)
@@ -158,12 +174,12 @@ def _named(f: Callable[..., Any], name: str) -> Callable[..., Any]:
     return hidden(jax.named_scope(name)(named))  # the name of the operations in profiles
 
 
-def _arrays(operands: Sequence[Any]) -> list[Any]:
+def _arrays(operands: Sequence[Leaf]) -> list[Leaf]:
     """Return Python numbers that are differentiated as (weakly typed) arrays."""
     return [o if isinstance(o, jax.Array) or is_ref(o) else jnp.asarray(o) for o in operands]
 
 
-def _value(function: Function, *operands: Any) -> list[Any]:
+def _value(function: Function, *operands: Leaf) -> list[Leaf]:
     """Return the leaves of the value, in a call that JAX does not differentiate."""
     operands = tuple(_arrays(operands))
     if not is_traced(operands) or any(map(is_ref, operands)):
@@ -185,7 +201,7 @@ def _value(function: Function, *operands: Any) -> list[Any]:
     return _with_axis_in_front(function, map(_not_transposable, leaves))
 
 
-def _not_transposable(leaf: Any) -> Any:
+def _not_transposable(leaf: Leaf) -> Any:
     """Return a leaf such that `jax.linear_transpose` raises.
 
     It would transpose `f`'s own operations, not run the rule. Before JAX 0.12, the custom_vjp makes
@@ -202,7 +218,7 @@ def _not_transposable(leaf: Any) -> Any:
     return weakly_typed(marked) if leaf.weak_type else marked
 
 
-def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
+def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     """Return the leaves under `jax.linear_transpose`, with the rule as their transpose.
 
     The rule of a linear function is the same at every point, so it runs at zero; a gradient that
@@ -213,18 +229,20 @@ def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
     types = {i: tangent_type(o) for i, o in linear.items()}
     count = len(operands)
 
-    def value(known: dict[int, Any], linear: dict[int, Any]) -> list[Any]:
+    def value(known: dict[OperandIndex, Leaf], linear: dict[OperandIndex, Leaf]) -> list[Leaf]:
         return function.value([{**known, **linear}[i] for i in range(count)])
 
     def gradients(
-        linear: dict[int, Any], known: dict[int, Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+        linear: dict[OperandIndex, Leaf], known: dict[OperandIndex, Leaf], cotangents: Cotangents
+    ) -> list[Leaf]:
         at = [{**known, **linear}[i] for i in range(count)]
         _, rule = _attached(function, at, [i in linear for i in range(count)])
         dxs = rule([cotangents[i] for i in rule.outputs])
         return [at[i] if dxs[i] is None else dxs[i] for i in linear]
 
-    def transpose(known: dict[int, Any], cotangents: Sequence[Any]) -> dict[int, Any]:
+    def transpose(
+        known: dict[OperandIndex, Leaf], cotangents: Cotangents
+    ) -> dict[OperandIndex, Leaf]:
         at = {i: zeros(t) for i, t in types.items()}
         closed = jax.make_jaxpr(gradients)(at, known, cotangents)
         jaxpr, first = without_consts(closed), len(closed.consts)
@@ -237,7 +255,7 @@ def _linear(function: Function, operands: Sequence[Any]) -> list[Any]:
     return linear_call(value, transpose, known, linear)
 
 
-def _with_axis_in_front(function: Function, values: Iterable[Any]) -> list[Any]:
+def _with_axis_in_front(function: Function, values: Iterable[Leaf]) -> list[Leaf]:
     """Return the leaves with a mapped axis in front, so that `primal` and `f` agree about it.
 
     `expand_dims` forces it there; unlike `depend`, Pallas can lower it.
@@ -249,8 +267,8 @@ def _with_axis_in_front(function: Function, values: Iterable[Any]) -> list[Any]:
 
 
 def _attached(
-    function: Function, operands: Sequence[Any], perturbed: Sequence[bool]
-) -> tuple[list[Any], Rule]:
+    function: Function, operands: Sequence[Leaf], perturbed: Sequence[bool]
+) -> tuple[list[Leaf], Rule]:
     """Return the leaves with the rule as their derivative, and the rule.
 
     If an operand is mapped, so are the leaves, as in `_value`: JAX requires that the two agree.
@@ -289,7 +307,9 @@ def _attached(
     return _with_axis_in_front(function, leaves), rule
 
 
-def _forward(function: Function, operands: Sequence[Any], perturbed: Sequence[int]) -> Forward:
+def _forward(
+    function: Function, operands: Sequence[Leaf], perturbed: Sequence[OperandIndex]
+) -> Forward:
     """Return the value and the rule; name the function if JAX cannot differentiate its operations.
 
     For second derivatives JAX differentiates the operations of `f`, and fails at a callback, for
@@ -305,7 +325,7 @@ def _forward(function: Function, operands: Sequence[Any], perturbed: Sequence[in
         raise
 
 
-def _tangents(leaves: Sequence[Any], rule: Rule, tangents: Sequence[Any]) -> list[Any]:
+def _tangents(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Leaf]:
     """Return the tangents of the leaves for the tangents of the operands."""
     pull, residuals = rule.pull()
     nonzero = [
@@ -321,7 +341,7 @@ def _tangents(leaves: Sequence[Any], rule: Rule, tangents: Sequence[Any]) -> lis
     ]
 
 
-def _with_copied_residuals(rule: Rule, operands: Sequence[Any]) -> Rule:
+def _with_copied_residuals(rule: Rule, operands: Sequence[Leaf]) -> Rule:
     """Return the rule with a copy of each residual that is an operand.
 
     JAX does not save a residual that is an operand. Before 0.12 it then uses the wrong value if

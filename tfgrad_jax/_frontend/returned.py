@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.tree_util import all_leaves, tree_flatten, tree_leaves, tree_structure
+from jax.tree_util import PyTreeDef, all_leaves, tree_flatten, tree_leaves, tree_structure
 
 from tfgrad_jax._jax.compat import NUMPY, Sharding, explicit_sharding, tangent_dtype
-from tfgrad_jax._jax.types import is_kind
+from tfgrad_jax._jax.types import LeafIndex, is_kind
 from tfgrad_jax._messages import gradient_errors
 from tfgrad_jax._messages.source import Where
 from tfgrad_jax._messages.text import tree_of
 
-from .structure import Layout, LeafIndex, TreeDef
+from .structure import Layout
 
 Returned: TypeAlias = Any  # what a rule returned: a pytree of gradients, in one of the forms
 Gradient: TypeAlias = Any  # an array, a number, or None for no gradient
@@ -108,7 +108,7 @@ def read(layout: Layout, result: Returned) -> Reading | None:
     return next((r for form in FORMS if (r := form(layout, result)) is not None), None)
 
 
-def _as_structured(layout: Layout, treedef: TreeDef, result: Returned) -> Reading | None:
+def _as_structured(layout: Layout, treedef: PyTreeDef, result: Returned) -> Reading | None:
     """Read a result that has a structure.
 
     It does not, if a gradient is in the place of a leaf that has none, such as a callable. Then it
@@ -121,7 +121,7 @@ def _as_structured(layout: Layout, treedef: TreeDef, result: Returned) -> Readin
     return None if any(map(_has_gradient, _where(never, found))) else Reading(found)
 
 
-def _match(treedef: TreeDef, got: Returned, found: list[Gradient]) -> bool:
+def _match(treedef: PyTreeDef, got: Returned, found: list[Gradient]) -> bool:
     """Append to `found` the part of `got` for each leaf of `treedef`; False if it does not fit."""
     if got is None:
         found += [None] * treedef.num_leaves
@@ -164,7 +164,7 @@ def _has_gradient(value: Any) -> bool:
     )
 
 
-def _has_keys(treedef: TreeDef) -> bool:
+def _has_keys(treedef: PyTreeDef) -> bool:
     """Return whether there is a dict with several keys, which a flat list would not name."""
     kind, _ = treedef.node_data() or (None, None)
     children = treedef.children()

@@ -7,20 +7,33 @@ operands. `returned.py` reads the gradients that a rule returns for the leaves.
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
+from jax.tree_util import (
+    PyTreeDef,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_unflatten,
+)
 
 from tfgrad_jax._jax.compat import cotangent_type, zeros
 from tfgrad_jax._jax.trace import is_operand
-from tfgrad_jax._jax.types import Inert, Spec, is_array, is_kind, spec
-
-Leaf: TypeAlias = Any  # of a pytree: an array, a number, or any other object
-LeafIndex: TypeAlias = int  # the position of a leaf among all leaves of some values
-TreeDef: TypeAlias = Any  # `jax.tree_util.PyTreeDef`
+from tfgrad_jax._jax.types import (
+    Aval,
+    Cotangents,
+    Inert,
+    Leaf,
+    LeafIndex,
+    PyTree,
+    Spec,
+    is_array,
+    is_kind,
+    spec,
+)
 
 _FLOATS = (float, complex)  # JAX may differentiate them in another call
 
@@ -43,7 +56,7 @@ class Layout:
         "written",
     )
 
-    def __init__(self, treedef: TreeDef, leaves: Sequence[Leaf], names: Sequence[str]) -> None:
+    def __init__(self, treedef: PyTreeDef, leaves: Sequence[Leaf], names: Sequence[str]) -> None:
         self.treedef = treedef
         self.names = names
         self.operands: Sequence[LeafIndex] = [i for i, v in enumerate(leaves) if is_operand(v)]
@@ -57,7 +70,7 @@ class Layout:
         # The layout of the values together with omitted defaults, and which of its leaves are ours.
         self.full: tuple[Layout, Sequence[LeafIndex]] | None = None
 
-    def accept_omitted(self, values: Sequence[Any], omitted: Mapping[int, Any]) -> None:
+    def accept_omitted(self, values: Sequence[PyTree], omitted: Mapping[int, PyTree]) -> None:
         """Accept gradients for omitted defaults too, and ignore them.
 
         The keys of `omitted` are the positions of the defaults among all parameters.
@@ -71,7 +84,7 @@ class Layout:
             ours = [v for i, v in enumerate(numbered) if i not in omitted]
             self.full = full, tree_leaves(ours)
 
-    def join(self, constants: Sequence[Any], operands: Sequence[Any]) -> Any:
+    def join(self, constants: Sequence[Leaf], operands: Sequence[Leaf]) -> PyTree:
         """Rebuild the values: the constants, with new operands in their places."""
         leaves = list(constants)
         for i, value in zip(self.operands, operands, strict=True):
@@ -102,7 +115,7 @@ class Layout:
         return [has or n for has, n in zip(self.differentiable, self.numbers, strict=True)]
 
 
-def split(values: Any, names: Sequence[str]) -> tuple[list[Leaf], list[Leaf], Layout]:
+def split(values: PyTree, names: Sequence[str]) -> tuple[list[Leaf], list[Leaf], Layout]:
     """Separate the leaves of `values`: return operands, constants, and the layout of both.
 
     The constants have None in the places of the operands.
@@ -116,7 +129,7 @@ def split(values: Any, names: Sequence[str]) -> tuple[list[Leaf], list[Leaf], La
     return operands, leaves, layout
 
 
-def order_of_keys(values: Any, treedef: TreeDef) -> Sequence[LeafIndex] | None:
+def order_of_keys(values: PyTree, treedef: PyTreeDef) -> Sequence[LeafIndex] | None:
     """Return all leaves in the order in which the keys of dicts were written; None if it is sorted.
 
     JAX flattens a dict by its sorted keys. Who wrote {"scale": ..., "bias": ...} may list gradients
@@ -129,14 +142,14 @@ def order_of_keys(values: Any, treedef: TreeDef) -> Sequence[LeafIndex] | None:
     return list(_as_written(values, tree_unflatten(treedef, range(treedef.num_leaves))))
 
 
-def _are_keys_sorted(value: Any) -> bool:
+def _are_keys_sorted(value: PyTree) -> bool:
     if isinstance(value, dict):
         is_sorted = type(value) is collections.OrderedDict or list(value) == sorted(value)
         return is_sorted and all(map(_are_keys_sorted, value.values()))
     return not isinstance(value, (list, tuple)) or all(map(_are_keys_sorted, value))
 
 
-def _as_written(value: Any, numbered: Any) -> Iterator[LeafIndex]:
+def _as_written(value: PyTree, numbered: PyTree) -> Iterator[LeafIndex]:
     """Yield the numbers of the leaves; `numbered` has the structure of `value`."""
     if isinstance(value, dict):
         for key in value:
@@ -148,7 +161,7 @@ def _as_written(value: Any, numbered: Any) -> Iterator[LeafIndex]:
         yield from tree_leaves(numbered)
 
 
-def conjugate(value: Any, expected: Spec) -> Any:
+def conjugate(value: Leaf, expected: Spec) -> Leaf:
     """Convert a complex gradient from TensorFlow's convention to JAX's, or back."""
     return jnp.conj(value) if is_kind(expected.dtype, jnp.complexfloating) else value
 
@@ -167,7 +180,9 @@ class Outputs(Inert):
         "written",
     )
 
-    def __init__(self, y: Any, leaves: Sequence[Leaf], treedef: TreeDef, convention: str) -> None:
+    def __init__(
+        self, y: PyTree, leaves: Sequence[Leaf], treedef: PyTreeDef, convention: str
+    ) -> None:
         self.treedef = treedef
         # All leaves in the order in which the keys of dicts were written, if it is another one.
         self.written = order_of_keys(y, treedef)
@@ -180,11 +195,11 @@ class Outputs(Inert):
         # If all outputs are real, the cotangents are the upstreams.
         self._plain = all(is_kind(s.dtype, jnp.floating) for s in self._specs)
 
-    def cotangents(self, leaves: Sequence[Any]) -> list[Any]:
+    def cotangents(self, leaves: Sequence[Leaf]) -> list[Aval]:
         """Return the types of the cotangents of these outputs."""
         return [cotangent_type(leaves[i]) for i in self.differentiable]
 
-    def upstreams(self, cotangents: Sequence[Any]) -> Sequence[Any]:
+    def upstreams(self, cotangents: Cotangents) -> Sequence[PyTree]:
         """Return the positional arguments of `grad_fn` for the cotangents."""
         mirrored = self._convention == "tf"
         if not self._plain:
@@ -211,7 +226,7 @@ class Outputs(Inert):
         are, would_be = ([paths[k] for k in order] for order in zip(*moved, strict=True))
         return are, would_be
 
-    def _upstream(self, given: Iterator[Any], expected: Spec, aval: Any, mirrored: bool) -> Any:
+    def _upstream(self, given: Iterator[Leaf], expected: Spec, aval: Aval, mirrored: bool) -> Any:
         if expected.differentiable:
             return conjugate(next(given), expected) if mirrored else next(given)
         if not mirrored:
