@@ -84,6 +84,7 @@ def is_traced(values: Any) -> bool:
 Leaf: TypeAlias = Any  # of a pytree: an array, a tracer, a Ref, a number, or any other object
 PyTree: TypeAlias = Any
 Aval: TypeAlias = Any  # JAX's type of an array or of its tangents: shape, dtype, sharding
+Dtype: TypeAlias = Any
 Eqn: TypeAlias = JaxprEqn
 Path: TypeAlias = KeyPath
 AnyFunction: TypeAlias = Callable[..., Any]

@@ -6,7 +6,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax.core import Tracer
@@ -18,16 +18,22 @@ from tfgrad_jax._closure.skeleton import hoist_tracers
 from tfgrad_jax._custom_gradient import CustomGradient
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_live
+from tfgrad_jax._jax.types import Leaf, Tangents
 from tfgrad_jax._messages.text import type_name
 
-_MANY = 5_000  # objects to look at for names
+_MOST_OBJECTS = 5_000  # to look at for names
+
+
+# Any object: a function, a layer, a container, an array. What it is decides what it holds.
+Holder: TypeAlias = Any
+Roots: TypeAlias = Iterable[tuple[str, Holder]]  # with their names; "": it needs none
 
 
 class Array(NamedTuple):
     """An array that a function or an object holds."""
 
     name: str
-    value: Any
+    value: Holder
     why: str  # copies keep this very array, if it is not among those of `Held`
 
 
@@ -38,7 +44,7 @@ class Held:
     A jitted function is copied without the `jit`.
     """
 
-    def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, roots: Sequence[tuple[str, Holder]]) -> None:
         values = [value for _, value in roots]
         found = reach(values, lambda v: is_known(v) or is_ref(v), lenient=True)
         self._skeleton, self._taken = hoist_tracers(values, found)
@@ -52,13 +58,13 @@ class Held:
         self.whys = [a.why if a else "" for a in found]  # of a second place that holds it
         self.constants = list(named.values())
 
-    def __call__(self, arrays: Iterable[Any]) -> Sequence[Any]:
+    def __call__(self, arrays: Iterable[Leaf]) -> Sequence[Holder]:
         """Return the values, copied around other arrays. A Ref stays itself."""
         rest = iter(arrays)
         return self._skeleton.copies([v if is_ref(v) else next(rest) for v in self._taken]).values
 
 
-def decorated(h: Any) -> CustomGradient[..., Any] | None:
+def decorated(h: Holder) -> CustomGradient[..., Any] | None:
     """Return the `CustomGradient` that a function is, or that a method is bound from."""
     f = getattr(h, "__func__", h)
     found = getattr(f, "_custom_gradient", f)  # a wrapper has a copy of this attribute
@@ -66,24 +72,26 @@ def decorated(h: Any) -> CustomGradient[..., Any] | None:
     return found if known else None
 
 
-def called(h: Any) -> Any:
+def called(h: Holder) -> Holder:
     """Return what runs when `h` is called: of an object, such as a layer, its bound method."""
     call = getattr(h, "__call__", None)  # noqa: B004
     return call if isinstance(call, types.MethodType) and not hasattr(h, "__wrapped__") else h
 
 
-def is_known(value: Any) -> bool:
+def is_known(value: Holder) -> bool:
     """Return whether a value is an array that can be used now."""
     return isinstance(value, jax.Array) and (not isinstance(value, Tracer) or is_live(value))
 
 
-def primal_of(value: Any) -> Any:
+def primal_of(value: Leaf) -> Leaf:
     """Return the primal of a tracer of a derivative, and any other value itself."""
+    # What a rule keeps is a tracer of the level at which it was made, and the pull-back keeps its
+    # primal. JAX has no public function for that, but the rule of a `custom_jvp` gets the primals.
     found = []
     probe = jax.custom_jvp(lambda value: value)
 
     @probe.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
+    def _(primals: Tangents, tangents: Tangents) -> tuple[Leaf, Leaf]:
         found.append(primal_of(primals[0]))
         return primals[0], tangents[0]
 
@@ -91,7 +99,7 @@ def primal_of(value: Any) -> Any:
     return found[0] if found else value
 
 
-def arrays_in(roots: Iterable[tuple[str, Any]]) -> dict[int, Array]:
+def arrays_in(roots: Roots) -> dict[int, Array]:
     """Return the arrays that values with names hold, by id, named as the user would write them.
 
     An object without a name is `self`. What is declared as `variables` keeps the name that it has
@@ -100,7 +108,7 @@ def arrays_in(roots: Iterable[tuple[str, Any]]) -> dict[int, Array]:
     pending, declared, seen = deque[Array](), deque[Array](), dict[int, Array]()
     for name, value in roots:
         (declared if name == "variables" else pending).append(Array(name, value, ""))
-    while (pending or declared) and len(seen) < _MANY:
+    while (pending or declared) and len(seen) < _MOST_OBJECTS:
         one = (pending or declared).popleft()
         name, value, why = one
         if id(value) in seen or isinstance(value, type | types.ModuleType):
@@ -123,7 +131,7 @@ def arrays_in(roots: Iterable[tuple[str, Any]]) -> dict[int, Array]:
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial, CustomGradient, *CACHED)
 
 
-def _why_not_copied(value: Any) -> str:
+def _why_not_copied(value: Holder) -> str:
     """Return why an object cannot be copied by its attributes, or ""."""
     if isinstance(value, _CALLABLES) or not all_leaves([value]):
         return ""
@@ -134,7 +142,7 @@ def _why_not_copied(value: Any) -> str:
     return f"something refers to the `{cls.__qualname__}` weakly" if weak else ""
 
 
-def _globals(value: Any) -> dict[str, Any]:
+def _globals(value: Holder) -> dict[str, Holder]:
     """Return the global variables that a function, or one written in it, may read."""
     if not isinstance(value, types.FunctionType) or _package_of(value) in _LIBRARIES:
         return {}
@@ -147,11 +155,11 @@ def _globals(value: Any) -> dict[str, Any]:
 _LIBRARIES = ("jax", "jaxlib", "numpy", __name__.partition(".")[0])
 
 
-def _package_of(value: Any) -> str:
+def _package_of(value: Holder) -> str:
     return str(getattr(value, "__module__", "")).partition(".")[0]
 
 
-def _steps(value: Any) -> Iterable[tuple[str, Any]]:
+def _steps(value: Holder) -> Iterable[tuple[str, Holder]]:
     """Return what a value holds, each with the step to it."""
     if isinstance(value, types.FunctionType):
         code, defaults = value.__code__, value.__defaults__ or ()

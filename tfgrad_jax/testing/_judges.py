@@ -1,48 +1,52 @@
 """Judge one argument of a function at one point, and name the mistake where it is wrong.
 
 `Flat` turns a function of arrays into one of vectors; a complex number becomes a pair. For
-upstreams, the rows of `us`, and directions, the columns of `vs`, `Study` compares `us @ J @ vs` as
-the rule declares it with what finite differences (`true`) and plain autodiff say. `mistake` names
+upstreams, the rows of `us`, and directions, the columns of `vs`, `study` compares `us @ J @ vs` as
+the rule declares it with what finite differences and plain autodiff say. `mistake` names
 the first guess that explains a failed row at all points where it is wrong; `nearby` makes these
 points.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tfgrad_jax._jax.compat import laid_out_as, summed_parts
+from tfgrad_jax._jax.types import Leaf
 
 Matrix: TypeAlias = np.ndarray[Any, Any]
+ArgumentIndex: TypeAlias = int  # into the arguments and weights that are checked
 _POWERS = 0, 1, -1, 2, -2, 3, -3, 0.5, -0.5  # of an argument, by which its gradient may be wrong
 
 
-def numbers(x: Any) -> Matrix:
+def numbers(x: Leaf) -> Matrix:
     x = np.asarray(summed_parts(x))
     return x.astype(complex if np.iscomplexobj(x) else float)
 
 
-def vector(arrays: Sequence[Any]) -> Matrix:
+def vector(arrays: Sequence[Leaf]) -> Matrix:
     return np.concatenate([np.zeros(0), *(numbers(a).ravel().view(float) for a in arrays)])
 
 
-def random(shape: Any, *key: int) -> Matrix:
+def random(shape: int | tuple[int, ...], *key: int) -> Matrix:
     """Return random numbers that every precision has."""
     normal = np.random.default_rng(key).standard_normal(shape)
     return normal.astype(jnp.bfloat16).astype(float)
 
 
-def ratio(error: Any, size: Any) -> float:
+def ratio(errors: ArrayLike, sizes: ArrayLike) -> float:
     """Return the largest error relative to the largest size."""
-    error, size = (float(np.max(np.abs(v), initial=0.0)) for v in (error, size))
+    error, size = (float(np.max(np.abs(v), initial=0.0)) for v in (errors, sizes))
     return 0.0 if error == 0 else error / size if size else float("inf")
 
 
-def distance(a: Any, b: Any) -> float:
+def distance(a: Leaf, b: Leaf) -> float:
     """Return the largest difference relative to 1 or the largest number."""
     if np.shape(a) != np.shape(b) or jnp.result_type(a) != jnp.result_type(b):
         raise TypeError("has another shape or dtype than the value")
@@ -55,7 +59,7 @@ def distance(a: Any, b: Any) -> float:
 class Space:
     """The vectors of arrays of given shapes and dtypes."""
 
-    def __init__(self, arrays: Sequence[Any]) -> None:
+    def __init__(self, arrays: Sequence[Leaf]) -> None:
         self.arrays = arrays
         ones = [np.full(np.shape(a), 1 - 1j if np.iscomplexobj(a) else 1.0) for a in arrays]
         # Of a complex conjugate: JAX pairs a cotangent with a tangent without one, as `ct * t`.
@@ -63,25 +67,25 @@ class Space:
         ends = np.cumsum([0, *(len(vector([one])) for one in ones)])
         self.parts = [slice(*ends) for ends in itertools.pairwise(ends)]
 
-    def fill(self, x: Matrix) -> list[Any]:
+    def fill(self, x: Matrix) -> list[Leaf]:
         """Return the arrays of a vector; Python numbers for Python numbers.
 
         Over an explicit mesh, where they are is a part of their type: a rule gets no others.
         """
-        arrays: list[Any] = []
+        arrays: list[Leaf] = []
         for part, a in zip(self.parts, self.arrays, strict=True):
             kind = complex if np.iscomplexobj(a) else float
-            new: Any = np.array(x[part]).view(kind).reshape(np.shape(a))
+            new = np.array(x[part]).view(kind).reshape(np.shape(a))
             is_number, dtype = isinstance(a, kind), jnp.result_type(a)
-            new = type(a)(new) if is_number else laid_out_as(jnp.asarray(new, dtype), a)
-            arrays.append(new)
+            array = type(a)(new) if is_number else laid_out_as(jnp.asarray(new, dtype), a)
+            arrays.append(array)
         return arrays
 
 
 class Flat:
     """A function of arrays, as a function of vectors."""
 
-    def __init__(self, of_arrays: Callable[..., list[Any]], arrays: Sequence[Any]) -> None:
+    def __init__(self, of_arrays: Callable[..., list[Leaf]], arrays: Sequence[Leaf]) -> None:
         self.of_arrays, self.space = of_arrays, Space(arrays)
 
     def __call__(self, x: Matrix) -> Matrix:
@@ -97,7 +101,7 @@ class Flat:
     def derivative(self, seed: int) -> "Flat":
         """Return the gradient for one upstream, as a function."""
 
-        def gradient(*xs: Any) -> list[Any]:
+        def gradient(*xs: Leaf) -> list[Leaf]:
             ys, pull_back = jax.vjp(self.of_arrays, *xs)
             to = Space(ys)
             return list(pull_back(to.fill(random(len(to.signs), seed))))
@@ -105,12 +109,12 @@ class Flat:
         return Flat(gradient, self.space.arrays)
 
 
-def _forms(a: Matrix) -> Iterator[Any]:
+def _forms(a: Matrix) -> Iterator[Matrix]:
     """Yield the array with each property that a rule may rely on: equal to it where it has that."""
     yield np.sort(a)
     # Ones are symmetric by accident.
     square = a.ndim > 1 and a.shape[-1] == a.shape[-2] and len(np.unique(a)) > 1
-    yield (a + np.conj(np.swapaxes(a, -1, -2))) / 2 if square else np.nan
+    yield (a + np.conj(np.swapaxes(a, -1, -2))) / 2 if square else np.full_like(a, np.nan)
     yield abs(a) / np.sum(a, axis=-1, keepdims=True)  # probabilities
     yield a / np.linalg.norm(a, axis=-1, keepdims=True)
     if a.ndim > 1 and a.size <= 100_000 and np.isfinite(a).all():  # orthogonal
@@ -118,7 +122,7 @@ def _forms(a: Matrix) -> Iterator[Any]:
         yield u @ v
 
 
-def nearby(x: Any, radius: float, *seed: int) -> Matrix:
+def nearby(x: Leaf, radius: float, *seed: int) -> Matrix:
     """Return an array near `x`, of distinct entries; zeros and signs stay."""
     a = numbers(x)
     change = radius * np.random.default_rng([*seed, *a.shape]).uniform(-1, 1, a.shape)
@@ -129,89 +133,48 @@ def nearby(x: Any, radius: float, *seed: int) -> Matrix:
     return near
 
 
-class Study:
-    """The declared derivative in the i-th argument, whose part of the Jacobian it is.
+class Place(NamedTuple):
+    """A function at one point: what its rule declares there, and what plain autodiff says."""
 
-    At a nearby point, a rule counts as wrong only if there is no kink and no noise, and both judges
-    disagree with it.
-    """
+    f: Flat
+    x: Matrix
+    us: Matrix  # upstreams, the rows
+    declared: Matrix  # `us @ J` by the rule
+    by_autodiff: Matrix | None  # `us @ J` by plain autodiff; None: it has no derivative
+    small: float  # the relative error that counts as rounding
+    is_near: bool  # whether it is a point near the given one
 
-    def __init__(
-        self,
-        f: Flat,
-        x: Matrix,
-        i: int,  # the position of the argument
-        vs: Matrix,  # directions among the arguments
-        us: Matrix,  # directions among the outputs
-        rows: Matrix,  # the declared derivative
-        plain_rows: Matrix | None,  # that of plain autodiff
-        small: float,
-        near: bool,
-    ) -> None:
-        self.f, self.x, self.us, self.vs, self.rows = f, x, us, vs, rows
-        self.part, self._dtype = f.space.parts[i], jnp.result_type(f.space.arrays[i])
-        self.declared = d = rows @ vs
-        size = np.vstack([np.linalg.norm(row) for row in rows[:, self.part]])
-        value, blur, low, high, noise = self.true(x, us, vs)
-        sharp = blur <= 0.01 * np.maximum(size, abs(value))
-        self.scale = scale = np.maximum(np.maximum(size, abs(d)), np.where(sharp, abs(value), 0))
-        slack, off = small * scale + blur, np.maximum(np.maximum(low - d, d - high), 0)
-        # Differences that are nothing but rounding say that there is no gradient.
-        nothing = (np.maximum(scale, abs(value)) <= noise).all()
-        self.differences = ratio(off[sharp], scale) if sharp.any() else 0.0 if nothing else None
-        self.autodiff: float | None = None
-        self.expected, wrong = value, sharp & (off > slack) & ((low == high) | (not near))
-        plain = None if plain_rows is None else plain_rows @ vs
-        if plain is not None and np.isfinite(plain).all():
-            # Of two that are zero but for rounding none is wrong. Autodiff rounds far less.
-            apart = abs(plain - d) * (sharp | (abs(plain - d) > 0.01 * noise))
-            self.autodiff, self.expected = ratio(apart, scale), np.where(sharp, value, plain)
-            if near:
-                wrong &= abs(plain - value) <= slack
-            else:
-                wrong |= ~sharp & (apart > small * np.maximum(scale, abs(plain)))
-        finite = np.isfinite(d).all()
-        self.ok = not wrong.any() if finite else near
+    def true(self, i: ArgumentIndex, x: Matrix, us: Matrix, vs: Matrix) -> "Differences":
+        """Return `us @ J @ vs` at `x`, for directions in one argument."""
+        return _differences(self.f, self.f.space.parts[i], i, x, us, vs)
 
-    def true(self, x: Matrix, us: Matrix, vs: Matrix) -> Matrix:
-        """Return `us @ J @ vs`, its error, the least and greatest it may be, its rounding error.
 
-        Central differences at two steps estimate their own error. Steps longer than the period of
-        the function tell nothing: shorter ones have larger errors then. One-sided differences
-        reveal a kink: there, every number between the two is a derivative.
-        """
-        y, own, eps = self.f(x), x[self.part], float(jnp.finfo(self._dtype).eps)
-        finite = np.isfinite(y)
-        y, us = y[finite], us[:, finite]
-        size = np.vstack(list(abs(us) @ abs(y)))
-        typical = np.linalg.norm(own) / own.size**0.5 if own.any() else 1.0
+class Differences(NamedTuple):
+    """`us @ J @ vs` by finite differences."""
 
-        def change(t: float) -> Matrix:
-            return us @ np.transpose([self.f(x + t * v)[finite] - y for v in vs.T])
+    value: Matrix
+    blur: Matrix  # the error of the value
+    low: Matrix  # the least and the greatest that the derivative may be: they differ at a kink
+    high: Matrix
+    noise: Matrix  # the part of `blur` that is rounding
 
-        def differences(t: float) -> Matrix:
-            a, b, c, d = (change(s) for s in (t, -t, t / 2, -t / 2))
-            noise = np.broadcast_to(8 * eps * size / t, a.shape)
-            blur = np.nan_to_num(abs((a - b) / (2 * t) - (c - d) / t) + noise, nan=np.inf)
-            value = (4 * (c - d) / t - (a - b) / (2 * t)) / 3
-            right, left, jump = 2 * c / t, -2 * d / t, abs(a + b) / t
-            kink = (abs(right - left) > 0.7 * jump) & (abs(right - left) > noise)
-            low = np.where(kink, np.minimum(left, right), value)
-            high = np.where(kink, np.maximum(left, right), value)
-            return np.stack([value, blur, low, high, noise])
 
-        best = long = differences(eps**0.25 * typical)
-        value, blur, *_ = long
-        if (blur > 1e-6 * abs(value)).any():
-            short = differences(eps**0.4 * typical)
-            other, its_blur, _, _, its_noise = short
-            is_periodic = (blur > 0.3 * abs(value)) & (its_blur > blur)
-            is_periodic &= its_blur > 10 * its_noise  # that of a step function is rounding
-            is_periodic |= abs(other - value) > its_blur + blur
-            best = np.where(its_blur < blur, short, long)
-            if is_periodic.any():
-                best[1] = np.inf  # others agree by accident
-        return best
+class Study(NamedTuple):
+    """The verdict on the declared derivative in one argument."""
+
+    place: Place
+    i: ArgumentIndex
+    vs: Matrix  # directions, the columns
+    declared: Matrix  # `us @ J @ vs`
+    expected: Matrix
+    differences: float | None  # relative error against finite differences; None: too noisy
+    autodiff: float | None  # against plain autodiff; None: it has no derivative
+    ok: bool
+
+    @property
+    def part(self) -> slice:
+        """The argument among the numbers of the point."""
+        return self.place.f.space.parts[self.i]
 
     def difference(self) -> str:
         d, e = self.declared, self.expected
@@ -222,47 +185,135 @@ class Study:
         return f"differs by {distance:.2g} x expected, cosine {np.sum(d * e) / sizes:.3f}"
 
 
+def study(place: Place, i: ArgumentIndex, vs: Matrix, trust_autodiff: bool) -> Study:
+    """Judge the declared derivative in one argument.
+
+    At a nearby point, a rule counts as wrong only if there is no kink and no noise, and both judges
+    disagree with it.
+    """
+    x, us, rows, small = place.x, place.us, place.declared, place.small
+    part, d = place.f.space.parts[i], rows @ vs
+    size = np.vstack([np.linalg.norm(row) for row in rows[:, part]])
+    value, blur, low, high, noise = place.true(i, x, us, vs)
+    sharp = blur <= 0.01 * np.maximum(size, abs(value))
+    scale = np.maximum(np.maximum(size, abs(d)), np.where(sharp, abs(value), 0))
+    slack, off = small * scale + blur, np.maximum(np.maximum(low - d, d - high), 0)
+    # Differences that are nothing but rounding say that there is no gradient.
+    nothing = (np.maximum(scale, abs(value)) <= noise).all()
+    differences = ratio(off[sharp], scale) if sharp.any() else 0.0 if nothing else None
+    autodiff, expected = None, value
+    wrong = sharp & (off > slack) & ((low == high) | (not place.is_near))
+    plain = place.by_autodiff @ vs if trust_autodiff and place.by_autodiff is not None else None
+    if plain is not None and np.isfinite(plain).all():
+        # Of two that are zero but for rounding none is wrong. Autodiff rounds far less.
+        apart = abs(plain - d) * (sharp | (abs(plain - d) > 0.01 * noise))
+        autodiff, expected = ratio(apart, scale), np.where(sharp, value, plain)
+        if place.is_near:
+            wrong &= abs(plain - value) <= slack
+        else:
+            wrong |= ~sharp & (apart > small * np.maximum(scale, abs(plain)))
+    ok = not wrong.any() if np.isfinite(d).all() else place.is_near
+    return Study(place, i, vs, d, expected, differences, autodiff, bool(ok))
+
+
+def _differences(
+    f: Flat, part: slice, i: ArgumentIndex, x: Matrix, us: Matrix, vs: Matrix
+) -> Differences:
+    y, own = f(x), x[part]
+    eps = float(jnp.finfo(jnp.result_type(f.space.arrays[i])).eps)
+    finite = np.isfinite(y)
+    y, us = y[finite], us[:, finite]
+    size = np.vstack(list(abs(us) @ abs(y)))
+    typical = np.linalg.norm(own) / own.size**0.5 if own.any() else 1.0
+
+    def change(t: float) -> Matrix:
+        return us @ np.transpose([f(x + t * v)[finite] - y for v in vs.T])
+
+    # Central differences with the steps t and t / 2 give a value of higher order, and how far apart
+    # they are is its error. The one-sided differences of a smooth function come closer as the step
+    # shrinks: half as far apart at half the step. At a kink, such as that of `relu` at 0, they do
+    # not, and every number between the two is a derivative. 0.7 tells the two cases apart.
+    def with_step(t: float) -> Differences:
+        a, b, c, d = (change(s) for s in (t, -t, t / 2, -t / 2))
+        noise = np.broadcast_to(8 * eps * size / t, a.shape)
+        blur = np.nan_to_num(abs((a - b) / (2 * t) - (c - d) / t) + noise, nan=np.inf)
+        value = (4 * (c - d) / t - (a - b) / (2 * t)) / 3
+        right, left, jump = 2 * c / t, -2 * d / t, abs(a + b) / t
+        kink = (abs(right - left) > 0.7 * jump) & (abs(right - left) > noise)
+        low = np.where(kink, np.minimum(left, right), value)
+        high = np.where(kink, np.maximum(left, right), value)
+        return Differences(value, blur, low, high, noise)
+
+    long = with_step(eps**0.25 * typical)
+    if not (long.blur > 1e-6 * abs(long.value)).any():
+        return long
+    short = with_step(eps**0.4 * typical)
+    both = zip(short, long, strict=True)
+    best = Differences(*(np.where(short.blur < long.blur, s, t) for s, t in both))
+    # Steps longer than the period of the function say nothing, and some agree by accident. The sign
+    # of such steps is that the shorter one has the larger error. That of a step function is larger,
+    # too, but there it is rounding.
+    is_periodic = (long.blur > 0.3 * abs(long.value)) & (short.blur > long.blur)
+    is_periodic &= short.blur > 10 * short.noise
+    is_periodic |= abs(short.value - long.value) > short.blur + long.blur
+    blur = np.full_like(best.blur, np.inf) if is_periodic.any() else best.blur
+    return best._replace(blur=blur)
+
+
 def mistake(
-    i: int, names: Sequence[str], points: Sequence[Sequence[Study]], is_weight: bool
+    i: ArgumentIndex, names: Sequence[str], points: Sequence[Sequence[Study]], is_weight: bool
 ) -> str:
+    """Name the mistake that explains a wrong derivative at all points, or say how far off it is."""
     every = (_guesses(i, names, studies, is_weight) for studies in points)
     # So small an error fits every guess.
     is_small = all(ratio(p[i].declared - p[i].expected, p[i].declared) < 1e-3 for p in points)
     for guesses in zip(*every, strict=True) if not is_small else ():
-        note, *_ = guesses[0]
-        d, e = (np.concatenate([np.ravel(g[k]) for g in guesses]) for k in (1, 2))
-        proportional = note.startswith(" x ")
-        factor = np.sum(d * e) / np.sum(e * e) if proportional else 1
+        guess = guesses[0]
+        d = np.concatenate([np.ravel(g.declared) for g in guesses])
+        e = np.concatenate([np.ravel(g.expected) for g in guesses])
+        factor = np.sum(d * e) / np.sum(e * e) if guess.is_proportional else 1
         if ratio(d - factor * e, d) < 1e-3:
             sign = "wrong sign: " if abs(factor + 1) < 1e-3 else ""
-            return f"{sign}declared = {factor:.4g}{note}" if proportional else note
+            is_factor = guess.is_proportional
+            return f"{sign}declared = {factor:.4g}{guess.note}" if is_factor else guess.note
     return points[0][i].difference()
 
 
+class _Guess(NamedTuple):
+    """A mistake, and two arrays that are equal, or proportional, if it was made."""
+
+    note: str
+    declared: Matrix
+    expected: Matrix
+    is_proportional: bool = False
+
+
 def _guesses(
-    i: int, names: Sequence[str], studies: Sequence[Study], is_weight: bool
-) -> Iterator[Any]:
-    """Yield notes, with two arrays that then are equal, or proportional if it starts with " x "."""
+    i: ArgumentIndex, names: Sequence[str], studies: Sequence[Study], is_weight: bool
+) -> Iterator[_Guess]:
     s = studies[i]
-    x, us, vs, space, nothing = s.x, s.us, s.vs, s.f.space, 0 * s.declared
-    yield "expected no gradient", s.expected, nothing
+    (f, x, us, rows, *_), vs, nothing = s.place, s.vs, 0 * s.declared
+    space, true = f.space, functools.partial(s.place.true, i)
+    yield _Guess("expected no gradient", s.expected, nothing)
     forgotten = ": forgotten among those of `variables`?" * is_weight
-    yield f"declared no gradient, expected one{forgotten}", s.declared, nothing
+    yield _Guess(f"declared no gradient, expected one{forgotten}", s.declared, nothing)
     for j, t in enumerate(studies):
         both = np.stack([s.declared, t.declared]), np.stack([t.expected, s.expected])
-        yield f"swapped with `{names[j]}`?", *both
-        yield f"declared that of `{names[j]}`", s.declared, t.expected
+        yield _Guess(f"swapped with `{names[j]}`?", *both)
+        yield _Guess(f"declared that of `{names[j]}`", s.declared, t.expected)
     if np.iscomplexobj(space.arrays[i]):
-        to = Space(s.f.of_arrays(*space.fill(x)))
-        of_conjugate = s.rows * space.signs @ vs
+        to = Space(f.of_arrays(*space.fill(x)))
+        of_conjugate = rows * space.signs @ vs
         for of in (us * to.signs, us):
-            yield "declared = conjugate of expected", s.true(x, of, vs)[0], of_conjugate
+            yield _Guess("declared = conjugate of expected", true(x, of, vs).value, of_conjugate)
     for j, (a, part) in enumerate(zip(space.arrays, space.parts, strict=True)):
         if np.ndim(a) == 2 and a.shape == a.shape[::-1]:
             order = np.arange(len(x))
             order[part] = np.swapaxes(order[part].reshape(*a.shape, -1), 0, 1).ravel()
-            yield "declared = transpose of expected", s.expected, s.rows[:, order] @ vs
-            yield f"missing transpose of `{names[j]}`?", s.true(x[order], us, vs)[0], s.declared
+            yield _Guess("declared = transpose of expected", s.expected, rows[:, order] @ vs)
+            of_transpose = true(x[order], us, vs).value
+            yield _Guess(f"missing transpose of `{names[j]}`?", of_transpose, s.declared)
     for power in _POWERS:
         note = f" x expected x `{names[i]}`**{power}" if power else " x expected"
-        yield note, s.rows[:, s.part] * x[s.part] ** -power @ vs[s.part], s.expected
+        scaled = rows[:, s.part] * x[s.part] ** -power @ vs[s.part]
+        yield _Guess(note, scaled, s.expected, is_proportional=True)
