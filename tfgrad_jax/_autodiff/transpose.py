@@ -55,7 +55,7 @@ def push_forward(
 
 def refusal(source: Source, error: NotLinearError) -> TypeError:
     """Return the error that says why the rule of a function has no transpose, and at which line."""
-    line = source.line_in(error.error) if error.error else source.line_of(error.eqn, __file__)
+    line = source.line_in(error.error) if error.error else source.line_of(error.eqn)
     return errors.not_linear(source, f"{error}{line and f', at {line}'}", error.obstacle)
 
 

@@ -7,6 +7,7 @@ that led to an operation or to an error.
 
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-_LIBRARIES = str(Path(__file__).parents[1]), str(Path(jax.__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
+_LIBRARIES = _PACKAGE, str(Path(jax.__file__).parent)
 
 
 class _Operands(inspect.Signature):
@@ -105,16 +107,15 @@ class Source(NamedTuple):
                 return f"{frame.file_name}:{frame.line_num}"
         return f"{self.code.co_filename}:{self.code.co_firstlineno}"
 
-    def line_of(self, eqn: Any, within: str) -> str:
-        """Return "file:line" of the line in the function, or its rule, that led to an equation.
-
-        A function of the file `within` traced the rule. If that file is not in the traceback, JAX
-        is lowering, and the traceback shows the call, not the rule: return "".
-        """
+    def line_of(self, eqn: Any) -> str:
+        """Return "file:line" of the line in the rule of the function that led to an equation."""
+        # JAX records the frames of an equation from the inside out. Those of a traced rule begin in
+        # the rule, above any frame of this package. What JAX lowers or evaluates later has the
+        # frames of the call instead: they begin in this package, and hold no line of the rule.
         traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
         lines = [(f.file_name, f.line_num) for f in getattr(traceback, "frames", ())]
-        files = [file for file, _ in lines]
-        return self._line(lines[: files.index(within)]) if within in files else ""
+        inner = itertools.takewhile(lambda line: not line[0].startswith(_PACKAGE), lines)
+        return self._line(inner)
 
     def line_in(self, error: BaseException) -> str:
         """Return "file:line" of the line in the function, or its rule, that led to an error."""
