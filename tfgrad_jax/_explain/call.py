@@ -5,7 +5,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -40,9 +40,6 @@ class _Target(NamedTuple):
     variables: PyTree = "autodiff"
     primal: AnyFunction | None = None
     convention: Literal["tf", "jax"] = "tf"
-
-    def decorated(self, f: AnyFunction, primal: AnyFunction | None, variables: PyTree) -> Any:
-        return CustomGradient(Declaration.of(f, variables, primal, self.convention))
 
 
 def _target(h: AnyFunction) -> _Target:
@@ -96,7 +93,8 @@ class Call(NamedTuple):
             return (f.__wrapped__ if plain else f)(*args, **kwargs)
         if plain:
             return f(*args, **kwargs)[0]
-        h = self.target.decorated(_watched(f), primal, variables)
+        declared = Declaration.of(_watched(f), variables, primal, self.target.convention)
+        h = CustomGradient(declared)
         n = len(self.target.bound_to)
         return (h.__get__(args[0]) if n else h)(*args[n:], **kwargs)
 
