@@ -12,8 +12,8 @@ import jax
 from jax.core import Tracer
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
-from tfgrad_jax._closure.objects import content_of
-from tfgrad_jax._closure.reach import CACHED, reach
+from tfgrad_jax._closure.objects import Object, content_of
+from tfgrad_jax._closure.reach import CACHED, Id, reach
 from tfgrad_jax._closure.skeleton import hoist_tracers
 from tfgrad_jax._custom_gradient import CustomGradient
 from tfgrad_jax._jax.compat import is_ref
@@ -23,17 +23,14 @@ from tfgrad_jax._messages.text import type_name
 
 _MOST_OBJECTS = 5_000  # to look at for names
 
-
-# Any object: a function, a layer, a container, an array. What it is decides what it holds.
-Holder: TypeAlias = Any
-Roots: TypeAlias = Iterable[tuple[str, Holder]]  # with their names; "": it needs none
+Roots: TypeAlias = Iterable[tuple[str, Object]]  # with their names; "": it needs none
 
 
 class Array(NamedTuple):
     """An array that a function or an object holds."""
 
     name: str
-    value: Holder
+    value: Object
     why: str  # copies keep this very array, if it is not among those of `Held`
 
 
@@ -44,7 +41,7 @@ class Held:
     A jitted function is copied without the `jit`.
     """
 
-    def __init__(self, roots: Sequence[tuple[str, Holder]]) -> None:
+    def __init__(self, roots: Sequence[tuple[str, Object]]) -> None:
         values = [value for _, value in roots]
         found = reach(values, lambda v: is_known(v) or is_ref(v), lenient=True)
         self._skeleton, self._taken = hoist_tracers(values, found)
@@ -58,13 +55,13 @@ class Held:
         self.whys = [a.why if a else "" for a in found]  # of a second place that holds it
         self.constants = list(named.values())
 
-    def __call__(self, arrays: Iterable[Leaf]) -> Sequence[Holder]:
+    def __call__(self, arrays: Iterable[Leaf]) -> Sequence[Object]:
         """Return the values, copied around other arrays. A Ref stays itself."""
         rest = iter(arrays)
         return self._skeleton.copies([v if is_ref(v) else next(rest) for v in self._taken]).values
 
 
-def decorated(h: Holder) -> CustomGradient[..., Any] | None:
+def decorated(h: Object) -> CustomGradient[..., Any] | None:
     """Return the `CustomGradient` that a function is, or that a method is bound from."""
     f = getattr(h, "__func__", h)
     found = getattr(f, "_custom_gradient", f)  # a wrapper has a copy of this attribute
@@ -72,13 +69,13 @@ def decorated(h: Holder) -> CustomGradient[..., Any] | None:
     return found if known else None
 
 
-def called(h: Holder) -> Holder:
+def called(h: Object) -> Object:
     """Return what runs when `h` is called: of an object, such as a layer, its bound method."""
     call = getattr(h, "__call__", None)  # noqa: B004
     return call if isinstance(call, types.MethodType) and not hasattr(h, "__wrapped__") else h
 
 
-def is_known(value: Holder) -> bool:
+def is_known(value: Object) -> bool:
     """Return whether a value is an array that can be used now."""
     return isinstance(value, jax.Array) and (not isinstance(value, Tracer) or is_live(value))
 
@@ -99,13 +96,13 @@ def primal_of(value: Leaf) -> Leaf:
     return found[0] if found else value
 
 
-def arrays_in(roots: Roots) -> dict[int, Array]:
+def arrays_in(roots: Roots) -> dict[Id, Array]:
     """Return the arrays that values with names hold, by id, named as the user would write them.
 
     An object without a name is `self`. What is declared as `variables` keeps the name that it has
     elsewhere.
     """
-    pending, declared, seen = deque[Array](), deque[Array](), dict[int, Array]()
+    pending, declared, seen = deque[Array](), deque[Array](), dict[Id, Array]()
     for name, value in roots:
         (declared if name == "variables" else pending).append(Array(name, value, ""))
     while (pending or declared) and len(seen) < _MOST_OBJECTS:
@@ -131,7 +128,7 @@ def arrays_in(roots: Roots) -> dict[int, Array]:
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial, CustomGradient, *CACHED)
 
 
-def _why_not_copied(value: Holder) -> str:
+def _why_not_copied(value: Object) -> str:
     """Return why an object cannot be copied by its attributes, or ""."""
     if isinstance(value, _CALLABLES) or not all_leaves([value]):
         return ""
@@ -142,7 +139,7 @@ def _why_not_copied(value: Holder) -> str:
     return f"something refers to the `{cls.__qualname__}` weakly" if weak else ""
 
 
-def _globals(value: Holder) -> dict[str, Holder]:
+def _globals(value: Object) -> dict[str, Object]:
     """Return the global variables that a function, or one written in it, may read."""
     if not isinstance(value, types.FunctionType) or _package_of(value) in _LIBRARIES:
         return {}
@@ -155,11 +152,11 @@ def _globals(value: Holder) -> dict[str, Holder]:
 _LIBRARIES = ("jax", "jaxlib", "numpy", __name__.partition(".")[0])
 
 
-def _package_of(value: Holder) -> str:
+def _package_of(value: Object) -> str:
     return str(getattr(value, "__module__", "")).partition(".")[0]
 
 
-def _steps(value: Holder) -> Iterable[tuple[str, Holder]]:
+def _steps(value: Object) -> Iterable[tuple[str, Object]]:
     """Return what a value holds, each with the step to it."""
     if isinstance(value, types.FunctionType):
         code, defaults = value.__code__, value.__defaults__ or ()

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef, all_leaves, tree_flatten, tree_leaves, tree_unflatten
 
+from tfgrad_jax._closure.reach import Id
 from tfgrad_jax._custom_gradient import CustomGradient
 from tfgrad_jax._frontend.grad_fn import accepts_variables, checked_outputs
 from tfgrad_jax._frontend.signature import Bound, Signature
@@ -32,7 +33,7 @@ Which: TypeAlias = Literal["h", "pair", "primal", "reference"]
 OfArrays: TypeAlias = Callable[..., list[jax.Array]]
 _Checked: TypeAlias = Any  # a function, a method or a layer, decorated or around what is
 _WeightIndex: TypeAlias = int  # into the arrays of a `Held`
-_Missed: TypeAlias = dict[int, tuple[jax.Array, str]]  # by id: an array, and why it is not replaced
+_Missed: TypeAlias = dict[Id, tuple[jax.Array, str]]  # an array, and why it is not replaced
 
 _FIXED = "held where it is not replaced"
 _DEFAULT = "the call leaves it out: pass it"
@@ -248,14 +249,14 @@ class _Weights(NamedTuple):
     without: Sequence[str]
 
 
-def _declared(variables: PyTree, h: _Checked) -> set[int]:
+def _declared(variables: PyTree, h: _Checked) -> set[Id]:
     """Return the ids of the declared variables."""
     if callable(variables) and all_leaves([variables]):
         variables = variables(*_bound_to(h))
     return {id(v) for v in tree_leaves(variables)}
 
 
-def _weights(call: _Call, xs: Sequence[Leaf], value: Which, declared: set[int] | None) -> _Weights:
+def _weights(call: _Call, xs: Sequence[Leaf], value: Which, declared: set[Id] | None) -> _Weights:
     """Find the weights to check: those declared, or those that the value reads."""
     objects = [(call.paths[i], call.leaves[i]) for i in call.objects]
     held = Held([("", call.h), ("", call.reference), *objects])
