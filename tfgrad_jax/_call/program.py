@@ -21,7 +21,7 @@ from tfgrad_jax._closure.skeleton import Skeleton
 from tfgrad_jax._closure.traced import Uses, is_being_traced, uses
 from tfgrad_jax._frontend.grad_fn import Call, Result
 from tfgrad_jax._frontend.structure import Layout, Outputs
-from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.compat import is_ref, is_ref_type
 from tfgrad_jax._jax.trace import is_staging, plainly
 from tfgrad_jax._jax.types import NEEDS_VALUES, Aval, Inert, Leaf, OperandIndex, is_traced, spec
 from tfgrad_jax._messages import errors
@@ -265,7 +265,7 @@ class Program(Inert):
     ) -> None:
         every = self._uses(types) if known_uses is None else known_uses
         uses = {i: at for i, at in every.items() if i in missing}
-        if uses and all(hasattr(types[i], "inner_aval") for i in uses):
+        if uses and all(is_ref_type(types[i]) for i in uses):
             raise errors.captured_ref(self.source)
         if uses:
             lines = [(spec(types[i]), self.source.line(at)) for i, at in uses.items()]
