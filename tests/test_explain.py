@@ -341,7 +341,8 @@ def test_arguments_of_all_kinds():
     with_ref = custom_gradient(lambda x, ref: (x * ref[...], lambda dy: (7 * dy, None)))
     assert gradients(explain(with_ref, X, jax.new_ref(X))) == {"x": RULE}
     index = custom_gradient(lambda x: (jnp.argmax(x), lambda dy: None))
-    assert gradients(explain(index, X)) == {"x": "zero"}
+    with pytest.warns(UserWarning, match="no output that has a gradient"):
+        assert gradients(explain(index, X)) == {"x": "zero"}
     with pytest.raises(TypeError, match=r"Pass the decorated function itself, .*h\.__wrapped__"):
         explain(jax.jit(recompute_grad(jnp.sin)), X)
 
@@ -402,7 +403,7 @@ def test_types_show_how_arrays_are_sharded_over_an_explicit_mesh():
     with jax.set_mesh(jax.make_mesh((2, 2), ("a", "b"), axis_types=kinds)):
         found = explain(careful, jax.device_put(X, by))
     types = found.inputs[0].type, found.residuals[0].type
-    assert types == ("float32[4@('a', 'b'),8]",) * 2 and found.forward_mode is True
+    assert types == ("float32[4@(a,b),8]",) * 2 and found.forward_mode is True
 
 
 def test_costs_of_a_product():
