@@ -1,6 +1,5 @@
 """Each fact that `explain` reports, against a number worked out on paper."""
 
-import collections
 import functools
 
 import jax
@@ -230,7 +229,7 @@ class Lock(Slots):
 
 HOLDERS = [  # the name of a weight, what holds it, and how to get at it
     ("holder['w']", lambda w: {"w": w}, lambda holder: holder["w"]),
-    ("holder[0]", lambda w: collections.deque([w]), lambda holder: holder[0]),
+    ("holder[0]", lambda w: [w], lambda holder: holder[0]),
     ("holder.w", Slots, lambda holder: holder.w),
     ("holder.layers[0]['w']", Model, lambda holder: holder.layers[0]["w"]),
     ("holder.layers[0]['w']", lambda w: Model(w).__call__, lambda h: h.__self__.layers[0]["w"]),

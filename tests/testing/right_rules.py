@@ -139,7 +139,7 @@ def layer_of_pytree(draw):
             da = dy * (1 - y**2)
             return {"w": jnp.outer(da, x), "steps": None}, params["w"].T @ da, None
 
-        return {"y": y, "steps": params["steps"] + 1}, grad
+        return {"steps": params["steps"] + 1, "y": y}, grad
 
     return h, ({"w": draw(2, 3), "steps": jnp.arange(2)}, draw(3), "tanh")
 

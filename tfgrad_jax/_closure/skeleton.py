@@ -170,7 +170,7 @@ class _Plan:
             parts = () if kind is None else kind.parts(value)
             missing = [part for part in parts if id(part) not in self._places]
             if missing:
-                waiting += missing
+                waiting += reversed(missing)  # the first one first
                 continue
             waiting.pop()
             if id(value) not in self._places:

@@ -4,10 +4,11 @@
 variables.
 """
 
+import contextlib
 import contextvars
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -34,6 +35,20 @@ Uses: TypeAlias = dict[int, SourceInfo]
 
 def is_being_traced(source: Source) -> bool:
     return source.code is not None and source.code in _tracing.get()
+
+
+@contextlib.contextmanager
+def only_copied(source: Source) -> Iterator[None]:
+    """Trace no call of a function meanwhile that can be copied.
+
+    `explain` compares what `f` returns with what JAX keeps, by identity; a trace of its own would
+    give other tracers.
+    """
+    token = _tracing.set((*_tracing.get(), source.code))
+    try:
+        yield
+    finally:
+        _tracing.reset(token)
 
 
 @register_static

@@ -18,6 +18,7 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
+from tfgrad_jax._closure.traced import only_copied
 from tfgrad_jax._custom_gradient import CustomGradient, Declaration
 from tfgrad_jax._family import is_recomputed
 from tfgrad_jax._frontend.signature import Signature
@@ -96,7 +97,8 @@ class Call(NamedTuple):
         declared = Declaration.of(_watched(f), variables, primal, self.target.convention)
         h = CustomGradient(declared)
         n = len(self.target.bound_to)
-        return (h.__get__(args[0]) if n else h)(*args[n:], **kwargs)
+        with only_copied(self.source):
+            return (h.__get__(args[0]) if n else h)(*args[n:], **kwargs)
 
     def vjp(
         self, positions: Sequence[ArrayIndex], arrays: Sequence[Leaf], plain: bool = False
