@@ -143,7 +143,8 @@ def _source(path):
         return "\n".join(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S))
     if path.suffix == ".ipynb":
         cells = json.loads(path.read_text())["cells"]
-        return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+        code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+        return re.sub(r"^%.*$", "", code, flags=re.M)  # a setting of IPython
     return path.read_text()
 
 
