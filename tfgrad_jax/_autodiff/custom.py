@@ -21,7 +21,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,49 +49,11 @@ from tfgrad_jax._jax.types import (
     is_traced,
 )
 from tfgrad_jax._messages import errors, gradient_errors
-from tfgrad_jax._messages.source import Source
 from tfgrad_jax._messages.tracebacks import hidden, is_own
 
+from .function import Forward, Function, HiddenTracerError
 from .primitives import attach, depend, push, zero_tangent
-from .rule import Rule, Run
-
-
-class HiddenTracerError(Exception):
-    """The function holds a tracer that is not an operand."""
-
-
-class Forward(NamedTuple):
-    """The value of a function at a point, and its rule there."""
-
-    leaves: list[Leaf]
-    outputs: Sequence[int]  # positions of the leaves that have cotangents
-    run: Run
-    residuals: list[Leaf]
-
-
-class Function(Protocol):
-    """A function of operands, with a rule. JAX compares it by identity: a pytree without leaves."""
-
-    @property
-    def source(self) -> Source: ...
-    @property
-    def has_primal(self) -> bool:
-        """Whether `value` runs other code than `forward`."""
-        ...
-
-    @property
-    def needs_perturbed(self) -> bool:
-        """Whether its rule must know which operands are being differentiated."""
-        ...
-
-    def names(self) -> Sequence[str]:
-        """Return the names of the operands, for JAX's own errors."""
-
-    def value(self, operands: Sequence[Leaf]) -> list[Leaf]:
-        """Return the leaves of the value, in a call that JAX does not differentiate."""
-
-    def forward(self, operands: Sequence[Leaf], perturbed: Sequence[OperandIndex]) -> Forward:
-        """Return the leaves of the value and the rule, for `perturbed` operands (positions)."""
+from .rule import Rule
 
 
 def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> list[Leaf]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from tfgrad_jax._autodiff.custom import Forward
+from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._closure.traced import Aside
 from tfgrad_jax._jax.types import Leaf, OperandIndex, PyTree
 

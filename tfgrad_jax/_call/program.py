@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
-from tfgrad_jax._autodiff.custom import Forward, HiddenTracerError
+from tfgrad_jax._autodiff.function import Forward, HiddenTracerError
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import Watched, refuse_assigned
 from tfgrad_jax._closure.skeleton import Skeleton

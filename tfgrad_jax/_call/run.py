@@ -17,7 +17,8 @@ import contextlib
 from jax.errors import UnexpectedTracerError
 from jax.tree_util import tree_leaves, tree_unflatten
 
-from tfgrad_jax._autodiff.custom import HiddenTracerError, differentiated
+from tfgrad_jax._autodiff.custom import differentiated
+from tfgrad_jax._autodiff.function import HiddenTracerError
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.types import PyTree, is_traced
 from tfgrad_jax._messages import errors
