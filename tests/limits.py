@@ -7,7 +7,7 @@ the list of the rarer ones on `docs/limits.md`.
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -412,6 +412,56 @@ limit(
     "[Uu]nexpected tracer",
     lambda: jax.jit(jax.grad(lambda w, x: of_a_weight(lambda: w, x), (0, 1)))(X, X),
     (jnp.float32(5), jnp.float32(7)),
+    page="docs/limits.md",
+)
+
+
+def reads(numbers: Iterator[float], w: Any, variables: Any) -> Any:
+    def f(x: Any) -> Any:
+        return next(numbers) * w * x, lambda dy, variables: (7 * dy, [5 * dy])
+
+    return custom_gradient(f, variables=variables)
+
+
+def leaves_a_penalty(x: Any) -> Any:
+    penalty = jnp.zeros_like(x)
+
+    @custom_gradient
+    def f(x: Any) -> Any:
+        nonlocal penalty
+        penalty = x**2
+        return 2 * x, lambda dy: 7 * dy
+
+    return f(x) + penalty
+
+
+def returns_a_penalty(x: Any) -> Any:
+    f = custom_gradient(lambda x: ((2 * x, x**2), lambda dy, dpenalty: 7 * dy + dpenalty * 2 * x))
+    return sum(f(x))
+
+
+limit(
+    "arrays left in variables",
+    "An array that a decorated function leaves in a variable has no derivative there. Return it "
+    "as a part of `y`.",
+    "The function runs on values, and JAX attaches its derivative to what it returns.",
+    lambda: assert_same(jax.grad(leaves_a_penalty)(X), 7 + 2 * X),
+    AssertionError,
+    "differ",
+    lambda: jax.grad(returns_a_penalty)(X),
+    7 + 2 * X,
+    page="docs/limits.md",
+)
+limit(
+    "iterators and undeclared variables",
+    "Without `jit`, a decorated function with undeclared `variables` may not read an iterator. "
+    "Declare them, or read it before the call.",
+    "The function runs twice, to find them; each run would move the iterator on.",
+    lambda: jax.grad(lambda w: reads(iter([2.0]), w, None)(X))(X),
+    TypeError,
+    "reads an iterator",
+    lambda: jax.grad(lambda w: reads(iter([2.0]), w, [w])(X))(X),
+    jnp.float32(5),
     page="docs/limits.md",
 )
 
