@@ -130,13 +130,13 @@ IN_F = list(itertools.product([*WORLDS, *VALUES], ASSIGNED, ["declared", "undecl
 IN_RULE = list(itertools.product(WORLDS, ASSIGNED, ["declared", "undeclared"]))
 
 
-@pytest.mark.parametrize(("world", "kind", "variables"), sample(IN_F, 30))
+@pytest.mark.parametrize(("world", "kind", "variables"), sample(IN_F, 20))
 def test_a_function_assigns_to_no_copy(world, kind, variables):
     note, what = ASSIGNED[kind]
     refused((WORLDS | VALUES)[world](loss_of(note, variables=variables)), what, "f")
 
 
-@pytest.mark.parametrize(("world", "kind", "variables"), sample(IN_RULE, 30))
+@pytest.mark.parametrize(("world", "kind", "variables"), sample(IN_RULE, 20))
 def test_a_rule_assigns_to_no_copy(world, kind, variables):
     note, what = ASSIGNED[kind]
     refused(WORLDS[world](loss_of(in_rule=note, variables=variables)), what, "f.grad")
@@ -205,6 +205,7 @@ class Lazy(Named):
         return self._names
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("read", [lambda o: o.twice, lambda o: o.names], ids=["cached", "by hand"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_what_a_class_computes_when_it_is_read_is_no_assignment(world, read):
@@ -212,6 +213,7 @@ def test_what_a_class_computes_when_it_is_read_is_no_assignment(world, read):
     assert_same(WORLDS[world](loss)(W, X), WORLDS[world](loss_of())(W, X))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_rule_changes_what_its_function_has_made(world):
     def loss(w, x):
@@ -269,6 +271,7 @@ def test_a_variable_counts_every_run(mode, more):
     assert (runs, rules, notes) == (3, 3, 3)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_variable_that_holds_the_weight_is_not_assigned_to(world):
     def loss(w, x):

@@ -348,6 +348,7 @@ def cases():
             yield program, world
 
 
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize(("program", "world"), [*cases()])
 def test_gradients_with_state(program, world):
     h, args, expected = PROGRAMS[program]

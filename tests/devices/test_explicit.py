@@ -311,6 +311,7 @@ def reduced(over):
         yield w, x
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("mode", ["eager", "jit"])
 @pytest.mark.parametrize("way", ["grad", "grad of jit", "checkpoint", "jvp"])
 @pytest.mark.parametrize("style", ["inputs", "undeclared", "declared", "autodiff"])
