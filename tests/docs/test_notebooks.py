@@ -124,7 +124,7 @@ SHOWN = [
     "log1pexp         value inf, gradient 1, second derivative nan",
     "stable_log1pexp  value 100, gradient 1, second derivative 0",
     "op = 8, gradient = 12",
-    "derivative of the gradient: by dy 1000, by x 0",
+    "derivative of the gradient: by dy 1000, by x 12",
     "op:   8 12 1200",
     "op²:  64 192 19488",
     "y = 1, gradient = 0.0451766551",
