@@ -90,7 +90,7 @@ def _derivatives(name: str, needs_perturbed: bool) -> tuple[AnyFunction, AnyFunc
     def jvp(primals: Any, tangents: Any) -> Any:
         (function, *operands), (_, *dots) = primals, tangents
         perturbed = [type(dot) is not SymbolicZero for dot in dots]
-        with below(operands):
+        with below(operands, dots):
             leaves, rule = _attached(function, operands, perturbed)
         return leaves, _tangents(leaves, rule, dots)
 
