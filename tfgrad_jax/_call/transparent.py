@@ -86,12 +86,12 @@ def evaluated(
     evaluate: AnyFunction,  # `Traced.run`
     shown: Shown,  # without its Refs, which are values
     consts: Values,
-    captured: Values,
+    captured: Sequence[Leaf | None],  # None for one that the jaxpr does not read
     refs: Refs,
     inputs: Values,
 ) -> Result:
     """Return what a traced call returns at these values."""
-    leaves, values = evaluate(consts, (captured, *inputs))
+    leaves, values = evaluate(consts, [*captured, *inputs])
     for i, ref in refs.items():
         values.insert(i, ref)
     copies = shown.rule.copies(values)
@@ -132,7 +132,11 @@ def transparent(call: Call, capture: Capture) -> Transparent:
     names = source, call.spec.inputs
     f = trace_call(run, capture.values, call.operands, names, copyable)
     refs, shown = f.aside.refs, f.aside._replace(refs={})
-    apply = functools.partial(evaluated, f.run, shown, f.consts, capture.values, refs)
+    # A layer that reaches all weights of a model reads few of them. The others go: each would be an
+    # operand of the layer, and the cost of the model quadratic in its size.
+    reads = f.reads()[: len(capture.values)]
+    read = [v if is_read else None for v, is_read in zip(capture.values, reads, strict=True)]
+    apply = functools.partial(evaluated, f.run, shown, f.consts, read, refs)
     primal = None
     if call.primal is not None:
         y = traced(lambda *operands: (call.primal(operands), None), *call.operands)

@@ -171,7 +171,7 @@ def _fill_partial(new: Object, contents: Contents) -> None:
 # --- objects --------------------------------------------------------------------------------------
 
 
-def _attributes(value: Object) -> Contents:
+def attributes_of(value: Object) -> Contents:
     """Return the attributes of an object, those in slots included, without running its code."""
     state: Object = object.__getstate__(value)  # type: ignore[attr-defined]
     if not isinstance(state, tuple):
@@ -201,7 +201,7 @@ def _tuple_maker(value: tuple[Object, ...]) -> Maker:
 
 def _list_contents(value: list[Object]) -> Contents:
     items: Contents = dict(enumerate(list.__iter__(value)))
-    return items if type(value) is list else {**_attributes(value), **items}
+    return items if type(value) is list else {**attributes_of(value), **items}
 
 
 def _fill_list(new: list[Object], contents: Contents) -> None:
@@ -214,7 +214,7 @@ def _table(base: Object) -> Kind:
         items: Contents = {Key(k): v for k, v in base.items(value)}
         if base is collections.defaultdict:
             items[Slot("default_factory")] = value.default_factory
-        return items if type(value) is dict else {**_attributes(value), **items}
+        return items if type(value) is dict else {**attributes_of(value), **items}
 
     def fill(new: Object, contents: Contents) -> None:
         _fill_attributes(new, contents)
@@ -225,11 +225,11 @@ def _table(base: Object) -> Kind:
     return Kind(_object_maker(base), _nothing, contents, fill)
 
 
-_TUPLE = Kind(_tuple_maker, tuple, _attributes, _fill_attributes)
+_TUPLE = Kind(_tuple_maker, tuple, attributes_of, _fill_attributes)
 _PARTIAL = Kind(_partial_maker, _nothing, _partial_contents, _fill_partial)
 
 # A jitted or cached function, copied as what it wraps.
-UNWRAPPED = Kind(lambda _: lambda f: f, lambda f: (f.__wrapped__,), _attributes, None)
+UNWRAPPED = Kind(lambda _: lambda f: f, lambda f: (f.__wrapped__,), attributes_of, None)
 
 # By what makes an empty object; the more special ones first.
 _BASES: dict[type, Kind] = {
@@ -237,9 +237,9 @@ _BASES: dict[type, Kind] = {
 }
 _BASES[list] = Kind(_object_maker(list), _nothing, _list_contents, _fill_list)
 _BASES[types.SimpleNamespace] = Kind(
-    _object_maker(types.SimpleNamespace), _nothing, _attributes, _fill_attributes
+    _object_maker(types.SimpleNamespace), _nothing, attributes_of, _fill_attributes
 )
-_BASES[object] = OBJECT = Kind(_object_maker(object), _nothing, _attributes, _fill_attributes)
+_BASES[object] = OBJECT = Kind(_object_maker(object), _nothing, attributes_of, _fill_attributes)
 
 # Objects of exactly these types.
 _KINDS: dict[type, Kind | None] = {
@@ -248,11 +248,11 @@ _KINDS: dict[type, Kind | None] = {
     ),
     types.CellType: Kind(lambda _: types.CellType, _nothing, _cell_contents, _fill_cell),
     types.MethodType: Kind(
-        lambda _: types.MethodType, lambda m: (m.__func__, m.__self__), _attributes, None
+        lambda _: types.MethodType, lambda m: (m.__func__, m.__self__), attributes_of, None
     ),
     functools.partial: _PARTIAL,
     Partial: _PARTIAL,
-    tuple: Kind(lambda _: lambda *items: items, tuple, _attributes, None),
+    tuple: Kind(lambda _: lambda *items: items, tuple, attributes_of, None),
     dict: _BASES[dict],
     list: _BASES[list],
 }

@@ -26,7 +26,7 @@ from jax.extend.core import Jaxpr
 from tfgrad_jax._jax.trace import TRACES, is_below, is_live, is_operand
 from tfgrad_jax._jax.types import Copied, Inert
 
-from .objects import UNWRAPPED, Kind, Object, content_of, kind_of
+from .objects import UNWRAPPED, Kind, Object, attributes_of, content_of, kind_of
 
 Id: TypeAlias = int  # of an object that is kept alive meanwhile
 
@@ -231,6 +231,8 @@ _HELD: dict[type, Callable[[Object, int], Held]] = {
 def _held(value: Object, most: int) -> Held:
     """Return what an object of any other type holds."""
     cls = type(value)
+    if issubclass(cls, Copied):  # not its `__dict__`, which would count towards the budget
+        return list(attributes_of(value).values())
     if issubclass(cls, type):
         # Only a class that is made in a function can hold a tracer.
         local = [c for c in value.__mro__ if not is_importable(c)]

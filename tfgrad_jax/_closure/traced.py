@@ -7,13 +7,14 @@ variables.
 import contextlib
 import contextvars
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr, Literal
-from jax.tree_util import register_static, tree_leaves, tree_structure, tree_unflatten
+from jax.tree_util import register_static, tree_structure, tree_unflatten
 
 from tfgrad_jax._jax.jaxpr import dependence, evaluate, in_order_of_use, without_consts
 from tfgrad_jax._jax.types import NEEDS_VALUES, AnyFunction, Leaf, PyTree, spec
@@ -76,6 +77,12 @@ class Traced(NamedTuple):
         """Return how the results, or the first so many, use the constants and the arguments."""
         return _first_uses(self.closed, results)
 
+    def reads(self) -> list[bool]:
+        """Return for each argument whether the jaxpr reads it."""
+        jaxpr = self.closed.jaxpr
+        atoms = set(map(id, itertools.chain(*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars)))
+        return [id(variable) in atoms for variable in jaxpr.invars]
+
 
 def traced(
     f: AnyFunction, *examples: Leaf, source: Source | None = None, names: Sequence[str] = ()
@@ -104,7 +111,7 @@ def traced(
     jaxpr, treedef = without_consts(closed), tree_structure(arrays)
 
     def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:
-        return tree_unflatten(treedef, evaluate(jaxpr, *consts, *tree_leaves(args)))
+        return tree_unflatten(treedef, evaluate(jaxpr, *consts, *args))
 
     return Traced(evaluated, list(closed.consts), aside.take(), closed)
 
