@@ -72,7 +72,8 @@ def trace_call(
         rule, values = hoist_tracers([gradients], found, watched)
         refs = {i: v for i, v in enumerate(values) if is_ref(v)}
         if any(map(is_own, refs.values())):
-            raise HoldsRefError(f"JAX traces {source}, and its rule holds a Ref.")
+            text = f"JAX traces {source}, and its rule holds a Ref that was made in the function."
+            raise HoldsRefError(f"{text} Make the Ref before the call, and pass it as an argument.")
         values = [v for i, v in enumerate(values) if i not in refs]
         shown = Shown(outputs, rule, refs, grad_fn.accepts_variables, grad_fn.source)
         return (leaves, values), shown

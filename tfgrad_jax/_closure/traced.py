@@ -1,7 +1,6 @@
 """Trace a function, to get its captured values in a list, or to see what its results depend on.
 
-`traced` runs for functions and rules that cannot be copied, `uses` for undeclared
-variables.
+`traced` runs for functions and rules that cannot be copied, `uses` for undeclared variables.
 """
 
 import contextlib
