@@ -178,7 +178,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
             return checked_outputs(self._declaration.f, y)
         call = self._call_of(bound_to, args, kwargs, signature)
         if is_idle():
-            return call.value(call.operands)
+            return call.value()
         return run(call, self._name)
 
     def _call_of(
@@ -197,11 +197,9 @@ class CustomGradient(Copied, Generic[_P, _R]):
         inputs.accept_omitted(bound.inputs, bound.omitted)
         declared = self._declaration
         spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.in_rule)
-        around = bound_to, constants, bound.rest
-        apply = functools.partial(spec.apply, declared.f, around)
-        primal = declared.primal and functools.partial(spec.primal, declared.primal, around)
-        value = primal or functools.partial(spec.value, declared.f, around)
-        return Call(spec, apply, primal, value, operands, variables)
+        primal = None if declared.primal is None else spec.primal
+        held = declared.f, declared.primal, constants, bound.rest, *bound_to
+        return Call(spec, spec.apply, primal, held, operands, variables)
 
 
 def _show(function: Any, signature: Signature) -> None:

@@ -51,7 +51,7 @@ from tfgrad_jax._jax.types import (
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.tracebacks import hidden, is_own
 
-from .function import Forward, Function, HiddenTracerError
+from .function import Function, HiddenTracerError
 from .primitives import attach, depend, push, zero_tangent
 from .rule import Rule
 
@@ -238,7 +238,11 @@ def _attached(
     operands = _arrays(operands)
     has_tangents = [is_differentiable(o.dtype) for o in operands]
     positions = tuple(i for i, has in enumerate(has_tangents) if has and perturbed[i])
-    leaves, outputs, run, residuals = _forward(function, operands, positions)
+    try:
+        leaves, outputs, run, residuals = function.forward(operands, positions)
+    except Exception as error:
+        _note_not_differentiable(error, function)
+        raise
     has_numbers = any(y.dtype == bool or is_kind(y.dtype, jnp.integer) for y in leaves)  # no keys
     if positions and not outputs and has_numbers:
         gradient_errors.warn_of_no_output(function.source, [(y.shape, y.dtype) for y in leaves])
@@ -269,22 +273,16 @@ def _attached(
     return _with_axis_in_front(function, leaves), rule
 
 
-def _forward(
-    function: Function, operands: Sequence[Leaf], perturbed: Sequence[OperandIndex]
-) -> Forward:
-    """Return the value and the rule; name the function if JAX cannot differentiate its operations.
+def _note_not_differentiable(error: Exception, function: Function) -> None:
+    """Name the function if JAX cannot differentiate its operations.
 
     For second derivatives JAX differentiates the operations of `f`, and fails at a callback, for
     instance. The type of its error depends on the operation.
     """
-    try:
-        return function.forward(operands, perturbed)
-    except Exception as error:
-        is_new = not (is_own(error) or hasattr(error, "__notes__"))
-        if is_new and re.search("jvp|differentiat|lineariz", str(error), re.IGNORECASE):
-            line = function.source.line_in(error)
-            error.add_note(errors.not_differentiable(function.source, line, str(error)))
-        raise
+    is_new = not (is_own(error) or hasattr(error, "__notes__"))
+    if is_new and re.search("jvp|differentiat|lineariz", str(error), re.IGNORECASE):
+        line = function.source.line_in(error)
+        error.add_note(errors.not_differentiable(function.source, line, str(error)))
 
 
 def _tangents(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Leaf]:

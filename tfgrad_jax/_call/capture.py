@@ -1,10 +1,9 @@
-"""What a call captured: its functions as a plan for copies, and the values that were in them."""
+"""What a call captured: a plan for copies of what it holds, and the values that were in it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from tfgrad_jax._closure.objects import Object
-from tfgrad_jax._closure.reach import Reached
+from tfgrad_jax._closure.reach import BUDGET, Reached, reach
 from tfgrad_jax._closure.skeleton import Skeleton, hoist_tracers
 from tfgrad_jax._closure.traced import Uses
 from tfgrad_jax._frontend.grad_fn import Call
@@ -17,26 +16,28 @@ Values: TypeAlias = Sequence[Leaf]  # arrays, tracers, or types in their places
 
 
 class Capture(NamedTuple):
-    """The functions of a call, without the values that they captured, and these values."""
+    """A call without the values that it captured, and these values."""
 
-    skeleton: Skeleton  # copies `call.apply`, `call.primal`, and then the declared variables
+    call: Call
+    skeleton: Skeleton  # copies `call.held`
     values: list[Leaf]
     declared: list[CapturedIndex]  # the declared variables among them
     uses: Uses | None  # how `y` uses them, if a trace has shown it
 
 
-def held(call: Call) -> list[Object]:
-    """Return what a call holds beside its inputs."""
+def reached(call: Call, budget: int = BUDGET) -> Reached:
+    """Return what a call holds beside its inputs, and its declared variables."""
     _, declared = call.declared
-    return [call.apply, call.primal, *declared]
+    return reach([*call.held, *declared], budget=budget)
 
 
 def captured(call: Call, found: Reached) -> Capture:
     """Take out of a call what a walk from what it holds has found."""
     _, declared = call.declared
     # What is recorded may run again, when JAX differentiates it.
-    skeleton, values = hoist_tracers(held(call), found, runs_now=not is_staging())
+    now = not is_staging()
+    skeleton, values = hoist_tracers(call.held, found, also=declared, runs_now=now)
     place = {id(v): i for i, v in enumerate(values)}  # later, two may be the same object
     if not all(id(v) in place for v in declared):
         raise errors.leaked_variable(call.spec.source)
-    return Capture(skeleton, values, [place[id(v)] for v in declared], None)
+    return Capture(call, skeleton, values, [place[id(v)] for v in declared], None)

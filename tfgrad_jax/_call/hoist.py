@@ -20,7 +20,7 @@ from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import NEEDS_VALUES
 from tfgrad_jax._messages import errors
 
-from .capture import Capture, captured, held
+from .capture import Capture, captured, reached
 from .transparent import HoldsRefError, transparent
 
 # A function that reaches more tracers than this mostly uses few of them. If each layer of a model
@@ -30,7 +30,7 @@ MANY = 8
 
 def hoist(call: Call) -> Capture:
     """Copy a call; trace it first if it cannot be copied, or if that is cheaper."""
-    found = reach(held(call), budget=BUDGET_STAGED if is_staging() else BUDGET)
+    found = reached(call, BUDGET_STAGED if is_staging() else BUDGET)
     if found.obstacle:
         return _around_obstacle(call, found)
     if _is_cheaper_by_trace(call, found):
@@ -60,7 +60,7 @@ def by_trace(call: Call, found: Reached | None = None) -> Capture:
     A copy of it is traced around what was `found`; if nothing was, the call itself is traced.
     """
     traced, used = transparent(call, captured(call, found or _declared_alone(call)))
-    capture = captured(traced, reach(held(traced)))
+    capture = captured(traced, reached(traced))
     place = {id(v): i for i, v in enumerate(capture.values)}
     return capture._replace(uses={place[id(v)]: at for v, at in used if id(v) in place})
 

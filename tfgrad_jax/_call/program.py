@@ -19,8 +19,8 @@ from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import Watched, refuse_assigned
 from tfgrad_jax._closure.skeleton import Skeleton
 from tfgrad_jax._closure.traced import Uses, is_being_traced, uses
-from tfgrad_jax._frontend.grad_fn import Call, Result
-from tfgrad_jax._frontend.structure import Layout, Outputs
+from tfgrad_jax._frontend.grad_fn import Apply, CallSpec, Primal, Result
+from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._jax.compat import is_ref, is_ref_type
 from tfgrad_jax._jax.trace import is_staging, plainly
 from tfgrad_jax._jax.types import NEEDS_VALUES, Aval, Inert, Leaf, OperandIndex, is_traced, spec
@@ -82,33 +82,43 @@ class TypeOfY:
 class Program(Inert):
     """A call as a function of its operands, with a rule. It holds no operand: jaxprs keep it."""
 
-    source: Source
-    inputs: Layout
-    skeleton: Skeleton
+    spec: CallSpec
+    apply: Apply
+    primal: Primal | None
+    held: Skeleton  # copies `Call.held`
     origins: Origins
+    ordinary: Sequence[CapturedIndex]  # those that get the ordinary gradient of `f`
     declared: Declared
     known_uses: Uses | None  # how `y` uses the captured values, if a trace has shown it
-    has_primal: bool
     y: TypeOfY
 
     @classmethod
-    def of(cls, call: Call, capture: Capture) -> "Program":
+    def of(cls, capture: Capture) -> "Program":
+        call, declared = capture.call, set(capture.declared)
         variables, _ = call.declared
-        declared = set(capture.declared)
         without, accepting = (
             [origin(v, call, i in declared, accepts) for i, v in enumerate(capture.values)]
             for accepts in (False, True)
         )
         return cls(
-            call.spec.source,
-            call.spec.inputs,
+            call.spec,
+            call.apply,
+            call.primal,
             capture.skeleton,
             (without, accepting),
+            [i for i, o in enumerate(without) if o is Origin.AUTODIFF],
             Declared(capture.declared, variables),
             capture.uses,
-            call.primal is not None,
             TypeOfY(),
         )
+
+    @property
+    def source(self) -> Source:
+        return self.spec.source
+
+    @property
+    def has_primal(self) -> bool:
+        return self.primal is not None
 
     @property
     def needs_perturbed(self) -> bool:
@@ -117,40 +127,39 @@ class Program(Inert):
 
     def names(self) -> list[str]:
         """Return the names of the operands, for JAX's own errors."""
-        paths = self.inputs.leaf_paths()
+        inputs = self.spec.inputs
+        paths = inputs.leaf_paths()
         closed_over = [f"closed over {i}" for i, _ in enumerate(self.origins[True])]
-        return [*closed_over, *(paths[i] for i in self.inputs.operands)]
+        return [*closed_over, *(paths[i] for i in inputs.operands)]
 
     def value(self, operands: Values) -> list[Leaf]:
         """Return the leaves of `y`, in a call that JAX does not differentiate."""
         captured, inputs = self._parted(operands)
         with plainly():
-            copies = self.skeleton.copies(captured)
-            apply, primal, *_ = copies.values
-            if primal is None:
-                leaves, outputs, _ = apply(inputs)
+            copies = self.held.copies(captured)
+            if self.primal is None:
+                leaves, outputs, _ = self.apply(copies.values, inputs)
                 treedef = outputs.treedef
             else:
-                leaves, treedef = tree_flatten(primal(inputs))
+                leaves, treedef = tree_flatten(self.primal(copies.values, inputs))
                 leaves = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
         refuse_assigned(copies.watched, self.source)
         self.y.note(self.source, treedef, leaves)
         return leaves
 
     def forward(self, operands: Values, perturbed: Wanted) -> Forward:
-        """Return the leaves of `y` and the rule, in a call that JAX differentiates."""
-        ordinary = [i for i, o in enumerate(self.origins[True]) if o is Origin.AUTODIFF]
-        if ordinary:
-            return with_ordinary_gradients(self._forward, ordinary, operands, perturbed)
-        return self._forward(operands, perturbed)
+        """Return the leaves of `y` and the rule, in a call that JAX differentiates.
 
-    def _forward(self, operands: Values, perturbed: Wanted) -> Forward:
-        """Run `f` once, around the current values.
-
-        The rule that it returns may run later, at other values or under another trace, so it
-        becomes a function of its residuals.
+        `f` runs once, around the current values. The rule that it returns may run later, at other
+        values or under another trace, so it becomes a function of its residuals.
         """
-        (leaves, outputs, grad_fn), watched, known_uses = self._ran(operands, perturbed)
+        if self.ordinary:
+            by_rule = dataclasses.replace(self, ordinary=())
+            return with_ordinary_gradients(by_rule.forward, self.ordinary, operands, perturbed)
+        ran = self._recorded(operands)
+        if ran is None:
+            ran = self._ran(operands, self._uses_needed(operands, perturbed))
+        (leaves, outputs, grad_fn), watched, known_uses = ran
         captured, _ = self._parted(operands)
         listing = self._listing(grad_fn.accepts_variables, operands, known_uses)
         values = [captured[i] for i in listing.gives]
@@ -162,28 +171,25 @@ class Program(Inert):
             self._look_for_tracers(operands)
         return Forward(leaves, outputs.differentiable, run, residuals)
 
-    def _ran(self, operands: Values, perturbed: Wanted) -> _Ran:
-        """Run a copy of `f`, and find out how `y` uses captured values if the rule may list them.
+    def _uses_needed(self, operands: Values, perturbed: Wanted) -> Uses | None:
+        """Return how `y` uses captured values, if the rule may list or refuse them.
 
-        A rule lists, or refuses, only those that are being differentiated.
+        It lists, or refuses, only those that are being differentiated.
         """
-        captured, inputs = self._parted(operands)
-        known_uses = self.known_uses
-        if known_uses is None and (recorded := self._recorded(operands)):
-            return recorded
-        origins = [self.origins[True][i] for i in perturbed if i < len(captured)]
-        if known_uses is None and not {Origin.UNDECLARED, Origin.MISSING}.isdisjoint(origins):
+        origins = [self.origins[True][i] for i in perturbed if i < len(self.origins[True])]
+        if self.known_uses is None and not {Origin.UNDECLARED, Origin.MISSING}.isdisjoint(origins):
             # Before `f` runs, not after: so what it leaves for the user, such as the activations
             # of a layer in a dictionary, comes from the last run, in which it sees values.
-            known_uses = self._uses(operands)
-        result, watched = self._run(captured, inputs)
-        return _Ran(result, watched, known_uses)
+            return self._uses(operands)
+        return self.known_uses
 
-    def _run(self, captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched]]:
-        copies = self.skeleton.copies(captured)
-        result = copies.values[0](inputs)
+    def _ran(self, operands: Values, known_uses: Uses | None) -> _Ran:
+        """Run a copy of `f`."""
+        captured, inputs = self._parted(operands)
+        copies = self.held.copies(captured)
+        result = self.apply(copies.values, inputs)
         refuse_assigned(copies.watched, self.source)
-        return result, [*copies.watched, *result[2].watched]
+        return _Ran(result, [*copies.watched, *result[2].watched], known_uses)
 
     def _recorded(self, operands: Values) -> _Ran | None:
         """Run the copy in a trace, where JAX records the operations in any case.
@@ -192,7 +198,9 @@ class Program(Inert):
         `jit` to find undeclared variables, and an iterator that it reads would move on twice. None
         if there are no undeclared variables, or if the rule cannot be returned from a trace.
         """
-        if Origin.UNDECLARED not in self.origins[True] or any(map(is_ref, operands)):
+        if self.known_uses is not None or Origin.UNDECLARED not in self.origins[True]:
+            return None
+        if any(map(is_ref, operands)):
             return None
         if not (is_staging() and is_traced(operands)) or is_being_traced(self.source):
             return None
@@ -200,15 +208,21 @@ class Program(Inert):
         def copyable(result: Result) -> NoReturn:
             raise _NotRecordedError
 
+        def run(captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched]]:
+            result, watched, _ = self._ran([*captured, *inputs], None)
+            return result, watched
+
         captured, inputs = self._parted(operands)
         try:
-            f = trace_call(self._run, captured, inputs, (self.source, self.inputs), copyable)
+            f = trace_call(run, captured, inputs, (self.source, self.spec.inputs), copyable)
         except (_NotRecordedError, HoldsRefError, *NEEDS_VALUES):
             return None
         if is_traced(f.consts):
             raise HiddenTracerError
-        result = evaluated(f.run, f.aside, f.consts, captured, f.aside.refs, inputs)
-        first, every = len(f.consts), f.uses(f.aside.outputs.count).items()
+        shown, refs = f.aside
+        held = [*f.consts, *captured, *refs]
+        result = evaluated(f.run, shown, len(held) - len(refs), held, inputs)
+        first, every = len(f.consts), f.uses(shown.outputs.count).items()
         uses = {i - first: at for i, at in every if first <= i < first + len(captured)}
         return _Ran(result, result[2].watched, uses)
 
@@ -274,7 +288,7 @@ class Program(Inert):
 
     def _uses(self, operands: Values) -> Uses:
         """Return how `y` uses captured values, by a trace of `f` on the operands or their types."""
-        if self.skeleton.snapshot.has_iterator:
+        if self.held.snapshot.has_iterator:
             raise errors.runs_twice(self.source)
         note_another_run(self.source)
         return uses(self._leaves, *self._parted(operands))
@@ -282,8 +296,8 @@ class Program(Inert):
     def _leaves(self, captured: Values, inputs: Values) -> list[Leaf]:
         """Return the leaves of `y`, as `f` computes it, on copies that nobody sees."""
         with plainly():
-            apply = self.skeleton.copies(captured, apart=True).values[0]
-            return apply(inputs)[0]
+            held = self.held.copies(captured, apart=True).values
+            return self.apply(held, inputs)[0]
 
     def _look_for_tracers(self, operands: Values) -> None:
         """Raise if `f` holds a tracer that the walk did not see; a trace of `f` shows it.

@@ -1,27 +1,26 @@
 """The rule of a call: from the `grad_fn` that `f` returned to what JAX carries and runs.
 
 JAX wants a rule as arrays, its residuals, and a `Run`: a function of residuals, cotangents and the
-indices of the operands that are wanted, which returns their gradients. `run_rule` is such a
-function, but of *parts*, which hold the residuals: `GradFn.gradients`, which runs the rule, and the
-values of its variables. `hoisted` takes the tracers out of the parts; these are the residuals. If
-there are no tracers, `kept` leaves the parts as they are.
+indices of the operands that are wanted, which returns their gradients. A rule holds its *parts*:
+the values of the variables that it may list, and the `grad_fn`. `hoisted` takes the tracers out of
+the parts; these are the residuals. If there are no tracers, `kept` leaves the parts as they are.
+`RuleSpec.run` runs the rule on parts, copied or not.
 
 This module also decides where the gradient of each captured value comes from: see `Origin`.
 """
 
-import dataclasses
 import enum
 import functools
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import Watched, refuse_assigned
 from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, reach
-from tfgrad_jax._closure.skeleton import frozen, hoist_tracers
+from tfgrad_jax._closure.skeleton import Copies, frozen, hoist_tracers
 from tfgrad_jax._closure.snapshot import Snapshot
 from tfgrad_jax._closure.traced import traced
-from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Variables
+from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Held, Variables
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, Spec, is_differentiable
@@ -32,7 +31,7 @@ from .capture import CapturedIndex, Values
 
 Wanted: TypeAlias = Sequence[OperandIndex]  # those that are being differentiated
 Gradient: TypeAlias = Leaf | None
-Parts: TypeAlias = Values  # `GradFn.gradients`, and the values of the variables that it may list
+Parts: TypeAlias = Values  # the values of the variables that a rule may list, then `GradFn.held`
 
 
 class Origin(enum.Enum):
@@ -57,8 +56,7 @@ def origin(value: Leaf, call: Call, is_declared: bool, accepts_variables: bool) 
     return Origin.CONSTANT if call.spec.in_rule else Origin.MISSING
 
 
-@dataclasses.dataclass(frozen=True)
-class Declared:
+class Declared(NamedTuple):
     """The rule lists the declared variables, always."""
 
     gives: Sequence[CapturedIndex]
@@ -72,8 +70,7 @@ class Declared:
         return self.variables, values
 
 
-@dataclasses.dataclass(frozen=True)
-class Undeclared:
+class Undeclared(NamedTuple):
     """The rule lists those of the values that `y` uses which are being differentiated."""
 
     gives: Sequence[CapturedIndex]  # in this order
@@ -93,25 +90,40 @@ class Undeclared:
 Listing: TypeAlias = Declared | Undeclared
 
 
-def run_rule(
-    listing: Listing, captured: int, parts: Parts, cotangents: Values, wanted: Wanted
-) -> list[Gradient]:
-    """Return the gradients of the wanted operands, of which the first ones are captured values."""
-    gradients, *values = parts
-    listed = listing.listed(wanted)
-    returned = gradients(cotangents, *listing.argument(values, wanted))
-    inputs = range(captured, captured + len(returned) - len(listed))
-    by_operand: dict[OperandIndex, Gradient] = {}
-    for i, gradient in zip([*inputs, *listed], returned, strict=True):
-        other = by_operand.get(i)  # a value may be declared twice
-        if other is not None and gradient is not None:
-            gradient = other + gradient
-        by_operand[i] = other if gradient is None else gradient
-    return [by_operand.get(i) for i in wanted]
+class RuleSpec(NamedTuple):
+    """How to run a rule, and how to read its result. It holds no values: JAX keeps it."""
+
+    gradients: Gradients
+    source: Source  # of the rule
+    listing: Listing
+    captured: int  # how many of the operands are captured values: the first ones
+
+    def run(
+        self,
+        parts: Callable[[Values], Copies],
+        residuals: Values,
+        cotangents: Values,
+        wanted: Wanted,
+    ) -> list[Gradient]:
+        """Return the gradients of the wanted operands. With its first argument, it is a `Run`."""
+        gradients, source, listing, captured = self
+        current, watched = parts(residuals)
+        count = len(listing.gives)
+        variables = listing.argument(current[:count], wanted)
+        returned = gradients(current[count:], cotangents, *variables)
+        refuse_assigned(watched, source)
+        listed = listing.listed(wanted)
+        inputs = range(captured, captured + len(returned) - len(listed))
+        by_operand: dict[OperandIndex, Gradient] = {}
+        for i, gradient in zip([*inputs, *listed], returned, strict=True):
+            other = by_operand.get(i)  # a value may be declared twice
+            if other is not None and gradient is not None:
+                gradient = other + gradient
+            by_operand[i] = other if gradient is None else gradient
+        return [by_operand.get(i) for i in wanted]
 
 
-@dataclasses.dataclass(frozen=True)
-class UserRule:
+class UserRule(NamedTuple):
     """A rule that `f` returned, with what it may list, and what it may not assign to."""
 
     grad_fn: GradFn
@@ -123,7 +135,13 @@ class UserRule:
 
     @property
     def parts(self) -> Parts:
-        return [self.grad_fn.gradients, *self.values]
+        return [*self.values, *self.grad_fn.held]
+
+    def run(self, parts: Callable[[Values], Copies]) -> Run:
+        """Return what runs the rule on parts, which hold the residuals."""
+        grad_fn = self.grad_fn
+        spec = RuleSpec(grad_fn.gradients, grad_fn.source, self.listing, self.captured)
+        return functools.partial(spec.run, parts)
 
 
 def hoisted(rule: UserRule, upstreams: Sequence[Aval], wanted: Wanted) -> tuple[Run, list[Leaf]]:
@@ -132,46 +150,35 @@ def hoisted(rule: UserRule, upstreams: Sequence[Aval], wanted: Wanted) -> tuple[
     It is copied around them; if it cannot be copied, it is traced first. Raises an error of
     `NEEDS_VALUES` if a rule that is traced needs values. `upstreams` are types.
     """
-    listing, captured, source, parts = rule.listing, rule.captured, rule.grad_fn.source, rule.parts
     # Once traced, a rule cannot choose what it lists: `variables` would be of one list for all
     # orders. So where it can choose, look through more objects before it is traced.
-    is_patient = isinstance(listing, Undeclared) or not is_staging()
-    found = reach(parts, budget=BUDGET if is_patient else BUDGET_STAGED)
+    is_patient = isinstance(rule.listing, Undeclared) or not is_staging()
+    found = reach(rule.parts, budget=BUDGET if is_patient else BUDGET_STAGED)
     if found.obstacle:
-        variables = listing.argument(rule.values, wanted)
-        gradients = transparent_rule(rule.source, rule.grad_fn, upstreams, *variables)
-        refuse_assigned(rule.watched, source)
-        parts = [gradients, *rule.values]
-        found = reach(parts)
-    skeleton, residuals = hoist_tracers(parts, found, rule.watched)
-
-    def run(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:
-        copies = skeleton.copies(residuals)
-        gradients = run_rule(listing, captured, copies.values, cotangents, wanted)
-        refuse_assigned(copies.watched, source)
-        return gradients
-
-    return run, residuals
+        variables = rule.listing.argument(rule.values, wanted)
+        by_jaxpr = transparent_rule(rule.source, rule.grad_fn, upstreams, *variables)
+        refuse_assigned(rule.watched, by_jaxpr.source)
+        rule = rule._replace(grad_fn=by_jaxpr)
+        found = reach(rule.parts)
+    skeleton, residuals = hoist_tracers(rule.parts, found, rule.watched)
+    return rule.run(skeleton.copies), residuals
 
 
 def kept(rule: UserRule) -> tuple[Run, list[Leaf]]:
     """Return the rule around its parts as they are."""
-    listing, captured, source, parts = rule.listing, rule.captured, rule.grad_fn.source, rule.parts
+    parts = rule.parts
     copies = {id(w.value) for w in rule.watched}
     found = reach(parts, lambda _: False, ends=copies, lenient=True)
     snapshot = Snapshot(found)
     # If the rule reaches none of them, do not hold them: the batch that `f` alone reads would stay
     # in memory until the backward pass.
     reaches_copies = not found.is_complete or not copies.isdisjoint(found.visited)
-    watched = rule.watched if reaches_copies else []
+    watched = list(rule.watched) if reaches_copies else []
 
-    def run(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:
-        current = frozen(parts, snapshot.changed())
-        gradients = run_rule(listing, captured, current, cotangents, wanted)
-        refuse_assigned(watched, source)
-        return gradients
+    def current(_: Values) -> Copies:
+        return Copies(frozen(parts, snapshot.changed()), watched)
 
-    return run, []
+    return rule.run(current), []
 
 
 def transparent_rule(
@@ -180,24 +187,24 @@ def transparent_rule(
     upstreams: Sequence[Aval],  # their types
     variables: Variables | None,
     values: Values,
-) -> Gradients:
-    """Return the same as `grad_fn.gradients`, which evaluates a jaxpr around a list of tracers.
+) -> GradFn:
+    """Return the same rule, which evaluates a jaxpr around a list of tracers.
 
-    The rule runs once, now, with these variables, and gives gradients for all of them or for none.
+    It runs once, now, with these variables, and gives gradients for all of them or for none.
     """
     run, consts, *_ = traced(
-        lambda *cotangents: (grad_fn.gradients(cotangents, variables, values), None),
+        lambda *cotangents: (grad_fn.gradients(grad_fn.held, cotangents, variables, values), None),
         *upstreams,
         source=grad_fn.source,
     )
     count = len(values)
 
     def gradients(
-        consts: Values, cotangents: Values, _: Variables | None, values: Values
+        consts: Held, cotangents: Values, _: Variables | None, values: Values
     ) -> list[Gradient]:
         if len(values) not in (0, count):
             raise errors.fixed_variables(source)
         every = run(consts, cotangents)
         return every[: len(every) - count + len(values)]
 
-    return functools.partial(gradients, consts)
+    return grad_fn._replace(gradients=gradients, held=consts)

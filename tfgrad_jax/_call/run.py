@@ -22,7 +22,7 @@ from tfgrad_jax._autodiff.function import HiddenTracerError
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.types import PyTree, is_traced
 from tfgrad_jax._messages import errors
-from tfgrad_jax._messages.runs import explained, note_another_run
+from tfgrad_jax._messages.runs import explain_run, note_another_run
 
 from .capture import Capture
 from .hoist import by_trace, hoist
@@ -41,17 +41,19 @@ def run(call: Call, name: str) -> PyTree:
     # linearize trace is no longer valid in the forward pass), or `_autodiff` has met it.
     note_another_run(call.spec.source)
     try:
-        with explained(call.spec.source):
-            return _value(call, by_trace(call), name)
+        return _value(call, by_trace(call), name)
     except HiddenTracerError:
         raise errors.hidden_tracer(call.spec.source) from None
+    except Exception as error:
+        explain_run(error, call.spec.source)
+        raise
 
 
 def _value(call: Call, capture: Capture, name: str) -> PyTree:
     """Return `y`, whose derivative is the declared one."""
     operands = [*capture.values, *call.operands]
     if not operands:
-        return call.value(())
-    program = Program.of(call, capture)
+        return call.value()
+    program = Program.of(capture)
     leaves = differentiated(program, name, operands)
     return tree_unflatten(program.y.treedef, leaves)

@@ -4,20 +4,21 @@
 rule holds. The rule itself does not run: run for a look, it would use up a list that `f` filled for
 it, raise where nobody differentiates, or write.
 
-`transparent` makes a call of that which can be copied, whatever it closed over: its functions hold
-only lists of the tracers that `f` uses, and those that its rule reaches.
+`transparent` makes a call of that which can be copied, whatever it closed over: it holds only a
+list of the tracers that `f` uses, and of those that its rule reaches.
 """
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from tfgrad_jax._closure.assigned import Watched, refuse_assigned, watched_objects
 from tfgrad_jax._closure.reach import reach
 from tfgrad_jax._closure.skeleton import Skeleton, hoist_tracers
 from tfgrad_jax._closure.traced import SourceInfo, Traced, traced
-from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Result, Variables
+from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Held, Primal, Result, Variables
 from tfgrad_jax._frontend.structure import Layout, Outputs
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_own, plainly
@@ -28,19 +29,18 @@ from tfgrad_jax._messages.source import Source
 from .capture import Capture, Values
 from .rule import transparent_rule
 
-Refs: TypeAlias = dict[int, Leaf]  # by position among the values that a rule holds
-
 
 class HoldsRefError(ValueError):
     """`f` makes a Ref for its rule, which a trace cannot return."""
 
 
 class Shown(NamedTuple):
-    """What a trace of a call has shown beside arrays."""
+    """What a trace of a call has shown beside arrays. It holds no values."""
 
     outputs: Outputs
-    rule: Skeleton  # copies `GradFn.gradients`
-    refs: Refs  # not among the results: a trace cannot return them
+    gradients: Gradients  # of the rule
+    rule: Skeleton  # copies what the rule holds
+    refs: Sequence[int]  # which of the values in it are Refs: a trace cannot return them
     accepts_variables: bool
     rule_source: Source
 
@@ -50,33 +50,34 @@ def trace_call(
     captured: Values,
     inputs: Values,
     names: tuple[Source, Layout],
-    copyable: Callable[[Result], Gradients],
+    copyable: Callable[[Result], GradFn],
 ) -> Traced:
     """Trace a call once, which `run` runs around captured values and its inputs.
 
     `run` also returns what the rule may not assign to, or None if that is not known. `copyable`
-    returns `GradFn.gradients` of a rule that cannot be copied as something that can be.
+    returns the same as a rule that cannot be copied, and can be. Beside arrays, the trace gives
+    what it has `Shown`, and the Refs that the rule holds.
     """
     source, layout = names
 
-    def arrays(captured: Values, *inputs: Leaf) -> tuple[PyTree, Shown]:
+    def arrays(captured: Values, *inputs: Leaf) -> tuple[PyTree, tuple[Shown, list[Leaf]]]:
         result, watched = run(captured, inputs)
         leaves, outputs, grad_fn = result
-        gradients = grad_fn.gradients
-        found = reach([gradients])
+        found = reach(grad_fn.held)
         if found.obstacle:
-            gradients = copyable(result)
-            found = reach([gradients])
+            grad_fn = copyable(result)
+            found = reach(grad_fn.held)
         if watched is None:
             watched = watched_objects(found.on_way())
-        rule, values = hoist_tracers([gradients], found, watched)
+        rule, values = hoist_tracers(grad_fn.held, found, watched)
         refs = {i: v for i, v in enumerate(values) if is_ref(v)}
         if any(map(is_own, refs.values())):
             text = f"JAX traces {source}, and its rule holds a Ref that was made in the function."
             raise HoldsRefError(f"{text} Make the Ref before the call, and pass it as an argument.")
         values = [v for i, v in enumerate(values) if i not in refs]
-        shown = Shown(outputs, rule, refs, grad_fn.accepts_variables, grad_fn.source)
-        return (leaves, values), shown
+        gradients, _, accepts, rule_source, _ = grad_fn
+        shown = Shown(outputs, gradients, rule, list(refs), accepts, rule_source)
+        return (leaves, values), (shown, list(refs.values()))
 
     paths = layout.leaf_paths()
     shown_names = [*["closed over"] * len(captured), *(paths[i] for i in layout.operands)]
@@ -85,18 +86,18 @@ def trace_call(
 
 def evaluated(
     evaluate: AnyFunction,  # `Traced.run`
-    shown: Shown,  # without its Refs, which are values
-    consts: Values,
-    captured: Sequence[Leaf | None],  # None for one that the jaxpr does not read
-    refs: Refs,
+    shown: Shown,
+    read: int,  # how many values the jaxpr reads: its constants, and what was captured
+    held: Held,  # these, and then the Refs of the rule
     inputs: Values,
 ) -> Result:
     """Return what a traced call returns at these values."""
-    leaves, values = evaluate(consts, [*captured, *inputs])
-    for i, ref in refs.items():
+    leaves, values = evaluate(held[:read], inputs)
+    for i, ref in zip(shown.refs, held[read:], strict=False):
         values.insert(i, ref)
     copies = shown.rule.copies(values)
-    rule = GradFn(copies.values[0], shown.accepts_variables, shown.rule_source, copies.watched)
+    accepts, source = shown.accepts_variables, shown.rule_source
+    rule = GradFn(shown.gradients, copies.values, accepts, source, copies.watched)
     return leaves, shown.outputs, rule
 
 
@@ -108,7 +109,7 @@ class Transparent(NamedTuple):
 
 
 def transparent(call: Call, capture: Capture) -> Transparent:
-    """Return the same call, whose functions evaluate jaxprs around lists of tracers.
+    """Return the same call, which evaluates jaxprs around a list of tracers.
 
     `f` runs once, now: a copy of it, or `f` itself if nothing of it is captured. Then what its rule
     holds may be the user's, or made by `f`.
@@ -117,12 +118,12 @@ def transparent(call: Call, capture: Capture) -> Transparent:
 
     def run(captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched] | None]:
         copies = skeleton.copies(captured)
-        apply = copies.values[0]
-        result = apply(inputs)
+        result = call.apply(copies.values, inputs)
         refuse_assigned(copies.watched, source)
-        return result, None if apply is call.apply else copies.watched
+        is_itself = all(map(operator.is_, copies.values, call.held))
+        return result, None if is_itself else copies.watched
 
-    def copyable(result: Result) -> Gradients:
+    def copyable(result: Result) -> GradFn:
         leaves, outputs, grad_fn = result
         # To see what `y` uses, `f` runs again: this trace has not ended.
         chooses = call.chooses(grad_fn.accepts_variables)
@@ -132,19 +133,26 @@ def transparent(call: Call, capture: Capture) -> Transparent:
 
     names = source, call.spec.inputs
     f = trace_call(run, capture.values, call.operands, names, copyable)
-    refs, shown = f.aside.refs, f.aside._replace(refs={})
+    shown, refs = f.aside
     # A layer that reaches all weights of a model reads few of them. The others go: each would be an
     # operand of the layer, and the cost of the model quadratic in its size.
     reads = f.reads()[: len(capture.values)]
     read = [v if is_read else None for v, is_read in zip(capture.values, reads, strict=True)]
-    apply = functools.partial(evaluated, f.run, shown, f.consts, read, refs)
+    held = [*f.consts, *read, *refs]
+    apply = functools.partial(evaluated, f.run, shown, len(f.consts) + len(read))
     primal = None
     if call.primal is not None:
-        y = traced(lambda *operands: (call.primal(operands), None), *call.operands)
-        primal = functools.partial(y.run, y.consts)
+        primal, consts = _transparent_primal(call, call.primal, len(held))
+        held += consts
     every = [*f.consts, *capture.values]
     used = [(every[i], at) for i, at in f.uses(shown.outputs.count).items() if i < len(every)]
-    return Transparent(dataclasses.replace(call, apply=apply, primal=primal), used)
+    return Transparent(dataclasses.replace(call, apply=apply, primal=primal, held=held), used)
+
+
+def _transparent_primal(call: Call, primal: Primal, first: int) -> tuple[Primal, list[Leaf]]:
+    """Return a `primal` that evaluates a jaxpr, and what the call holds for it from `first` on."""
+    run, consts, *_ = traced(lambda *operands: (primal(call.held, operands), None), *call.operands)
+    return lambda held, inputs: run(held[first:], inputs), consts
 
 
 def _value(call: Call) -> Traced:
@@ -152,7 +160,7 @@ def _value(call: Call) -> Traced:
 
     def leaves(*operands: Leaf) -> tuple[list[Leaf], None]:
         with plainly():
-            return call.apply(operands)[0], None
+            return call.apply(call.held, operands)[0], None
 
     return traced(leaves, *call.operands)
 

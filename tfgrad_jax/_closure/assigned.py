@@ -16,7 +16,7 @@ import jax
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-from .objects import OBJECT, Contents, Kind, Label, Object, Slot, kind_of
+from .objects import OBJECT, Contents, Kind, Label, Object, Slot, content_of, kind_of
 from .reach import reach
 
 _NOTHING = object()
@@ -28,13 +28,12 @@ class Watched(NamedTuple):
     value: Object
     kind: Kind
     contents: Contents
-    variable: str  # the name of the variable that it is, or that holds it
 
 
 def watched(values: Iterable[Object]) -> list[Watched]:
     """Watch those of these values that are of a kind which can be assigned to."""
     kinds = [(value, kind_of(value, type(value))) for value in values]
-    return [Watched(v, kind, kind.contents(v), "") for v, kind in kinds if kind and kind.fill]
+    return [Watched(v, kind, kind.contents(v)) for v, kind in kinds if kind and kind.fill]
 
 
 def watched_objects(values: Iterable[Object]) -> list[Watched]:
@@ -77,14 +76,22 @@ def _is_computed(cls: type, label: Label, value: Object) -> bool:
 
 def _named(one: Watched, label: Label, every: Sequence[Watched]) -> str:
     """Name what was assigned as the user knows it: the nearest attribute or variable."""
+    variables = {
+        name: cell
+        for f in every
+        if isinstance(f.value, types.FunctionType)
+        for name, cell in zip(f.value.__code__.co_freevars, f.value.__closure__ or (), strict=True)
+    }
     if isinstance(one.value, types.CellType):
-        return f"the variable `{one.variable}`"
+        name = next((name for name, cell in variables.items() if cell is one.value), "")
+        return f"the variable `{name}`"
     kind = type(one.value).__qualname__
     name = label.name if isinstance(label, Slot) else label
     if isinstance(name, str):
         return f"the attribute `{name}` of a `{kind}`"
-    if one.variable:
-        return f"a `{kind}`, the variable `{one.variable}`"
+    for variable, cell in variables.items():
+        if content_of(cell) is one.value:
+            return f"a `{kind}`, the variable `{variable}`"
     for holder in every:
         for within, held in holder.contents.items():
             if held is one.value and isinstance(within, str | Slot):

@@ -50,7 +50,7 @@ CACHED = (JITTED, type(functools.cache(len)))
 _SIZED = (list, tuple, dict, set, frozenset, collections.deque)
 _WEAK = (weakref.ref, weakref.KeyedRef, weakref.WeakMethod)  # `KeyedRef`: to the values of a table
 # These do not count towards the budget: a trace of the call would have to run them anyway.
-_CODE = (_FUNCTION, _CELL, types.MethodType, functools.partial, Copied)
+_CODE = {_FUNCTION, _CELL, types.MethodType, functools.partial}
 
 
 @dataclasses.dataclass
@@ -75,24 +75,23 @@ class Reached:
 
 def is_captured(value: Object) -> bool:
     """Return whether a value that a function holds must become an operand: a live tracer, a Ref."""
-    if issubclass(type(value), Tracer):
-        return is_live(value)
-    return is_operand(value)
+    return is_live(value) if isinstance(value, Tracer) else is_operand(value)
 
 
 def reach(
     values: Sequence[Object],
     takes: Callable[[Object], bool] = is_captured,
     *,
+    variables: Container[Id] = (),
     ends: Container[Id] = (),
     budget: int = BUDGET,
     lenient: bool = False,
 ) -> Reached:
     """Visit what the values hold, up to the first obstacle.
 
-    `takes` says which values to capture, and `ends` what not to look into. If lenient, only too
-    much to visit is an obstacle: what is not copied will be shared, and a jitted function will be
-    copied without the `jit`.
+    `takes` says which values to capture; so are these `variables`, cells. `ends` says what not to
+    look into. If lenient, only too much to visit is an obstacle: what is not copied will be shared,
+    and a jitted function will be copied without the `jit`.
     """
     found = Reached({}, {}, [], {}, "", True, {})
     visited, way = found.visited, found.way
@@ -113,7 +112,7 @@ def reach(
                 continue
             list_held = _HELD.get(cls)
             is_end = list_held is None and is_leaf(value, cls)
-            if (is_end or cls is _CELL) and takes(value):
+            if takes(value) if is_end else key in variables:
                 found.captured[key] = value
                 way[key] = None
                 _mark(found, holder, lenient)
@@ -126,13 +125,14 @@ def reach(
             elif key in found.assigned and is_below(content_of(value)):
                 continue
             more = (list_held or _held)(value, budget)
-            if more is not None and not issubclass(cls, _CODE):
+            if more is not None and cls not in _CODE and not issubclass(cls, Copied):
                 budget -= 1 + len(more)
             if more is None or budget < 0:
                 found.obstacle, found.is_complete = "among too much to look through", False
                 return found
             if issubclass(cls, dict):
-                tables.append((key, [k for k in dict.__iter__(value) if type(k) not in _INERT]))
+                keys = [k for k in dict.__iter__(value) if type(k) not in _INERT]
+                tables += [(key, keys)] if keys else []
             waiting.append((key, more))
         if found.obstacle:
             return found

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from tfgrad_jax._jax.types import Inert
 
 from .assigned import Watched
-from .objects import Filler, Kind, Label, Maker, Object, content_of
+from .objects import Filler, Kind, Label, Maker, Object
 from .reach import Id, Reached, reach
 from .snapshot import Snapshot
 
@@ -35,7 +35,6 @@ class _Fill(NamedTuple):
     fill: Filler
     contents: Mapping[Label, Place]
     watched: Kind | None  # what shows later what the copy holds, if nothing may be assigned to it
-    variable: str  # the name of the variable that it is, or that holds it
 
 
 class Copies(NamedTuple):
@@ -74,12 +73,12 @@ class Skeleton(Inert):
         for place, maker, parts in self._makes:
             at[place] = maker(*[at[i] for i in parts])
         watched = [*self._also_watched]
-        for place, fill, labels, kind, variable in self._fills:
+        for place, fill, labels, kind in self._fills:
             contents = {label: at[i] for label, i in labels.items()}
             if contents:
                 fill(at[place], contents)
             if kind is not None:
-                watched.append(Watched(at[place], kind, contents, variable))
+                watched.append(Watched(at[place], kind, contents))
         live = self.snapshot.live() if apart else {}
         results = frozen([at[i] for i in self._results], {**self.snapshot.changed(), **live})
         return Copies(results, watched)
@@ -90,19 +89,20 @@ def hoist_tracers(
     reached: Reached | None = None,
     watched: Sequence[Watched] | None = None,
     *,
+    also: Sequence[Object] = (),
     runs_now: bool = False,
 ) -> tuple[Skeleton, list[Object]]:
     """Remove the tracers from values that have no obstacle: return a skeleton, and the tracers.
 
-    `reached` is what a walk from the values has found, which may have looked for something else.
-    What it calls no obstacle although it is not copied is shared.
+    `reached` is what a walk from the values, and from what is removed `also`, has found. It may
+    have looked for something else. What it calls no obstacle although it is not copied is shared.
 
     Nothing may be assigned to the copies; or, where some objects are `watched`, to these and to the
     copies of these alone. The code in them runs later, unless it `runs_now`.
     """
     reached = reached or reach(values)
     plan = _Plan(reached, watched, Snapshot(reached, runs_now))
-    return plan.skeleton(values), plan.removed
+    return plan.skeleton(values, also), plan.removed
 
 
 def frozen(values: Sequence[Object], contents: Mapping[Id, Object]) -> Sequence[Object]:
@@ -110,7 +110,7 @@ def frozen(values: Sequence[Object], contents: Mapping[Id, Object]) -> Sequence[
     if not contents:
         return values
     every = [*values, *contents.values()]  # what a variable held may read others
-    found = reach(every, lambda value: id(value) in contents, lenient=True)
+    found = reach(every, lambda _: False, variables=contents, lenient=True)
     skeleton, cells = hoist_tracers(every, found)
     new = {id(cell): types.CellType() for cell in cells}
     copies, _ = skeleton.copies(list(new.values()))
@@ -130,10 +130,6 @@ class _Plan:
         self._reached = reached
         self._snapshot = snapshot
         self._watched = None if watched is None else {id(w.value): w for w in watched}
-        self._variables: dict[Id, str] = {}  # of cells, and of what they hold
-        for f in reached.functions:
-            for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
-                self._variables[id(cell)] = self._variables[id(content_of(cell))] = name
         self._shared: list[Object] = []
         self._of_removed: list[Place] = []
         self._makes: list[_Make] = []
@@ -141,14 +137,15 @@ class _Plan:
         self._places: dict[Id, Place] = {}
         self._unfilled: list[tuple[Object, Kind, Filler]] = []
 
-    def skeleton(self, values: Sequence[Object]) -> Skeleton:
+    def skeleton(self, values: Sequence[Object], also: Sequence[Object]) -> Skeleton:
         results = [self._place(value) for value in values]
+        for value in also:
+            self._place(value)
         for value, kind, fill in self._unfilled:  # it grows
             contents = kind.contents(value)
             labels = {label: self._place(held) for label, held in contents.items()}
-            place, name = self._places[id(value)], self._variables.get(id(value), "")
             watched = kind if self._is_watched(value) else None
-            self._fills.append(_Fill(place, fill, labels, watched, name))
+            self._fills.append(_Fill(self._places[id(value)], fill, labels, watched))
         others = self._reached.visited.keys() - self._reached.way.keys()
         shared = [w for key, w in (self._watched or {}).items() if key in others]
         steps = self._makes, self._fills
@@ -163,6 +160,9 @@ class _Plan:
 
     def _place(self, value: Object) -> Place:
         """Return the place of the copy of a value, or of the value itself."""
+        place = self._places.get(id(value))
+        if place is not None:
+            return place
         waiting = [value]
         while waiting:  # not by recursion: tuples may be nested deeply
             value = waiting[-1]

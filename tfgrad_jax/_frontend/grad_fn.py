@@ -21,7 +21,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 from tfgrad_jax._jax.compat import summed_over, varying
 from tfgrad_jax._jax.types import AnyFunction, Cotangents, Inert, Leaf, PyTree, Spec, is_array
 from tfgrad_jax._messages import errors, gradient_errors
-from tfgrad_jax._messages.runs import explained
+from tfgrad_jax._messages.runs import explain_run
 from tfgrad_jax._messages.source import Source, Where, is_within
 from tfgrad_jax._messages.text import kind_of
 
@@ -102,22 +102,28 @@ class Variables(NamedTuple):
 NO_VARIABLES = Variables.of([])[0]
 
 
-# What a call holds beside `f` and its operands: what a method is bound to, or (); the leaves of the
-# inputs, None in the places of operands; keyword-only arguments and **kwargs, which are no inputs.
-Environment: TypeAlias = tuple[tuple[object, ...], Sequence[Leaf], Mapping[str, PyTree]]
+# What code holds beside its operands, in a list that can be copied around other tracers. The code
+# that gets it holds no values itself: JAX may keep it. Of a call, as the user wrote it: `f`,
+# `primal`, the leaves of the inputs (None in the places of operands), keyword-only arguments with
+# **kwargs, and what a method is bound to. Of a rule: the `grad_fn`.
+Held: TypeAlias = Sequence[Any]
 
-
-# Cotangents, the variables, the values of those that JAX is tracing -> the gradients of the
-# operands, and then of these values.
-Gradients: TypeAlias = Callable[[Cotangents, Variables | None, Sequence[Leaf]], list[Leaf | None]]
+# What a rule holds, cotangents, the variables, the values of those that JAX is tracing -> the
+# gradients of the operands, and then of these values.
+Gradients: TypeAlias = Callable[
+    [Held, Cotangents, Variables | None, Sequence[Leaf]], list[Leaf | None]
+]
 # Of `f`: the leaves of `y`, as arrays, their structure, and its rule.
 Result: TypeAlias = tuple[list[Leaf], Outputs, "GradFn"]
+Apply: TypeAlias = Callable[[Held, Sequence[Leaf]], Result]  # of operands: runs `f`
+Primal: TypeAlias = Callable[[Held, Sequence[Leaf]], PyTree]  # of operands: `y` alone
 
 
 class GradFn(NamedTuple):
     """A `grad_fn` that `f` returned."""
 
-    gradients: Gradients  # runs it. It alone holds values
+    gradients: Gradients  # runs it
+    held: Held
     accepts_variables: bool
     source: Source
     watched: Sequence[Any] = ()  # see `_closure/assigned.py`: to these it may not assign
@@ -133,33 +139,40 @@ class CallSpec(Inert):
     convention: str
     in_rule: bool = False  # whether `f` is written inside a rule
 
-    def value(self, f: AnyFunction, around: Environment, operands: Sequence[Leaf]) -> PyTree:
+    def value(self, held: Held, operands: Sequence[Leaf]) -> PyTree:
         """Return `y` alone, as `f` computes it."""
-        y, _ = self._pair(f, *self._arguments(around, operands))
+        f, *_ = held
+        y, _ = self._pair(f, *self._arguments(held, operands))
         return checked_outputs(f, y)
 
-    def primal(self, primal: AnyFunction, around: Environment, operands: Sequence[Leaf]) -> PyTree:
+    def primal(self, held: Held, operands: Sequence[Leaf]) -> PyTree:
         """Return `y` alone, as a `primal` computes it."""
-        return primal_value(self.source, primal, *self._arguments(around, operands))
+        _, primal, *_ = held
+        return primal_value(self.source, primal, *self._arguments(held, operands))
 
-    def apply(self, f: AnyFunction, around: Environment, operands: Sequence[Leaf]) -> Result:
+    def apply(self, held: Held, operands: Sequence[Leaf]) -> Result:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
-        y, grad_fn = self._pair(f, *self._arguments(around, operands))
+        f, *_ = held
+        y, grad_fn = self._pair(f, *self._arguments(held, operands))
         leaves, treedef = tree_flatten(checked_outputs(f, y))
         leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
         outputs = Outputs(y, leaves, treedef, self.convention)
-        gradients = functools.partial(self.gradients, grad_fn, outputs)
-        return leaves, outputs, GradFn(gradients, accepts_variables(grad_fn), Source.of(grad_fn))
+        gradients = functools.partial(self.gradients, outputs)
+        accepts = accepts_variables(grad_fn)
+        return leaves, outputs, GradFn(gradients, [grad_fn], accepts, Source.of(grad_fn))
 
     def _pair(self, f: AnyFunction, args: Arguments, keywords: Keywords) -> Pair:
         # If it is in a rule, so is what it decorates.
-        with explained(self.source), _running(f if self.in_rule else None):
-            return checked_pair(f, f(*args, **keywords))
+        within = _running(f) if self.in_rule else contextlib.nullcontext()
+        try:
+            with within:
+                return checked_pair(f, f(*args, **keywords))
+        except Exception as error:
+            explain_run(error, self.source)
+            raise
 
-    def _arguments(
-        self, around: Environment, operands: Sequence[Leaf]
-    ) -> tuple[Arguments, Keywords]:
-        bound_to, constants, keywords = around
+    def _arguments(self, held: Held, operands: Sequence[Leaf]) -> tuple[Arguments, Keywords]:
+        _, _, constants, keywords, *bound_to = held
         values = [*bound_to, *self.inputs.join(constants, operands)]
         first = len(values) - len(self.named)
         named = dict(zip(self.named, values[first:], strict=True))
@@ -167,13 +180,14 @@ class CallSpec(Inert):
 
     def gradients(
         self,
-        grad_fn: AnyFunction,
         outputs: Outputs,
+        held: Held,
         cotangents: Cotangents,
         variables: Variables | None,
         traced: Sequence[Leaf],
     ) -> list[Leaf | None]:
         """Run a rule; return the gradients of the operands, then those of the traced variables."""
+        (grad_fn,) = held
         upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)
         if (orders := outputs.swappable()) and names_upstreams(grad_fn):
             gradient_errors.warn_of_upstreams(where, *orders)
@@ -222,17 +236,18 @@ class CallSpec(Inert):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """One call: how it runs, and its operands.
-
-    `apply` and `primal` hold all else that the call has, and are copied around other tracers.
-    """
+    """One call: how it runs, on what."""
 
     spec: CallSpec
-    apply: Callable[[Sequence[Leaf]], Result]  # of operands: run `f`
-    primal: Callable[[Sequence[Leaf]], PyTree] | None  # of operands: `y`, by other code than `f`
-    value: Callable[[Sequence[Leaf]], PyTree]  # of operands: `y`, in a call without tracers
+    apply: Apply
+    primal: Primal | None  # by other code than `f`
+    held: Held
     operands: list[Leaf]  # the leaves of the inputs that JAX is tracing
     variables: PyTree  # None, "autodiff" or the declared pytree
+
+    def value(self) -> PyTree:
+        """Return `y`, where nothing can be differentiated."""
+        return (self.primal or self.spec.value)(self.held, self.operands)
 
     @property
     def autodiff(self) -> bool:
@@ -255,7 +270,7 @@ class Call:
 
 
 @contextlib.contextmanager
-def _running(rule: AnyFunction | None) -> Iterator[None]:
+def _running(rule: AnyFunction) -> Iterator[None]:
     """Run a rule: functions that are written inside it and decorated now are inside a rule.
 
     A decorated function that is a rule, such as an operator that is its own, is an ordinary one.
@@ -296,21 +311,6 @@ def _called(
         raise
 
 
-def _variables_parameter(grad_fn: AnyFunction) -> inspect.Parameter | None:
-    """Return the parameter of `grad_fn` that would get `variables=`."""
-    code = getattr(grad_fn, "__code__", None)
-    if code and "variables" not in code.co_varnames and not code.co_flags & inspect.CO_VARKEYWORDS:
-        return None  # fast path for the usual rule: computing a signature is slow
-    try:
-        parameters = inspect.signature(grad_fn).parameters
-    except (TypeError, ValueError):
-        return None
-    named = parameters.get("variables")
-    if named is not None and named.kind in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY):
-        return named
-    return next((p for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)
-
-
 def names_upstreams(grad_fn: AnyFunction) -> bool:
     """Return whether a rule has a parameter for each of several upstreams, not `*dys`."""
     with contextlib.suppress(TypeError, ValueError):
@@ -322,10 +322,28 @@ def names_upstreams(grad_fn: AnyFunction) -> bool:
 
 def accepts_variables(grad_fn: AnyFunction) -> bool:
     """Return whether `grad_fn` takes `variables=`, by name or as part of `**kwargs`."""
+    code = getattr(grad_fn, "__code__", None)
+    if code is not None:  # computing a signature is slow
+        named = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+        may = "variables" in named or bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        if not may or not (hasattr(grad_fn, "__wrapped__") or hasattr(grad_fn, "__signature__")):
+            return may
     return _variables_parameter(grad_fn) is not None
 
 
 def requires_variables(grad_fn: AnyFunction) -> bool:
     """Return whether `grad_fn` cannot be called without `variables=`."""
-    p = _variables_parameter(grad_fn)
+    p = _variables_parameter(grad_fn) if accepts_variables(grad_fn) else None
     return p is not None and p.kind is not p.VAR_KEYWORD and p.default is p.empty
+
+
+def _variables_parameter(grad_fn: AnyFunction) -> inspect.Parameter | None:
+    """Return the parameter of `grad_fn` that would get `variables=`."""
+    try:
+        parameters = inspect.signature(grad_fn).parameters
+    except (TypeError, ValueError):
+        return None
+    named = parameters.get("variables")
+    if named is not None and named.kind in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY):
+        return named
+    return next((p for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)

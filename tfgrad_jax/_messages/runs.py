@@ -4,9 +4,7 @@ A function runs again where a first run did not show what it reads, or what `y` 
 makes parameters (flax, haiku), or counts, a run finds others than the one before.
 """
 
-import contextlib
 import weakref
-from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -39,19 +37,14 @@ def note_another_run(source: Source) -> None:
     _again.set(_Run(source, weakref.ref(_current_trace(()))))
 
 
-@contextlib.contextmanager
-def explained(source: Source) -> Iterator[None]:
+def explain_run(error: Exception, source: Source) -> None:
     """Add a note to an error in a run of a function, if it may be of another run."""
-    try:
-        yield
-    except NEEDS_VALUES:
-        raise  # another note says why it is traced
-    except Exception as error:
-        run, note = _again.get(), ""
-        if isinstance(error, UnexpectedTracerError):
-            note = errors.left_behind(source)
-        elif run is not None and run.source == source and run.trace() is not None:
-            note = errors.ran_again(source)
-        if note and not is_own(error) and note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
-        raise
+    run, note = _again.get(), ""
+    if isinstance(error, NEEDS_VALUES):
+        return  # another note says why it is traced
+    if isinstance(error, UnexpectedTracerError):
+        note = errors.left_behind(source)
+    elif run is not None and run.source == source and run.trace() is not None:
+        note = errors.ran_again(source)
+    if note and not is_own(error) and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)

@@ -35,6 +35,8 @@ class _Operands(inspect.Signature):
 
 def _resolve(f: Any) -> tuple[str | None, types.CodeType | None]:
     """Return the name and the code of the function that `f` wraps or calls; None if not known."""
+    if type(f) is types.FunctionType and not hasattr(f, "__wrapped__"):
+        return f.__qualname__, f.__code__  # fast path for the usual rule
     inner: Any = inspect.unwrap(f)
     while not hasattr(inner, "__code__"):
         if isinstance(inner, functools.partial):
