@@ -18,6 +18,8 @@ from jax import export
 from support.helpers import assert_same, sample
 from support.pairs import RULES, STYLES, by_hand, undeclared
 
+from tfgrad_jax._jax.compat import KEEPS_CUSTOM_JVP
+
 PLATFORMS = ("cpu", "cuda", "tpu")
 CASES = list(itertools.product(RULES, STYLES))
 
@@ -59,6 +61,9 @@ def test_the_operations_are_those_of_a_hand_written_rule(name, style):
     h, hand = STYLES[style](rule), by_hand(rule)
     for of in (lambda f: f, lambda f: gradient(square(f)), lambda f: second(linear(f))):
         ours = operations(of(h), rule.arrays)
+        # From JAX 0.12 on, a bit cast to its own type marks what is not differentiated, so that JAX
+        # does not transpose it. It compiles to nothing.
+        assert ours.pop("stablehlo.bitcast_convert", 0) <= KEEPS_CUSTOM_JVP
         assert ours == operations(of(hand), rule.arrays)
         assert ours.total() > 1
     right = every_order(rule)
