@@ -459,7 +459,10 @@ NOT_COPIED = {
 @pytest.mark.parametrize("protocol", ["undeclared", "declared"])
 @pytest.mark.parametrize("kind", NOT_COPIED)
 def test_a_rule_of_a_large_closure_holds_what_is_not_copied(kind, protocol, way):
-    """The other weights that are in it are not taken out of it."""
+    """The other weights that are in it are not taken out of it.
+
+    It runs only where JAX differentiates.
+    """
 
     def loss(weights, x):
         for w in weights:
@@ -469,6 +472,7 @@ def test_a_rule_of_a_large_closure_holds_what_is_not_copied(kind, protocol, way)
                 held = NOT_COPIED[kind](weights)
 
                 def rule(dy, variables):
+                    RUNS["rule"] += 1
                     assert held is not None
                     return 7 * dy * w, [5 * dy * x]
 
@@ -481,6 +485,9 @@ def test_a_rule_of_a_large_closure_holds_what_is_not_copied(kind, protocol, way)
     found = WAYS[way](loss)(weights, x)
     expected = [jnp.float32(5 * 0.5 * 7 ** (9 - i) * (2 if i < 9 else 1)) for i in range(10)]
     assert_same(found, (expected, jnp.float32(2 * 7**10)))
+    RUNS.clear()
+    assert_same(jax.jit(loss)(weights, x), x * 2)
+    assert RUNS["rule"] == 0
 
 
 @pytest.mark.parametrize(

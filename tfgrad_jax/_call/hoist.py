@@ -6,7 +6,8 @@ here, is decided whether the call is traced first:
 
     what the call holds                     JAX runs operations     JAX records them (`jit`, `scan`)
     up to `MANY` tracers beside declared    copied                  copied
-    more than these                         copied                  traced, on a copy
+    more than these                         copied                  traced, on a copy; copied,
+                                                                    if its rule cannot be
     an obstacle: not copied, or too much    traced                  traced
 """
 
@@ -21,7 +22,7 @@ from tfgrad_jax._jax.types import NEEDS_VALUES
 from tfgrad_jax._messages import errors
 
 from .capture import Capture, captured, reached
-from .transparent import HoldsRefError, transparent
+from .transparent import HoldsRefError, RuleNotCopiedError, transparent
 
 # A function that reaches more tracers than this mostly uses few of them. If each layer of a model
 # captured every weight, the cost of the model would be quadratic in its size.
@@ -34,7 +35,7 @@ def hoist(call: Call) -> Capture:
     if found.obstacle:
         return _around_obstacle(call, found)
     if _is_cheaper_by_trace(call, found):
-        with contextlib.suppress(HoldsRefError, *NEEDS_VALUES):
+        with contextlib.suppress(RuleNotCopiedError, HoldsRefError, *NEEDS_VALUES):
             return by_trace(call, found)
     return captured(call, found)
 
@@ -59,7 +60,8 @@ def by_trace(call: Call, found: Reached | None = None) -> Capture:
 
     A copy of it is traced around what was `found`; if nothing was, the call itself is traced.
     """
-    traced, used = transparent(call, captured(call, found or _declared_alone(call)))
+    capture = captured(call, found or _declared_alone(call))
+    traced, used = transparent(call, capture, may_trace_rule=found is None)
     capture = captured(traced, reached(traced))
     place = {id(v): i for i, v in enumerate(capture.values)}
     return capture._replace(uses={place[id(v)]: at for v, at in used if id(v) in place})

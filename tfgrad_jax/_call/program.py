@@ -8,7 +8,7 @@ function of residuals (`_autodiff/custom.py` says when).
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ from .rule import (
     kept,
     origin,
 )
-from .transparent import HoldsRefError, evaluated, trace_call
+from .transparent import HoldsRefError, RuleNotCopiedError, evaluated, trace_call
 
 
 class _Ran(NamedTuple):
@@ -51,10 +51,6 @@ class _Ran(NamedTuple):
     result: Result
     watched: Sequence[Watched]  # what its rule may not assign to
     uses: Uses | None  # how `y` uses captured values, if that had to be known
-
-
-class _NotRecordedError(Exception):
-    """The rule cannot be copied."""
 
 
 # Of the captured values, without and with a rule that accepts undeclared `variables`: which of the
@@ -205,17 +201,14 @@ class Program(Inert):
         if not (is_staging() and is_traced(operands)) or is_being_traced(self.source):
             return None
 
-        def copyable(result: Result) -> NoReturn:
-            raise _NotRecordedError
-
         def run(captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched]]:
             result, watched, _ = self._ran([*captured, *inputs], None)
             return result, watched
 
         captured, inputs = self._parted(operands)
         try:
-            f = trace_call(run, captured, inputs, (self.source, self.spec.inputs), copyable)
-        except (_NotRecordedError, HoldsRefError, *NEEDS_VALUES):
+            f = trace_call(run, captured, inputs, (self.source, self.spec.inputs), None)
+        except (RuleNotCopiedError, HoldsRefError, *NEEDS_VALUES):
             return None
         if is_traced(f.consts):
             raise HiddenTracerError

@@ -30,6 +30,10 @@ from .capture import Capture, Values
 from .rule import transparent_rule
 
 
+class RuleNotCopiedError(Exception):
+    """A rule that the trace should return cannot be copied."""
+
+
 class HoldsRefError(ValueError):
     """`f` makes a Ref for its rule, which a trace cannot return."""
 
@@ -50,13 +54,13 @@ def trace_call(
     captured: Values,
     inputs: Values,
     names: tuple[Source, Layout],
-    copyable: Callable[[Result], GradFn],
+    copyable: Callable[[Result], GradFn] | None,
 ) -> Traced:
     """Trace a call once, which `run` runs around captured values and its inputs.
 
     `run` also returns what the rule may not assign to, or None if that is not known. `copyable`
-    returns the same as a rule that cannot be copied, and can be. Beside arrays, the trace gives
-    what it has `Shown`, and the Refs that the rule holds.
+    makes a rule that can be copied of one that cannot be; without it, that is an error. Beside
+    arrays, the trace gives what it has `Shown`, and the Refs that the rule holds.
     """
     source, layout = names
 
@@ -65,6 +69,8 @@ def trace_call(
         leaves, outputs, grad_fn = result
         found = reach(grad_fn.held)
         if found.obstacle:
+            if copyable is None:
+                raise RuleNotCopiedError
             grad_fn = copyable(result)
             found = reach(grad_fn.held)
         if watched is None:
@@ -108,11 +114,12 @@ class Transparent(NamedTuple):
     used: list[tuple[Leaf, SourceInfo]]  # tracers and arrays, with the line that uses each first
 
 
-def transparent(call: Call, capture: Capture) -> Transparent:
+def transparent(call: Call, capture: Capture, may_trace_rule: bool) -> Transparent:
     """Return the same call, which evaluates jaxprs around a list of tracers.
 
     `f` runs once, now: a copy of it, or `f` itself if nothing of it is captured. Then what its rule
-    holds may be the user's, or made by `f`.
+    holds may be the user's, or made by `f`. A rule that cannot be copied is traced now, too: it may
+    hold tracers of this trace, which ends. But then it runs where nobody differentiates.
     """
     source, skeleton = call.spec.source, capture.skeleton
 
@@ -132,7 +139,8 @@ def transparent(call: Call, capture: Capture) -> Transparent:
         return transparent_rule(source, grad_fn, outputs.cotangents(leaves), *variables)
 
     names = source, call.spec.inputs
-    f = trace_call(run, capture.values, call.operands, names, copyable)
+    make = copyable if may_trace_rule else None
+    f = trace_call(run, capture.values, call.operands, names, make)
     shown, refs = f.aside
     # A layer that reaches all weights of a model reads few of them. The others go: each would be an
     # operand of the layer, and the cost of the model quadratic in its size.

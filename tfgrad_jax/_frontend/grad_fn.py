@@ -324,8 +324,9 @@ def accepts_variables(grad_fn: AnyFunction) -> bool:
     """Return whether `grad_fn` takes `variables=`, by name or as part of `**kwargs`."""
     code = getattr(grad_fn, "__code__", None)
     if code is not None:  # computing a signature is slow
-        named = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
-        may = "variables" in named or bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        first, end = code.co_posonlyargcount, code.co_argcount + code.co_kwonlyargcount
+        by_name = "variables" in code.co_varnames[first:end]
+        may = by_name or bool(code.co_flags & inspect.CO_VARKEYWORDS)
         if not may or not (hasattr(grad_fn, "__wrapped__") or hasattr(grad_fn, "__signature__")):
             return may
     return _variables_parameter(grad_fn) is not None
