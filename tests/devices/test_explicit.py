@@ -306,7 +306,7 @@ def reduced(over):
     with jax.set_mesh(over):
         try:
             w, x = jax.device_put(_WEIGHT, REDUCED), jax.device_put(_ROWS, P("data", None))
-            reshard(jax.grad(lambda w: jnp.sum(jnp.matmul(x, w)))(w), P())
+            jax.reshard(jax.grad(lambda w: jnp.sum(jnp.matmul(x, w)))(w), P())
         except Exception as error:  # of many kinds, by version
             pytest.skip(f"JAX fails with plain code: {type(error).__name__}")
         yield w, x
@@ -333,7 +333,7 @@ def test_a_weight_that_is_reduced(style, way, mode, reduced):
     assert types == [UNREDUCED, P("data", None)]
     dw = np.float32(by_w * np.outer(rows.sum(0), np.ones(4)))
     dx = np.float32(by_x * np.outer(np.ones(8), weight.sum(1)))
-    assert_same(jax.device_get([reshard(g, P()) for g in got]), [dw, dx], rtol=1e-4)
+    assert_same(jax.device_get([jax.reshard(g, P()) for g in got]), [dw, dx], rtol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["eager", "jit"])
@@ -346,7 +346,7 @@ def test_a_value_that_is_reduced_or_a_part_of_a_sum_stays_so(mode, reduced):
     part = jax.jit(lambda x, y: jnp.matmul(x.T, y, out_sharding=UNREDUCED))(x, x)
     y = MODES[mode](h, part)
     assert jax.typeof(y) == jax.typeof(part)
-    assert_same(jax.device_get(reshard(y, P())), np.float32(2 * _ROWS.T @ _ROWS), rtol=1e-4)
+    assert_same(jax.device_get(jax.reshard(y, P())), np.float32(2 * _ROWS.T @ _ROWS), rtol=1e-4)
 
 
 def test_explain_shows_that_it_is_reduced(reduced):
