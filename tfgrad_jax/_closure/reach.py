@@ -53,7 +53,7 @@ _WEAK = (weakref.ref, weakref.KeyedRef, weakref.WeakMethod)  # `KeyedRef`: to th
 _CODE = {_FUNCTION, _CELL, types.MethodType, functools.partial}
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Reached:
     """What values hold, directly and through others."""
 
