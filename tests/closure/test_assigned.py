@@ -235,6 +235,143 @@ def test_a_rule_changes_what_its_function_has_made(world):
     assert_same(WORLDS[world](loss)(W, X), WORLDS[world](loss_of())(W, X))
 
 
+# --- libraries -----------------------------------------------------------------------------------
+
+
+def equinox_module(w):
+    eqx = pytest.importorskip("equinox")
+
+    class Net(eqx.Module):
+        w: jax.Array
+        norm: eqx.nn.LayerNorm
+        drop: eqx.nn.Dropout
+        rate: float = 0.0
+
+    return Net(w, eqx.nn.LayerNorm(2), eqx.nn.Dropout(0.5))
+
+
+def nnx_module(w):
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.w, self.count, self.rate = nnx.Param(w), nnx.Variable(jnp.int32(0)), 0.0
+            self.norm = nnx.LayerNorm(2, rngs=nnx.Rngs(0))
+
+    return Net()
+
+
+def linen_module(w):
+    nn = pytest.importorskip("flax.linen")
+    return nn.LayerNorm().bind({"params": {"scale": jnp.stack([w, w]), "bias": jnp.zeros(2)}})
+
+
+ONES = jnp.ones(2)
+# Modules that hold the weight, and what reads them: the library may note what it likes.
+READ = {
+    "equinox": (equinox_module, lambda o: o.drop(o.norm(o.w * ONES), key=jax.random.key(0))),
+    "nnx": (nnx_module, lambda o: o.norm(o.w[...] * ONES)),
+    "linen": (linen_module, lambda o: o(ONES)),
+}
+# What refuses an assignment before we see it.
+REFUSED = {
+    "equinox": (equinox_module, attribute("rate", lambda o: 1.0), "cannot assign to field 'rate'"),
+    "nnx, an attribute": (nnx_module, attribute("rate", lambda o: 1.0), "Cannot mutate 'Net'"),
+    "nnx, a Variable": (nnx_module, lambda o: o.count.set_value(1), "Cannot mutate Variable"),
+    "linen": (linen_module, attribute("epsilon", lambda o: 1.0), "frozen"),
+}
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("library", READ)
+def test_a_module_of_a_library_is_read(library, world):
+    make, read = READ[library]
+    loss = loss_of(read, read, make=make)
+    assert_same(WORLDS[world](loss)(W, X), WORLDS[world](loss_of())(W, X))
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("where", ["in_f", "in_rule"])
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("library", REFUSED)
+def test_a_module_of_a_library_refuses_assignments(library, world, where):
+    make, note, text = REFUSED[library]
+    with pytest.raises(Exception, match=text):
+        WORLDS[world](loss_of(make=make, **{where: note}))(W, X)
+
+
+def linen_state():
+    nn = pytest.importorskip("flax.linen")
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            w = self.param("w", lambda key: W)
+            steps = self.variable("state", "steps", lambda: jnp.float32(-1))
+
+            @custom_gradient(variables=w)
+            def f(x):
+                steps.value += 1
+                self.sow("state", "h", w * x)
+                return w * x, lambda dy, variables: (7 * dy * w, 5 * dy * x)
+
+            return f(x)
+
+    variables = Net().init(jax.random.key(0), X)
+    given = {"params": variables["params"], "state": {"steps": variables["state"]["steps"]}}
+
+    def loss(w, x):
+        y, state = Net().apply(given | {"params": {"w": w}}, x, mutable=["state"])
+        return y, (state["state"]["steps"], *state["state"]["h"])
+
+    return loss
+
+
+def haiku_state():
+    hk = pytest.importorskip("haiku")
+
+    def net(x):
+        w = hk.get_parameter("w", (), init=lambda *_: W)
+
+        @custom_gradient(variables=w)
+        def f(x):
+            hk.set_state("steps", hk.get_state("steps", (), init=jnp.ones) + 1)
+            hk.set_state("h", w * x)
+            return w * x, lambda dy, variables: (7 * dy * w, 5 * dy * x)
+
+        return f(x)
+
+    net = hk.transform_with_state(net)
+    _, state = net.init(None, X)
+
+    def loss(w, x):
+        y, found = net.apply({"~": {"w": w}}, {"~": state["~"] | {"steps": 0.0}}, None, x)
+        return y, (found["~"]["steps"], found["~"]["h"])
+
+    return loss
+
+
+@eager_and_jit
+def test_state_that_a_function_gives_to_haiku_is_kept(mode):
+    """Haiku keeps it outside of what `f` holds."""
+    gradients, (steps, h) = mode(jax.grad(haiku_state(), (0, 1), has_aux=True))(W, X)
+    assert_same(gradients, (5 * X, 7 * W))
+    assert_same((steps, h), (jnp.float32(1), W * X))
+
+
+@eager_and_jit
+def test_state_that_a_function_gives_to_linen_is_an_error(mode):
+    """What leads to the scope of a module is traced, so the state is a tracer of that trace."""
+
+    def step(w, x):
+        gradients, (steps, h) = jax.grad(linen_state(), (0, 1), has_aux=True)(w, x)
+        return gradients, steps + h
+
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        mode(step)(W, X)
+
+
 # --- variables -----------------------------------------------------------------------------------
 
 

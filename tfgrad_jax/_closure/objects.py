@@ -83,15 +83,20 @@ def _is_made_empty(base: Object, cls: type) -> bool:
 
 
 def _knows_its_objects(cls: type) -> bool:
-    """Return whether a class decides what a new object is: a singleton, or one for each name.
+    """Return whether a class decides which object is which: a singleton, or one for each name.
 
-    A copy of such an object gave 200 for 6: `config is Config()` was false for it. A registered
-    pytree has a constructor of its own for other reasons; it is a value, and JAX copies it as well.
+    A copy of such an object gave 200 for 6: `config is Config()` was false for it. A hash of its
+    own makes objects the keys of tables elsewhere. linen's scopes have one; they also keep books of
+    the names in use, and a module that was called on a copy found its own names there. The hash of
+    a dataclass, of `attrs` too, only says that it is a value. A registered pytree has a constructor
+    of its own for other reasons; it is a value, and JAX copies it as well.
     """
     if issubclass(cls, Copied):
         return False
-    makers = (getattr(cls, name, None) for name in ("__new__", "__reduce__", "__reduce_ex__"))
-    return any(isinstance(maker, types.FunctionType) for maker in makers)
+    names = ["__new__", "__reduce__", "__reduce_ex__"]
+    if not (hasattr(cls, "__dataclass_fields__") or hasattr(cls, "__attrs_attrs__")):
+        names.append("__hash__")
+    return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in names)
 
 
 def _nothing(_: Object) -> tuple[()]:
