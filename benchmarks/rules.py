@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.ways import BOTH, CHECKPOINT, HAND, HAND_BOTH, OURS, PLAIN, Function, Rule, Way
+from benchmarks.ways import Function, Rule
 from benchmarks.workload import Workload, normal, of
 
 ITERATIONS = 40  # of the implicit layer
@@ -109,47 +109,6 @@ def _implicit_arguments(shape: Any, dtype: Any) -> Any:
     return ((normal(0, (width, width), dtype, 0.2 * width**-0.5), normal(1, shape, dtype)),)
 
 
-# --- a spiking network: a spike is a step, with the gradient of x / (1 + 10 |x|) ------------------
-
-
-def _surrogate(x: Any) -> Any:
-    smooth, step = x / (1 + 10 * jnp.abs(x)), (x > 0).astype(x.dtype)
-    return smooth + jax.lax.stop_gradient(step - smooth)
-
-
-SPIKE = Rule(
-    lambda x: ((x > 0).astype(x.dtype), x),
-    lambda x, dy: (dy / (1 + 10 * jnp.abs(x)) ** 2,),
-    plain=_surrogate,
-)
-
-
-def _spiking(way: Way, size: Any) -> Function:
-    """Leaky integrate-and-fire neurons in a scan, with a surrogate gradient."""
-    spike = way.inner(SPIKE)
-
-    def loss(weights: Any, inputs: Any, targets: Any) -> Any:
-        w_in, w_back, w_out = weights
-
-        def step(carry: Any, x: Any) -> Any:
-            v, fired, rate = carry
-            v = 0.9 * v * (1 - fired) + x @ w_in + fired @ w_back
-            fired = spike(v - 1)
-            return (v, fired, rate + fired / len(inputs)), None
-
-        start = (jnp.zeros((inputs.shape[1], len(w_back)), inputs.dtype),) * 3
-        (_, _, rate), _ = jax.lax.scan(way.block(step), start, inputs)
-        return ((rate @ w_out - targets) ** 2).mean()
-
-    return loss
-
-
-def _spiking_arguments(shape: Any, dtype: Any) -> Any:
-    steps, batch, width = shape
-    weights = tuple(normal(i, (width, width), dtype, width**-0.5) for i in range(3))
-    return weights, abs(normal(3, (steps, batch, width), dtype)), normal(4, (batch, width), dtype)
-
-
 # --- the workloads --------------------------------------------------------------------------------
 
 WORKLOADS = (
@@ -170,12 +129,5 @@ WORKLOADS = (
         of(Rule(_solve, _solve_backward, captured=1), _mean_square),
         _implicit_arguments,
         sizes=((4, 8), (1024, 256), (8192, 2048)),
-    ),
-    Workload(
-        "spiking network, 1,000 steps",
-        _spiking,
-        _spiking_arguments,
-        sizes=((10, 2, 8), (1000, 32, 128), (1000, 256, 1024)),
-        ways=(PLAIN, CHECKPOINT, HAND, OURS, HAND_BOTH, BOTH),
     ),
 )

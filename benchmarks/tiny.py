@@ -4,7 +4,6 @@
 values, the others, which cannot, are given them as arguments.
 """
 
-import dataclasses
 import functools
 import operator
 from typing import Any
@@ -46,22 +45,6 @@ LOG1PEXP = Rule(
 )
 
 
-def _closing_over_much(way: Way, size: Any) -> Function:
-    """Return the same function, which reads a large table."""
-    table = dict.fromkeys(range(100_000), 1.0)
-
-    def forward(x: Any) -> Any:
-        e = jnp.exp(x)
-        return jnp.log(table[0] + e), e
-
-    def pair(x: Any) -> Any:
-        e = jnp.exp(x)
-        return jnp.log(table[0] + e), lambda dy: dy * (1 - 1 / (1 + e))
-
-    # Written out, because ours looks at all that a rule holds.
-    return way(dataclasses.replace(LOG1PEXP, forward=forward, written=custom_gradient(pair)))
-
-
 # --- a linear layer under logsumexp: weights ------------------------------------------------------
 
 
@@ -101,7 +84,6 @@ def _overhead(
 
 OVERHEAD = (
     _overhead("inputs only", of(LOG1PEXP), _scalar, HIGHER, (*PEERS, JVP)),
-    _overhead("large closure", _closing_over_much, _scalar),
     _overhead("declared variables", of(HEAD, _spread), _weights),
     _overhead("undeclared variables", of(HEAD, _spread, how="undeclared"), _weights),
 )

@@ -16,8 +16,6 @@ from tfgrad_jax import custom_gradient
 
 PLAIN = "plain JAX"
 CHECKPOINT = "jax.checkpoint"
-BOTH = "tfgrad_jax + jax.checkpoint"
-HAND_BOTH = "hand-written + jax.checkpoint"
 HAND = "hand-written"
 EVERY = "hand-written, every order"
 JVP = "hand-written custom_jvp"
@@ -119,8 +117,6 @@ WAYS: dict[str, Callable[[Rule], Function]] = {
     JVP: lambda rule: by_jvp(rule, rule.push),
     TRANSPOSED: by_jvp,
     OURS: ours,
-    BOTH: ours,
-    HAND_BOTH: by_hand,
 }
 
 
@@ -131,12 +127,3 @@ class Way(NamedTuple):
 
     def __call__(self, rule: Rule) -> Function:
         return WAYS[self.name](rule)
-
-    @property
-    def inner(self) -> "Way":
-        """The way for rules inside of `block`, of which nothing is kept anyway."""
-        return Way(PLAIN) if self.name == CHECKPOINT else self
-
-    def block(self, f: Function) -> Function:
-        """Return a layer, or the body of a loop, as this way has it."""
-        return jax.checkpoint(f) if self.name in (CHECKPOINT, BOTH, HAND_BOTH) else f
