@@ -48,8 +48,8 @@ def _target(h: AnyFunction) -> _Target:
     f, bound_to = (h.__func__, (h.__self__,)) if isinstance(h, types.MethodType) else (h, ())
     owner = decorated(h)
     if owner is not None:
-        inner, variables, primal, convention, _ = owner._declaration
-        return _Target(inner, bound_to, False, variables, primal, convention)
+        d = owner._declaration
+        return _Target(d.f, bound_to, False, d.variables, d.primal, d.convention)
     if is_recomputed(f):
         return _Target(f, bound_to, True)
     below = getattr(h, "__wrapped__", None)
