@@ -117,7 +117,6 @@ MANY = {
 }
 
 
-@pytest.mark.nightly
 @every_style
 @pytest.mark.parametrize("what", MANY)
 def test_memory_does_not_grow(what, style):

@@ -3,14 +3,28 @@
 from collections.abc import Callable, Sequence
 
 import jax
-from jax.tree_util import tree_flatten, tree_unflatten
+from jax.tree_util import register_static, tree_flatten, tree_unflatten
 
 from tfgrad_jax._autodiff.function import Forward
-from tfgrad_jax._closure.traced import Aside
-from tfgrad_jax._jax.types import Leaf, OperandIndex, PyTree
+from tfgrad_jax._autodiff.rule import Run
+from tfgrad_jax._jax.types import Leaf, LeafIndex, OperandIndex, PyTree
 
 from .capture import CapturedIndex, Values
 from .rule import Gradient, Wanted
+
+
+@register_static
+class _Aside:
+    """What a function returns through JAX beside arrays: a pytree without leaves."""
+
+    def __init__(self, value: tuple[Sequence[LeafIndex], Run]) -> None:
+        self._value: tuple[Sequence[LeafIndex], Run] | None = value
+
+    def take(self) -> tuple[Sequence[LeafIndex], Run]:
+        """Return the value, once: JAX may keep the structure of a result, and so this object."""
+        value, self._value = self._value, None
+        assert value is not None
+        return value
 
 
 def with_ordinary_gradients(
@@ -29,7 +43,7 @@ def with_ordinary_gradients(
     def value(differentiated: dict[OperandIndex, Leaf]) -> tuple[list[Leaf], PyTree]:
         mixed = [differentiated.get(i, v) for i, v in enumerate(operands)]
         leaves, outputs, run, residuals = forward(mixed, by_rule)
-        return [leaves[i] for i in outputs], (leaves, residuals, Aside((outputs, run)))
+        return [leaves[i] for i in outputs], (leaves, residuals, _Aside((outputs, run)))
 
     _, pull_back, (leaves, residuals, aside) = jax.vjp(
         value, {i: operands[i] for i in ordinary}, has_aux=True

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr, Literal
-from jax.tree_util import register_static, tree_structure, tree_unflatten
+from jax.tree_util import tree_structure, tree_unflatten
 
 from tfgrad_jax._jax.jaxpr import dependence, evaluate, in_order_of_use, without_consts
 from tfgrad_jax._jax.types import NEEDS_VALUES, AnyFunction, Leaf, PyTree, spec
@@ -51,19 +51,6 @@ def only_copied(source: Source) -> Iterator[None]:
         _tracing.reset(token)
 
 
-@register_static
-class Aside:
-    """What a function returns through JAX beside arrays: a pytree without leaves."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def take(self) -> Any:
-        """Return the value, once: JAX may keep the structure of a result, and so this object."""
-        value, self._value = self._value, None
-        return value
-
-
 class Traced(NamedTuple):
     """A function as a jaxpr."""
 
@@ -95,16 +82,19 @@ def traced(
     if code is not None and outer.count(code) == _DEEP:
         raise errors.endless(source)
 
-    def run(
-        *args: Leaf,
-    ) -> tuple[PyTree, Aside]:  # a new function at each call: JAX caches no trace of it
+    aside = None
+
+    def run(*args: Leaf) -> PyTree:  # a new function at each call: JAX caches no trace of it
+        # Not as a static part of the result: JAX keeps the structures of thousands of results, and
+        # each call of a jitted function left ten objects there.
+        nonlocal aside
         arrays, aside = f(*args)
-        return arrays, Aside(aside)
+        return arrays
 
     named = run if source is None else source.named(run, names)
     token = _tracing.set((*outer, code))
     try:
-        closed, (arrays, aside) = jax.make_jaxpr(named, return_shape=True)(*examples)
+        closed, arrays = jax.make_jaxpr(named, return_shape=True)(*examples)
     finally:
         _tracing.reset(token)
     jaxpr, treedef = without_consts(closed), tree_structure(arrays)
@@ -112,7 +102,7 @@ def traced(
     def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:
         return tree_unflatten(treedef, evaluate(jaxpr, *consts, *args))
 
-    return Traced(evaluated, list(closed.consts), aside.take(), closed)
+    return Traced(evaluated, list(closed.consts), aside, closed)
 
 
 def uses(f: Callable[..., Sequence[Leaf]], values: Sequence[Leaf], others: Sequence[Leaf]) -> Uses:
