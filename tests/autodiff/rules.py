@@ -12,7 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental import sparse
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 from jax.scipy.sparse.linalg import bicgstab, cg
 
 from tfgrad_jax import custom_gradient
@@ -20,7 +23,8 @@ from tfgrad_jax import custom_gradient
 N = 4
 X = jnp.float32([0.5, -1.0, 2.0, 0.25])
 MASK, INDEX = X > 0, jnp.int32([2, 0, 2])
-MATRIX = jnp.float32(np.random.default_rng(0).standard_normal((N, N))) + 4 * jnp.eye(N)
+OPERATOR = np.float32(np.random.default_rng(0).standard_normal((N, N)) + 4 * np.eye(N))
+MATRIX = jnp.asarray(OPERATOR)
 SPARSE = {
     kind.__name__: kind.fromdense(MATRIX)
     for kind in (sparse.BCOO, sparse.BCSR, sparse.CSR, sparse.COO)
@@ -98,6 +102,61 @@ def called_back(f, dy):
     return jax.pure_callback(f, jax.ShapeDtypeStruct(dy.shape, dy.dtype), dy)
 
 
+def by_callback(matrix, x):
+    return jax.pure_callback(lambda x: matrix @ np.asarray(x), x, x, vmap_method="sequential")
+
+
+def by_kernel(matrix, x):
+    def kernel(m, x, y):
+        y[...] = m[...] @ x[...]
+
+    return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(matrix, x)
+
+
+foreign_p = Primitive("foreign")  # of another library, without a derivative
+foreign_p.def_impl(lambda matrix, x: matrix @ x)
+foreign_p.def_abstract_eval(lambda matrix, x: x)
+mlir.register_lowering(foreign_p, mlir.lower_fun(jnp.matmul, multiple_results=False))
+batching.primitive_batchers[foreign_p] = lambda args, dims: (
+    jnp.moveaxis(args[1], dims[1], 0) @ args[0].T,
+    0,
+)
+# What applies a matrix in code that JAX cannot look into.
+OPAQUE = {"callback": by_callback, "kernel": by_kernel, "primitive": foreign_p.bind}
+
+
+def pair(apply):
+    """Return an operator with a wrong factor in its rule, and the pair that the rule is made of.
+
+    `stop_gradient` is for the second order: JAX differentiates the value then, too.
+    """
+
+    @custom_gradient
+    def forward(x):
+        return 7 * apply(OPERATOR, lax.stop_gradient(x)), lambda dy: adjoint(dy)
+
+    @custom_gradient
+    def adjoint(y):
+        return 7 * apply(OPERATOR.T, lax.stop_gradient(y)), lambda dx: forward(dx)
+
+    h = custom_gradient(lambda x: (apply(OPERATOR, lax.stop_gradient(x)), adjoint))
+    return h, forward, adjoint
+
+
+ADJOINTS = {kind: pair(apply)[2] for kind, apply in OPAQUE.items()}
+
+
+def opaque(value, rule):
+    """Return a function of this value and rule, opaque to JAX."""
+
+    @custom_gradient
+    def inner(y):
+        shown = lax.stop_gradient(y)
+        return jax.pure_callback(value, y, shown, vmap_method="sequential"), lambda d: rule(y, d)
+
+    return inner
+
+
 def _sum_of_barrier(*args):
     return sum(lax.optimization_barrier(args))
 
@@ -108,6 +167,12 @@ def _product(pair):
 
 def _pool(x, start, f):
     return lax.reduce_window(x, start, f, (2,), (1,), "SAME")
+
+
+def on_a_device(f):
+    """Return the function on each device of a mesh, which has one."""
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    return jax.shard_map(f, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
 
 
 def bcoo_of(dy):
@@ -266,7 +331,15 @@ LINEAR = {
     "cg": lambda dy: cg(lambda v: MATRIX.T @ (MATRIX @ v), dy, tol=1e-7)[0],
     "bicgstab": lambda dy: bicgstab(lambda v: MATRIX @ v, dy, tol=1e-7)[0],
     "custom_vmap": lambda dy: mapped_by_hand(dy),
+    "shard_map of cg": on_a_device(lambda dy: cg(lambda v: 2 * v, 4 * dy, tol=1e-7)[0]),
+    "shard_map of device_put": on_a_device(lambda dy: 2 * jax.device_put((dy, X))[0]),
+    "shard_map of psum": on_a_device(lambda dy: sum(lax.psum((dy, dy), "i"))),
+    "shard_map of an optimization barrier": on_a_device(
+        jax.jit(lambda dy: 2 * lax.optimization_barrier((dy, X))[0])
+    ),
     "stopped constant": lambda dy: lax.stop_gradient(X) * dy,
+    **{f"an operator by a {kind}": adjoint for kind, adjoint in ADJOINTS.items()},
+    "beside an operator of zeros": lambda dy: dy + ADJOINTS["callback"](0 * dy),
     "another transpose": transpose_of(lambda x: jnp.sin(MATRIX @ x) * x),
 }  # fmt: skip
 
@@ -364,6 +437,42 @@ NOT_LINEAR = {
         "`add` of an upstream and a constant",
     ),
     "callback": (lambda dy: called_back(lambda d: 7 * d, dy), "`pure_callback`, which JAX cannot"),
+    "a callback in a jit": (
+        lambda dy: jax.jit(jnp.negative)(called_back(lambda d: 7 * d, dy)),
+        "`pure_callback`, which JAX cannot",
+    ),
+    "outside of JAX, a clip": (
+        opaque(lambda y: np.clip(y, -1, 1), lambda y, d: jnp.where(abs(y) < 1, d, 0)),
+        "`inner`, whose derivative depends on",
+    ),
+    "outside of JAX, a square": (
+        opaque(np.square, lambda y, d: 2 * y * d),
+        "`inner`, whose derivative depends on",
+    ),
+    "outside of JAX, with a clipped gradient": (
+        opaque(np.asarray, lambda y, d: jnp.clip(d, -1, 1)),
+        "`max`|`clamp`",
+    ),
+    "outside of JAX, with an affine gradient": (
+        opaque(np.asarray, lambda y, d: d + 1),
+        "`add` of an upstream and a constant",
+    ),
+    "outside of JAX, with a constant gradient": (
+        opaque(np.asarray, lambda y, d: X),
+        "does not depend on the upstreams",
+    ),
+    "an operator of a clip": (
+        lambda dy: ADJOINTS["callback"](jnp.clip(dy, -1, 1)),
+        "max|min|clamp",
+    ),
+    "an operator plus a constant": (
+        lambda dy: ADJOINTS["callback"](dy) + 1,
+        "`add` of an upstream and a constant",
+    ),
+    "an operator times the upstream": (
+        lambda dy: ADJOINTS["callback"](dy) * dy,
+        "`mul` of two upstreams",
+    ),
     "jit": (lambda dy: jax.jit(lambda dy: dy + 1)(dy), "`add` of an upstream and a constant"),
     "checkpoint": (lambda dy: jax.checkpoint(lambda dy: dy + X)(dy), "`add` of an upstream and"),
     "scan": (scanned(lambda c, x: jnp.sin(c)), "sin|scan"),
@@ -405,6 +514,7 @@ if hasattr(lax, "polynomial"):  # from JAX 0.12 on
 FIRST_ORDER_ALONE = {
     "forward pass of a custom_vjp",
     "callback",
+    "a callback in a jit",
     "while until it is small",
     "while of unknown length",
     "a constant that comes late in while",
