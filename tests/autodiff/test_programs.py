@@ -190,28 +190,6 @@ def rule_that_is_an_object(w, x):
     return custom_gradient(lambda w, x: (jnp.tanh(w * x), Rule(w, x)))(w, x)
 
 
-@program(hand_written(lambda w, x: x**2, lambda w, x: 0 * w, lambda w, x: 7 * w * x), W, X)
-def what_only_the_rule_uses(w, x):
-    return custom_gradient(lambda x: (x**2, lambda dy: 7 * dy * w * x))(x)
-
-
-@program(_TANH, W, X)
-def a_weight_by_the_carry_of_a_loop_alone(w, x):
-    """In the third round: what depends on what is followed until nothing changes."""
-
-    @custom_gradient
-    def h(x):
-        shift = lambda c, _: ((c[1], c[2], jnp.tanh(w * x)), None)  # noqa: E731
-        (y, _, _), _ = lax.scan(shift, (0 * x, 0 * x, 0 * x), None, length=3)
-
-        def grad(dy, variables):
-            return 7 * _slope(w, x, dy) * w, [5 * _slope(w, x, dy) * x for _ in variables]
-
-        return y, grad
-
-    return h(x)
-
-
 # --- functions in each other ----------------------------------------------------------------------
 
 
