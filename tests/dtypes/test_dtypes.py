@@ -64,16 +64,6 @@ def test_tangents_have_the_dtype_of_their_output(name):
     assert_same(dy, (5 * jnp.float32([3, 4]) + 7 * jnp.float32([1, 2])).astype(of_f), rtol=0.2)
 
 
-@eager_and_jit
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
-def test_half_precision_carry(dtype, mode):
-    """A gradient of another dtype than the carry's is a bare error of `scan` without the cast."""
-    step = custom_gradient(lambda c: (c + 1, lambda dy: 7 * dy.astype(jnp.float32)))
-    loss = lambda c: lax.scan(lambda c, _: (step(c), None), c, length=2)[0]  # noqa: E731
-    got = mode(jax.value_and_grad(loss))(jnp.asarray(0, dtype))
-    assert_same(got, (jnp.asarray(2, dtype), jnp.asarray(49, dtype)))
-
-
 square = custom_gradient(lambda x: (x * x, lambda dy: 7 * dy * x))
 
 
@@ -153,14 +143,6 @@ def test_integer_gradients_are_float0_to_jax():
     assert dn.dtype == jax.dtypes.float0
     allowed = jax.grad(h, (0, 1), allow_int=True)(1.0, jnp.int32(3))
     assert allowed[1].dtype == jax.dtypes.float0
-
-
-def test_integer_output_only():
-    """Nothing flows through a function without floating output."""
-    h = custom_gradient(lambda x: (jnp.int32(x), lambda dy: 7 * dy))
-    with pytest.warns(UserWarning, match="no output that has a gradient"):
-        assert_same(jax.grad(lambda x: x * h(x).astype(jnp.float32))(3.0), jnp.float32(3))
-    assert_same(jax.jit(h)(3.7), jnp.int32(3))
 
 
 # --- PRNG keys ------------------------------------------------------------------------------------
