@@ -67,8 +67,8 @@ def with_variables(x, scale=2.0):
 
 
 @custom_gradient
-def unasked(x, scale):
-    return x * scale, lambda dy, variables=None: (7 * dy, 5 * dy)
+def none_for_a_pair(p, omitted=None):
+    return p[0] * p[1], lambda dy: ((None, None), None)
 
 
 CALLS = {  # of two differentiated numbers, and their gradients
@@ -87,7 +87,7 @@ CALLS = {  # of two differentiated numbers, and their gradients
     "gradients of what is given": (lambda a, b: given_only(a, z=b), (7, 5)),
     "variadic": (lambda a, b: variadic(a, 2.0, b), (7, 3)),
     "variadic with options": (lambda a, b: variadic(a, b, start=1.0, other="o"), (7, 5)),
-    "a pair beside unasked variables": (lambda a, b: unasked(a, b), (7, 5)),
+    "no gradient for a pair, a default left out": (lambda a, b: none_for_a_pair((a, b)), (0, 0)),
     "beside unasked variables": (lambda a, b: with_variables(a, b), (7, 5)),
 }
 

@@ -192,16 +192,6 @@ def test_a_gradient_for_an_integer_is_refused_where_an_array_gets_none(mode):
 
 
 @eager_and_jit
-def test_no_gradient_for_a_tuple_beside_an_omitted_default(mode):
-    def grad(dy):
-        return (None, None), None
-
-    h = custom_gradient(lambda p, omitted=None: (p[0] * p[1], grad))
-    zero = jnp.float32(0)
-    assert_same(mode(jax.grad(lambda p: h(p)))((2.0, 3.0)), (zero, zero))
-
-
-@eager_and_jit
 def test_stop_gradient_of_a_numpy_array_is_an_input(mode):
     """Under an eager `grad` it is of a class of JAX's own: in JAX 0.8 no subclass of NumPy's."""
 
