@@ -229,7 +229,13 @@ class Scaled:
 
     @classmethod
     @custom_gradient
-    def of_the_class(cls, one, x):
+    def class_inside(cls, one, x):
+        assert cls is Scaled
+        return product(one, x)
+
+    @custom_gradient
+    @classmethod
+    def class_outside(cls, one, x):
         assert cls is Scaled
         return product(one, x)
 
@@ -243,7 +249,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-@pytest.mark.parametrize("name", ["inside", "outside", "jitted", "of_the_class"])
+@pytest.mark.parametrize("name", ["inside", "outside", "jitted", "class_inside", "class_outside"])
 def test_an_instance_given_to_a_static_or_class_method_is_an_input(name):
     for way in BRIEF:
         h = lambda w, x: getattr(Scaled, name)(Scaled(w), x)  # noqa: E731

@@ -152,32 +152,8 @@ class Model:
     def annotated(self, x: float) -> tuple[float, Callable[[float], float]]:
         return self.scale * x, lambda dy: 7 * dy * self.scale
 
-    @custom_gradient
-    @classmethod
-    def class_inside(cls, x):
-        return cls.scale * x, lambda dy: 7 * dy * cls.scale
-
-
-class Derived(Model):
-    def method(self, x):
-        return super().method(x)
-
 
 MODEL = Model(2.0)
-METHODS = {
-    "method": MODEL.method,
-    "inherited": Derived(2.0).method,
-    "class inside": Derived.class_inside,
-    "attribute": dataclasses.replace(MODEL, scale=MODEL.method).scale,
-}
-
-
-@eager_and_jit
-@pytest.mark.parametrize("kind", METHODS)
-def test_self_is_no_input_of_a_method(kind, mode):
-    h = METHODS[kind]
-    assert_same(mode(jax.value_and_grad(h))(3.0), (jnp.float32(6), jnp.float32(14)))
-    assert_same(jax.grad(mode(h))(3.0), jnp.float32(14))
 
 
 class Unnamed:
