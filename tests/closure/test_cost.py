@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from captures import Finalized
 from support.helpers import assert_same, eager_and_jit
 
 from tfgrad_jax import custom_gradient
@@ -314,26 +315,6 @@ def test_values_are_seen_beside_many_functions():
     assert_same(jax.grad(loss, (0, 1))(w, x), (5 * x, 7 * w))
 
 
-def test_a_captured_object_is_freed_with_the_call():
-    class Box:
-        scale = 1.0
-
-    def loss(w, box):
-        @custom_gradient(variables=[w])
-        def f(x):
-            return w * x + 0 * box.scale, lambda dy, variables: (7 * dy, [5 * dy * x])
-
-        return f(jnp.float32(2))
-
-    boxes = [Box()]
-    gone = weakref.ref(boxes[0])
-    assert_same(jax.jit(jax.grad(lambda w: loss(w, boxes[0])))(jnp.float32(3)), jnp.float32(10))
-    boxes.clear()
-    jax.clear_caches()
-    gc.collect()
-    assert gone() is None
-
-
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", ["grad", "jit(grad)", "grad(jit)", "jacfwd"])
 @pytest.mark.parametrize("protocol", ["undeclared", "declared"])
@@ -436,18 +417,8 @@ def test_a_deep_nest_over_many_weights(protocol, way):
     assert_same(dx, jnp.float32(7))
 
 
-class Finalized:
-    """It is not copied."""
-
-    def __init__(self, weights):
-        self.weights = weights
-
-    def __del__(self):
-        pass
-
-
 NOT_COPIED = {
-    "finalizer": lambda ws: Finalized(ws),
+    "finalizer": Finalized,
     "too much": lambda ws: (ws, [[i] for i in range(12_000)]),
     "jit": lambda ws: jax.jit(lambda d: d * ws[0]),
     "weak": lambda ws: (held := Finalized(ws), weakref.ref(held)),

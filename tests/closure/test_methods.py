@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from captures import logged
 from protocols import ARGS, BRIEF, DECLARED, ORDINARY, WAYS, squared
 from support.helpers import assert_same, sample
 from support.ways import assert_derivative, gradient
@@ -65,14 +66,6 @@ LIBRARIES = {
     "nnx": "flax.nnx",
     "linen": "flax.linen",
 }
-
-
-def logged(f):
-    @functools.wraps(f)
-    def wrapper(*args, **kwargs):
-        return f(*args, **kwargs)
-
-    return wrapper
 
 
 ABOVE = {
