@@ -43,32 +43,6 @@ def an_iterator_in_f(w, x):
     return f(x) + 10 * f(x)
 
 
-def an_iterator_of_another_function(w, x):
-    def layer(scales):
-        @custom_gradient
-        def f(x):
-            k = next(scales)
-            return k * w * x, lambda dy, variables: (7 * k * dy * w, [5 * k * dy * x])
-
-        return f
-
-    f = layer(iter([1.0, 2.0]))
-    return f(x) + 10 * f(x)
-
-
-def an_index_of_the_layer(ws, x):
-    i = -1
-
-    @custom_gradient
-    def f(x):
-        nonlocal i
-        i += 1
-        at = i
-        return ws[at] * x, lambda dy, variables: (7 * dy * ws[at], [5 * dy * x])
-
-    return f(x) + 10 * f(x)
-
-
 def an_index_that_the_rule_reads(ws, x):
     i = -1
 
@@ -147,38 +121,6 @@ def a_rule_that_pops_what_f_noted(ws, x):
             return 7 * dy, gradients
 
         return y, grad
-
-    return f(x)
-
-
-def a_rule_that_marks_what_it_visits(ws, x):
-    @custom_gradient
-    def f(x):
-        seen = set()
-
-        def grad(dy, variables):
-            dx = jnp.float32(0)
-            for i in (0, 1, 2, 1, 0):
-                if i not in seen:
-                    seen.add(i)
-                    dx += 7 * dy * ws[i]
-            return dx, [5 * dy * x for _ in variables]
-
-        return x * (ws[0] + ws[1] + ws[2]), grad
-
-    return f(x)
-
-
-def a_rule_whose_later_runs_differ(ws, x):
-    @custom_gradient
-    def f(x):
-        runs = []
-
-        def grad(dy, variables):
-            runs.append(1)
-            return 7 * dy * ws[1 if len(runs) == 1 else 2], [5 * dy * x for _ in variables]
-
-        return x * ws[1], grad
 
     return f(x)
 
@@ -284,11 +226,6 @@ def walked(ws, x):
 PROGRAMS = {
     # what is called, its arguments, the gradients
     "an iterator in f": (an_iterator_in_f, (W, X), (5 * 21 * X, 7 * 21 * W)),
-    "an iterator of another function": (
-        an_iterator_of_another_function,
-        (W, X),
-        (5 * 21 * X, 7 * 21 * W),
-    ),
     "a counter that the rule reads": (a_counter_that_the_rule_reads, (X,), (jnp.float32(147),)),
     "a residual in a variable": (a_residual_in_a_variable, (X,), (7 * 1001 * X**2,)),
     "a residual in a variable beside a weight": (
@@ -320,16 +257,12 @@ PROGRAMS |= {
 for count in (5, 12):
     ws = weights(count)
     first_two = [5 * X, 50 * X, *[0 * X] * (count - 2)], 7 * (ws[0] + 10 * ws[1])
-    first_three = [5 * X] * 3 + [0 * X] * (count - 3), 7 * sum(ws[:3])
     second = [0 * X, 5 * X, *[0 * X] * (count - 2)]
     PROGRAMS |= {
         f"{name} of {count} weights": (h, (ws, X), expected)
         for name, h, expected in (
-            ("an index", an_index_of_the_layer, first_two),
             ("an index that the rule reads", an_index_that_the_rule_reads, first_two),
             ("a list used up", a_rule_that_pops_what_f_noted, walked(ws, X)),
-            ("a set filled", a_rule_that_marks_what_it_visits, first_three),
-            ("a log of runs", a_rule_whose_later_runs_differ, (second, 7 * ws[1])),
             ("arrays counted", a_rule_that_counts_arrays, (second, jnp.float32(7 * count))),
         )
     }
