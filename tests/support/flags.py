@@ -30,7 +30,6 @@ UNDER_FLAGS = {
     "costs_what_one_of_a_flat_one_does[declared-eager": VALUES,
     "closure/test_side_effects.py::test_eagerly": VALUES,
     "closure/test_side_effects.py::test_a_variable_counts": VALUES,
-    "closure/test_side_effects.py::test_a_counter_that_holds_no_weight": VALUES,
     "closure/test_state.py::test_eagerly": VALUES,
     "test_a_variable_that_f_only_reaches_is_not_kept_alive[jitted": KEPT,
     "test_gradients_with_state[a counter": VALUES,
