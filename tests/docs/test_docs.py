@@ -16,7 +16,7 @@ from doctest import ELLIPSIS
 
 import jax
 import pytest
-from support.published import DECORATED, every_parameter_passed, has_several
+from support.published import every_parameter_passed, never_called
 from sybil import Sybil
 from sybil.parsers.doctest import DocTestParser
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
@@ -124,8 +124,7 @@ def test_every_example_runs(path, parsers, tmp_path, monkeypatch):
         for example in document.examples():
             with contextlib.redirect_stdout(printed):
                 example.evaluate()  # raises where the page is wrong
-    decorated = [h for h in document.namespace.values() if isinstance(h, DECORATED)]
-    assert {h.__qualname__ for h in decorated if has_several(h)} <= called
+    assert never_called(document.namespace, called) == set()
 
 
 PUBLISHED = [

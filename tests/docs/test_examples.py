@@ -1,17 +1,13 @@
 """The programs in `examples/`: what they compute, print and write, and what they refuse."""
 
-import contextlib
 import importlib.util
-import io
 import re
-import runpy
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.published import DECORATED, every_parameter_passed, has_several
 
 for package in ("matplotlib", "optax", "sklearn", "tqdm"):
     pytest.importorskip(package)
@@ -76,14 +72,3 @@ def test_the_surrogate_reaches_96_percent_and_the_plain_sign_does_not(
     printed = _printed_accuracies(capsys.readouterr().out)
     assert printed[train_digits.SURROGATE] >= 0.96
     assert printed[train_digits.PLAIN] < 0.93
-
-
-@pytest.mark.docs
-@pytest.mark.parametrize(
-    "path", sorted((EXAMPLES / "ports").glob("[a-z]*.py")), ids=lambda p: p.stem
-)
-def test_each_parameter_of_a_port_may_be_passed_by_position_and_by_name(path):
-    with every_parameter_passed() as called, contextlib.redirect_stdout(io.StringIO()):
-        names = runpy.run_path(str(path), run_name="__main__")
-    decorated = [h for h in names.values() if isinstance(h, DECORATED)]
-    assert {h.__qualname__ for h in decorated if has_several(h)} <= called

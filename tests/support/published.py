@@ -9,7 +9,7 @@ one by name.
 import contextlib
 import inspect
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -45,6 +45,12 @@ def every_parameter_passed() -> Iterator[set[str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DECORATED, "__call__", call)
         yield called
+
+
+def never_called(namespace: Mapping[str, Any], called: set[str]) -> set[str]:
+    """Return which decorated functions of a page or a program nobody called."""
+    decorated = [h for h in namespace.values() if isinstance(h, DECORATED)]
+    return {h.__qualname__ for h in decorated if has_several(h)} - called
 
 
 def _call_in_both_ways(h: Any, args: Any, kwargs: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.helpers import sample
+from support.published import every_parameter_passed, never_called
 
 from .backend import Jax
 from .case import disagreement, recorded
@@ -82,9 +83,10 @@ def test_the_page_lists_every_difference():
 @pytest.mark.docs
 @pytest.mark.parametrize("path", PORTS, ids=lambda path: path.stem)
 def test_every_port_runs_and_is_compared(path, capsys):
-    with Jax("eager").settings(double=False):
-        runpy.run_path(str(path), {}, "__main__")
+    with Jax("eager").settings(double=False), every_parameter_passed() as called:
+        names = runpy.run_path(str(path), {}, "__main__")
     assert capsys.readouterr().out
+    assert never_called(names, called) == set()
     assert any(case.startswith(f"ports.{path.stem}") for case in CASES)
 
 
