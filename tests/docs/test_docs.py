@@ -16,7 +16,7 @@ from doctest import ELLIPSIS
 
 import jax
 import pytest
-from support.published import every_parameter_passed, never_called
+from support.published import code_of, every_parameter_passed, is_printed, never_called, numbers
 from sybil import Sybil
 from sybil.parsers.doctest import DocTestParser
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
@@ -28,7 +28,6 @@ import tfgrad_jax.testing
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.]*\w)")
 
 
 def check_output(example):
@@ -39,24 +38,7 @@ def check_output(example):
     printed.seek(0)
     printed.truncate()
     expected = str(example.parsed)
-    assert words(actual, expected), f"printed:\n{actual}\nthe page says:\n{expected}"
-
-
-def _shape(text):
-    """Return a text with every number as `#`, and no more spaces than it needs."""
-    text = " ".join(_NUMBER.sub("#", text).split())
-    return re.sub(r" ?([\[\](),]) ?", r"\1", text)
-
-
-def words(actual, expected):
-    """Return whether a text is the expected one, with the numbers close."""
-    pattern = ".*?".join(re.escape(_shape(part)) for part in expected.split("...\n"))
-    if not re.fullmatch(pattern.replace(".*?", " ?.*? ?"), _shape(actual)):
-        return False
-    if "...\n" in expected:
-        return True
-    numbers = [float(n) for n in _NUMBER.findall(expected)]
-    return [float(n) for n in _NUMBER.findall(actual)] == pytest.approx(numbers, rel=2e-4, abs=1e-5)
+    assert is_printed(actual, expected), f"printed:\n{actual}\nthe page says:\n{expected}"
 
 
 MARKDOWN = (
@@ -91,10 +73,7 @@ def _parsed(path, parsers):
 
 def _needs(path):
     """Return the packages that the code of a page imports."""
-    if path.suffix != ".md":
-        return set()
-    blocks = "\n".join(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S))
-    found = re.findall(r"^\s*(?:import|from) +(\w+)", blocks, re.MULTILINE)
+    found = re.findall(r"^\s*(?:import|from) +(\w+)", code_of(path), re.MULTILINE)
     return set(found) - set(sys.stdlib_module_names) - {"jax", "tfgrad_jax"}
 
 
@@ -139,7 +118,7 @@ PUBLISHED = [
 def _source(path):
     """Return the Python code of a page, a notebook or a program."""
     if path.suffix == ".md":
-        return "\n".join(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S))
+        return code_of(path)
     if path.suffix == ".ipynb":
         cells = json.loads(path.read_text())["cells"]
         code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
@@ -166,15 +145,12 @@ def test_pages_have_examples():
 
 
 def test_the_numbers_in_comments_of_the_readme_are_those_that_it_prints():
-    code = "\n".join(
-        re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    )
+    code = code_of(ROOT / "README.md")
     said = [c.partition(";")[0] for c in re.findall(r"^print\(.*\)  +# (.*)$", code, re.M)]
     printed = []
     exec(code, {"print": lambda *values: printed.append(" ".join(map(str, values)))})
     for text, comment in zip(printed, said, strict=True):
-        numbers = [float(n) for n in _NUMBER.findall(comment)]
-        assert [float(n) for n in _NUMBER.findall(text)] == pytest.approx(numbers) and numbers
+        assert numbers(text) == pytest.approx(numbers(comment)) and numbers(comment)
 
 
 def test_the_first_example_fails_with_custom_vjp():
@@ -217,7 +193,7 @@ def test_the_first_example_fails_with_custom_vjp():
     ],
 )
 def test_output_is_compared(actual, expected, same):
-    assert words(actual, expected) is same
+    assert is_printed(actual, expected) is same
 
 
 # --- the reference -------------------------------------------------------------------------------

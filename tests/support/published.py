@@ -1,4 +1,4 @@
-"""Call what pages and examples publish with each of its parameters, by position and by name.
+"""What pages and examples publish: its code, what it prints, and each parameter passed in two ways.
 
 A rule that works where its author calls it may fail where somebody passes one argument more.
 `every_parameter_passed()` watches the calls of decorated functions. At the first call of each, it
@@ -9,7 +9,9 @@ one by name.
 import contextlib
 import inspect
 import io
+import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -86,3 +88,32 @@ def _differentiate(f: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
 
 def _is_float_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+# --- code and what it prints ----------------------------------------------------------------------
+
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.]*\w)")
+
+
+def code_of(page: Path) -> str:
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
+
+
+def numbers(text: str) -> list[float]:
+    return [float(n) for n in _NUMBER.findall(text)]
+
+
+def _shape(text: str) -> str:
+    """Return a text with every number as `#`, and no more spaces than it needs."""
+    text = " ".join(_NUMBER.sub("#", text).split())
+    return re.sub(r" ?([\[\](),]) ?", r"\1", text)
+
+
+def is_printed(actual: str, expected: str) -> bool:
+    """Return whether a text is the expected one, with the numbers close."""
+    pattern = ".*?".join(re.escape(_shape(part)) for part in expected.split("...\n"))
+    if not re.fullmatch(pattern.replace(".*?", " ?.*? ?"), _shape(actual)):
+        return False
+    if "...\n" in expected:
+        return True
+    return numbers(actual) == pytest.approx(numbers(expected), rel=2e-4, abs=1e-5)
