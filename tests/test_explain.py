@@ -258,11 +258,11 @@ def test_a_weight_is_found_and_named_wherever_it_is_held(name, hold, get):
     np.testing.assert_array_equal(get(holder), W)
 
 
-@pytest.mark.parametrize("bound", [True, False])
-def test_methods_and_keywords(bound):
+def test_methods_and_keywords():
     model, name = Model(W), "self.layers[0]['w']"
-    found = explain(model.__call__, X) if bound else explain(Model.__call__, model, X)
-    assert gradients(found) == {"x": RULE, name: RULE} and found.name == "Model.__call__"
+    for h, *args in ((model, X), (model.__call__, X), (Model.__call__, model, X)):
+        found = explain(h, *args)
+        assert gradients(found) == {"x": RULE, name: RULE} and found.name == "Model.__call__"
     found = explain(model.scaled, X, scale=jnp.float32(3))
     assert gradients(found) == {"x": RULE, name: ERROR, "scale": ERROR}
     assert kept(found) == {name: (OF_W, "captured"), "scale": (F, "input")}

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from checking import X, fact, notes
 
-from tfgrad_jax import custom_gradient, explain
+from tfgrad_jax import custom_gradient
 from tfgrad_jax.testing import assert_gradient, check_gradient
 
 W = jnp.asarray([1.5, -0.5, 2.0], jnp.float32)
@@ -78,6 +79,20 @@ def around(layer):
     return lambda x: 2 * layer(x)
 
 
+def in_a_jitted_helper(w):
+    value = jax.jit(lambda x: wrong(w, x)[0])
+    return custom_gradient(lambda x: (value(x), wrong(w, x)[1]), variables=w), X
+
+
+def in_what_can_be_called(w):
+    value = jax.tree_util.Partial(lambda w, x: wrong(w, x)[0], w)
+    return custom_gradient(lambda x: (value(x), wrong(w, x)[1]), variables=value), X
+
+
+def branching_on(w):
+    return custom_gradient(lambda x: wrong(w if w[0] > 0 else -w, x), variables=w), X
+
+
 def of_equinox(w):
     eqx = pytest.importorskip("equinox")
 
@@ -134,6 +149,9 @@ FOUND = {  # how it is handed over, and the name of the weight
     "a wrapper": (lambda w: (wrapped(Layer(w).apply), X), SELF),
     "an object that holds another": (lambda w: (Model(w), X), "self.layers[0].params['w']"),
     "an argument": (lambda w: (lambda layer, x: layer(x), Layer(w), X), "layer.params['w']"),
+    "a jitted helper": (in_a_jitted_helper, "w"),
+    "variables that can be called": (in_what_can_be_called, "w"),
+    "a function that branches on it": (branching_on, "w"),
     "equinox": (of_equinox, "self.w"),
     "filter_jit of an object": (of_filter_jit, SELF),
     "flax nnx": (of_nnx, "self.w.value"),
@@ -141,7 +159,7 @@ FOUND = {  # how it is handed over, and the name of the weight
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("way", FOUND)
 def test_a_wrong_gradient_of_a_weight_is_found(way):
     hand_over, name = FOUND[way]
@@ -175,6 +193,20 @@ def branching(layer):
     return lambda x: layer(x) if x.sum() > 0 else x
 
 
+def bounded(w):
+    def layer(x):
+        if w[0] > 1.5:
+            raise ValueError("outside of the domain")
+        return wrong(w, x)
+
+    return custom_gradient(layer, variables=w)
+
+
+def in_a_second_place(read):
+    """Return a layer whose declared weight is read where it is not replaced."""
+    return lambda w: custom_gradient(lambda x: (read(x), wrong(w, x)[1]), variables=w)
+
+
 NAMED = {  # how it is handed over, the name of the weight, and why it is not checked
     "a global object": (lambda w: lambda x: GLOBAL_LAYER(x), "GLOBAL_LAYER.params['w']",
                         "a global variable"),
@@ -198,6 +230,16 @@ NAMED = {  # how it is handed over, the name of the weight, and why it is not ch
     "a default that the call leaves out": (default, "w", "the call leaves it out: pass it"),
     "a context variable": (lambda w: lambda x: closure(CONTEXT.get())(x), "a float32[3]",
                            "found in no object"),
+    "a context variable beside it": (in_a_second_place(lambda x: wrong(CONTEXT.get(), x)[0]),
+                                     "w", "held where it is not replaced"),
+    "a context variable in a branch": (
+        in_a_second_place(lambda x: wrong(CONTEXT.get(), x)[0] if x[0] > 0 else x),
+        "w", "not seen to change the value"),
+    "a value that it may not leave": (bounded, "w", "not seen to change the value"),
+    "a global array, which is the argument": (
+        lambda w: custom_gradient(lambda x: wrong(X, x)), "X", "a global variable"),
+    "a global array that is declared": (
+        lambda w: custom_gradient(lambda x: wrong(W, x), variables=[W]), "W", "a global variable"),
 }  # fmt: skip
 
 
@@ -221,11 +263,13 @@ def test_a_weight_that_cannot_be_replaced_is_named(way):
 
 
 def test_what_is_held_and_is_no_weight_is_not_named():
-    layer, unread, of_rule, number = Layer(W), jnp.ones(3), jnp.ones(3), jnp.arange(3)
+    layer, unread, of_rule = Layer(W), jnp.ones(3), jnp.ones(3)
+    number, table = jnp.arange(3), np.arange(3, dtype=np.float32)
 
     def f(x):
         jax.vjp(custom_gradient(lambda x: (x, lambda dy: dy * of_rule)), x)
-        return jnp.cos(x) * jnp.array([1.0, 2.0, 3.0]) * number.astype(x.dtype) + 0 * x[0], unread
+        y = jnp.cos(x) * jnp.array([1.0, 2.0, 3.0]) * number.astype(x.dtype) + table * x[0]
+        return y, unread
 
     report = check_gradient(lambda x: f(x)[0], X, transforms=False)
     assert report.ok and notes(report) == {"x": ""} and report.unchecked == ()
@@ -234,10 +278,3 @@ def test_what_is_held_and_is_no_weight_is_not_named():
     assert notes(report) == {"x": "", "layer.params['w']": WRONG} and report.unchecked == ()
     text = "fixed.unread: to differentiate them is an error"
     assert (fact(report, "no gradient").ok, fact(report, "no gradient").text) == (None, text)
-
-
-@pytest.mark.parametrize("h", [Layer(W), Layer(W).__call__], ids=["layer", "method"])
-def test_explain_takes_a_layer_and_has_the_same_names(h):
-    found = explain(h, X)
-    assert [(row.name, row.gradient) for row in found.captured] == [(SELF, "by the rule")]
-    assert found.name == "Layer.__call__"
