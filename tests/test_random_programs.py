@@ -38,7 +38,13 @@ def skip_if_a_limit(error, features):
             pytest.skip(f"a limit: {limit.sentence}")
 
 
-@pytest.mark.parametrize("seed", smallest(COUNT))
+def seeds(count, first, nightly):
+    """Return seeds of small programs, and for the night those of many others."""
+    night = range(FIRST + first, FIRST + first + nightly)
+    return smallest(count) + [pytest.param(seed, marks=pytest.mark.nightly) for seed in night]
+
+
+@pytest.mark.parametrize("seed", seeds(COUNT, first=10_000, nightly=2_000))
 def test_a_random_program_has_the_derivatives_of_the_oracle(seed):
     p = program(seed)
     try:
@@ -48,22 +54,10 @@ def test_a_random_program_has_the_derivatives_of_the_oracle(seed):
         raise
 
 
-@pytest.mark.parametrize("seed", smallest(COUNT // 8))
+@pytest.mark.parametrize("seed", seeds(COUNT // 8, first=20_000, nightly=300))
 def test_a_call_of_a_large_model_has_the_same_derivatives(seed, monkeypatch):
     """Every capture counts as much, of which a trace shows what is used."""
     monkeypatch.setattr("tfgrad_jax._call.hoist.MANY", 0)
-    test_a_random_program_has_the_derivatives_of_the_oracle(seed)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(FIRST + 20_000, FIRST + 20_300))
-def test_many_calls_of_a_large_model_have_the_same_derivatives(seed, monkeypatch):
-    test_a_call_of_a_large_model_has_the_same_derivatives(seed, monkeypatch)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(FIRST + 10_000, FIRST + 12_000))
-def test_many_random_programs_have_the_derivatives_of_the_oracle(seed):
     test_a_random_program_has_the_derivatives_of_the_oracle(seed)
 
 
