@@ -159,7 +159,7 @@ FOUND = {  # how it is handed over, and the name of the weight
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("way", FOUND)
 def test_a_wrong_gradient_of_a_weight_is_found(way):
     hand_over, name = FOUND[way]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import X, clipped, declare, fact, full_square, half_square, note, notes, quick
+from checking import X, clipped, declare, fact, full_square, half_square, notes, quick
 
 from tfgrad_jax import custom_gradient
 from tfgrad_jax.testing import assert_gradient, check_gradient
@@ -160,9 +160,7 @@ def test_rule_or_function_that_cannot_run():
         check_gradient(declare(lambda x: 1 / 0, None), X)
 
 
-def test_what_calls_a_decorated_function():
-    for h in (jax.jit(half_square), lambda x: half_square(x), jax.vmap(half_square)):
-        assert note(h, X) == "declared = 0.5 x expected"
+def test_wrappers_of_a_decorated_function():
     # It shows the signature of what it wraps, and takes one argument more.
     scaled = functools.wraps(half_square)(lambda scale, x: scale * half_square(x))
     found = notes(quick(scaled, jnp.float32(2), X))
