@@ -153,30 +153,6 @@ def test_the_numbers_in_comments_of_the_readme_are_those_that_it_prints():
         assert numbers(text) == pytest.approx(numbers(comment)) and numbers(comment)
 
 
-def test_the_first_example_fails_with_custom_vjp():
-    def rounded(w, x):
-        return jax.numpy.round(w) * x
-
-    def with_a_closed_over_weight(w):
-        layer = jax.custom_vjp(lambda x: rounded(w, x))
-        layer.defvjp(lambda x: (layer(x), None), lambda _, dy: (dy * jax.numpy.round(w),))
-        return layer(2.0) ** 2
-
-    def with_the_weight_as_an_argument(w):
-        layer = jax.custom_vjp(rounded)
-        layer.defvjp(
-            lambda w, x: (layer(w, x), (w, x)),
-            lambda r, dy: (dy * r[1], dy * jax.numpy.round(r[0])),
-        )
-        return layer(w, 2.0) ** 2
-
-    with pytest.raises(Exception, match=r"UnexpectedTracer|closed-over"):
-        jax.grad(with_a_closed_over_weight)(2.7)
-    assert jax.grad(with_the_weight_as_an_argument)(2.7) == 24
-    with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
-        jax.hessian(with_the_weight_as_an_argument)(2.7)
-
-
 @pytest.mark.parametrize(
     ("actual", "expected", "same"),
     [
