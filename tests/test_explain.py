@@ -392,6 +392,13 @@ def test_a_rule_that_branches_on_values():
     assert jax.jvp(f, (X,), (X,))[1].sum() == 2 * N * M
 
 
+def test_residuals_show_how_they_are_sharded_over_an_explicit_mesh():
+    kinds, by = (jax.sharding.AxisType.Explicit,) * 2, jax.sharding.PartitionSpec(("a", "b"), None)
+    with jax.set_mesh(jax.make_mesh((2, 2), ("a", "b"), axis_types=kinds)):
+        (row,) = explain(careful, jax.device_put(X, by)).residuals
+    assert row.type == "float32[4@(a,b),8]"
+
+
 def test_costs_of_a_product():
     """A product of N x M and M x M is 2 N M M operations; its gradient is one more of them."""
     found = explain(custom_gradient(lambda x, w: (x @ w, lambda dy: (dy @ w.T, None))), X, W)
