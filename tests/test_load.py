@@ -113,7 +113,7 @@ def test_threads_do_not_disturb_each_other(style, mode):
 MANY = {
     "calls": (300, lambda h: h(W, X)),
     "gradients": (30, lambda h: squared(h)(W, X)),
-    "jits": (3, lambda h: jax.jit(lambda w, x: squared(h)(w, x))(W, X)),
+    "jits": (30, lambda h: jax.jit(lambda w, x: squared(h)(w, x))(W, X)),
 }
 
 
