@@ -567,7 +567,7 @@ def loss(w, x):
 
 jax.grad(loss)(1.0, 2.0)
 """,
-        "would be traced forever: its gradient function calls it",
+        "inside itself, ten levels deep: it calls itself, or its gradient function calls it",
         "Store the weight on an ordinary instance",
         of="loss.f", error=RecursionError),
     misuse("Return the gradients of variables in another order than that of their first use",

@@ -76,7 +76,7 @@ def traced(
     """Trace a function of arrays, which returns a pair: arrays, and anything else.
 
     JAX's own errors show the name and the line of `source`, and these names of the arguments.
-    Raises `RecursionError` if `f` calls itself and would be traced forever.
+    Raises `RecursionError` if `f` calls itself, and is traced within itself so many times.
     """
     outer, code = _tracing.get(), source and source.code
     if code is not None and outer.count(code) == _DEEP:
