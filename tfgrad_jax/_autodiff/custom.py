@@ -243,8 +243,7 @@ def _attached(
     except Exception as error:
         _note_not_differentiable(error, function)
         raise
-    has_numbers = any(y.dtype == bool or is_kind(y.dtype, jnp.integer) for y in leaves)  # no keys
-    if positions and not outputs and has_numbers:
+    if positions and not outputs and any(map(_is_number, leaves)):
         gradient_errors.warn_of_no_output(function.source, [(y.shape, y.dtype) for y in leaves])
     differentiable = [i for i, o in enumerate(operands) if has_tangents[i] and not is_ref(o)]
     rule = Rule(
@@ -271,6 +270,11 @@ def _attached(
             if ignored:
                 (leaves[i],) = depend([leaf], ignored)
     return _with_axis_in_front(function, leaves), rule
+
+
+def _is_number(y: Leaf) -> bool:
+    """Return whether an output without a derivative is a number, and no key."""
+    return y.dtype == bool or is_kind(y.dtype, jnp.integer)
 
 
 def _note_not_differentiable(error: Exception, function: Function) -> None:

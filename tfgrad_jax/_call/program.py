@@ -56,6 +56,7 @@ class _Ran(NamedTuple):
 # Of the captured values, without and with a rule that accepts undeclared `variables`: which of the
 # two it is, is known when `f` has returned its rule.
 Origins: TypeAlias = tuple[Sequence[Origin], Sequence[Origin]]
+_BY_USE = (Origin.UNDECLARED, Origin.MISSING)  # these need to know what `y` uses
 
 
 class TypeOfY:
@@ -119,7 +120,7 @@ class Program(Inert):
     @property
     def needs_perturbed(self) -> bool:
         """Whether the rule lists the values that are being differentiated, or raises for one."""
-        return any(o in (Origin.UNDECLARED, Origin.MISSING) for o in self.origins[True])
+        return any(o in _BY_USE for o in self.origins[True])
 
     def names(self) -> list[str]:
         """Return the names of the operands, for JAX's own errors."""
@@ -172,8 +173,9 @@ class Program(Inert):
 
         It lists, or refuses, only those that are being differentiated.
         """
-        origins = [self.origins[True][i] for i in perturbed if i < len(self.origins[True])]
-        if self.known_uses is None and not {Origin.UNDECLARED, Origin.MISSING}.isdisjoint(origins):
+        origins = self.origins[True]
+        by_use = any(i < len(origins) and origins[i] in _BY_USE for i in perturbed)
+        if by_use and self.known_uses is None:
             # Before `f` runs, not after: so what it leaves for the user, such as the activations
             # of a layer in a dictionary, comes from the last run, in which it sees values.
             return self._uses(operands)

@@ -21,6 +21,9 @@ from .compat import NUMPY, Sharding, explicit_sharding, is_ref, tangent_dtype, v
 NEEDS_VALUES = (ConcretizationTypeError, TracerArrayConversionError)
 
 
+_OF_PYTHON = (*NUMPY, int, float, complex)
+
+
 class Inert:
     """Marks a class whose objects hold no arrays: nothing is looked for in them."""
 
@@ -60,7 +63,7 @@ def is_kind(dtype: Any, kind: Any) -> bool:
 
 def spec(leaf: Any) -> Spec:
     """Return the type of an array, a tracer or a Python number, as JAX sees it."""
-    if isinstance(leaf, (*NUMPY, int, float, complex)):  # without x64, float64 becomes float32
+    if isinstance(leaf, _OF_PYTHON):  # without x64, float64 becomes float32
         return Spec(np.shape(leaf), jnp.result_type(leaf))
     if not isinstance(leaf, Tracer):  # concrete: not differentiated
         return Spec(leaf.shape, leaf.dtype)
