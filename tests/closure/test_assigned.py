@@ -169,6 +169,24 @@ def test_what_holds_no_tracer_is_assigned_once(where, kind):
     assert (part.keys(), noted) == (others[0].keys(), others[1])
 
 
+class Counted(Named):
+    """Its class, which can be imported, is no copy."""
+
+    calls = 0
+
+    def count(self):
+        type(self).calls += 1
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_class_attribute_counts(world):
+    Counted.calls = 0
+    loss = loss_of(in_rule=Counted.count, make=Counted)
+    assert_same(WORLDS[world](loss)(W, X), WORLDS[world](loss_of())(W, X))
+    assert Counted.calls >= 1
+
+
 TRACED = {
     "set": (lambda w: {Named(w)}, lambda s: s.add(1), len),
     "deque": (lambda w: collections.deque([w]), lambda d: d.append(1), len),
