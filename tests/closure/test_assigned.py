@@ -429,11 +429,16 @@ def test_a_variable_counts_every_run(mode, more):
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_variable_that_holds_the_weight_is_not_assigned_to(world):
+    def another(w):
+        return lambda: w  # another variable of that name
+
     def loss(w, x):
+        twice = another(2 * w)
+
         @custom_gradient(variables=w)
         def f(x):
             nonlocal w
-            y, w = w * x, 2 * w
+            y, w = w * x, twice()
             return y, lambda dy, variables: (7 * dy * w, 5 * dy * x)
 
         return f(x)

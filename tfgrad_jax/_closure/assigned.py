@@ -76,20 +76,20 @@ def _is_computed(cls: type, label: Label, value: Object) -> bool:
 
 def _named(one: Watched, label: Label, every: Sequence[Watched]) -> str:
     """Name what was assigned as the user knows it: the nearest attribute or variable."""
-    variables = {
-        name: cell
+    variables = [  # other functions may have others of the same name
+        (name, cell)
         for f in every
         if isinstance(f.value, types.FunctionType)
         for name, cell in zip(f.value.__code__.co_freevars, f.value.__closure__ or (), strict=True)
-    }
+    ]
     if isinstance(one.value, types.CellType):
-        name = next((name for name, cell in variables.items() if cell is one.value), "")
+        name = next((name for name, cell in variables if cell is one.value), "")
         return f"the variable `{name}`"
     kind = type(one.value).__qualname__
     name = label.name if isinstance(label, Slot) else label
     if isinstance(name, str):
         return f"the attribute `{name}` of a `{kind}`"
-    for variable, cell in variables.items():
+    for variable, cell in variables:
         if content_of(cell) is one.value:
             return f"a `{kind}`, the variable `{variable}`"
     for holder in every:
