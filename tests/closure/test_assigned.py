@@ -393,10 +393,10 @@ def test_state_that_a_function_gives_to_linen_is_an_error(mode):
 # --- variables -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [0, 12], ids=["one weight", "many weights"])
-@eager_and_jit
-def test_a_variable_counts_every_run(mode, more):
-    """Of `f`, of a rule, and of a helper of the rule."""
+@pytest.mark.parametrize("held", [0, 1, 13], ids=["no weight", "one weight", "many weights"])
+@pytest.mark.parametrize("world", ["eager", "jit", "vmap"])
+def test_a_variable_counts_every_run(world, held):
+    """Of `f`, of a rule, and of its helper; a rule that is pulled back twice runs twice."""
     runs = rules = notes = 0
 
     def note():
@@ -404,26 +404,33 @@ def test_a_variable_counts_every_run(mode, more):
         notes += 1
 
     def loss(w, x):
-        others = [k * w for k in range(more)]
+        weights = [w + k for k in range(held)]
 
-        @custom_gradient(variables=w)
+        @custom_gradient(variables=weights[:1])
         def f(x):
             nonlocal runs
             runs += 1
-            assert others is not None
+            scale = weights[0] if weights else 1
 
             def grad(dy, variables):
                 nonlocal rules
                 rules += 1
                 note()
-                return 7 * dy * w, 5 * dy * x
+                return 7 * dy * scale, [5 * dy * x for _ in variables]
 
-            return x * w, grad
+            return x * scale, grad
 
         return f(x) + f(x) + f(x)
 
-    assert_same(mode(jax.grad(loss))(W, X), 15 * X)
-    assert (runs, rules, notes) == (3, 3, 3)
+    def twice(w, x):
+        _, pull = jax.vjp(loss, w, x)
+        return pull(jnp.ones_like(w)), pull(2 * jnp.ones_like(w))
+
+    vmap = lambda f: lambda w, x: jax.tree.map(lambda g: g[0], jax.vmap(f, (0, None))(w[None], x))  # noqa: E731
+    around = {"eager": lambda f: f, "jit": jax.jit, "vmap": vmap}[world]
+    once = (15 * X, 21 * W) if held else (0 * X, jnp.float32(21))
+    assert_same(around(twice)(W, X), (once, jax.tree.map(lambda g: 2 * g, once)))
+    assert (runs, rules, notes) == (3, 6, 6)
 
 
 @pytest.mark.sampled(5)

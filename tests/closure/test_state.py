@@ -16,11 +16,20 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support.helpers import assert_same
-from support.ways import REVERSE
+from support.ways import FORWARD, REVERSE
 
 from tfgrad_jax import custom_gradient
 
-WORLDS = "grad", "jit(grad)", "grad(jit)", "vmap(grad)", "checkpoint(grad)", "grad(checkpoint)"
+WORLDS = (
+    "grad",
+    "jit(grad)",
+    "grad(jit)",
+    "vmap(grad)",
+    "checkpoint(grad)",
+    "grad(checkpoint)",
+    "jvp",
+)
+WAYS = {**REVERSE, **FORWARD}
 W, X = jnp.float32(3), jnp.float32(2)
 
 
@@ -139,6 +148,47 @@ def a_rule_that_counts_arrays(ws, x):
     return f(x)
 
 
+def a_variable_assigned_after_the_call(x):
+    scale = 2.0
+    y = custom_gradient(lambda x: (scale * x, lambda dy: 7 * dy * scale))(x)
+    scale = 5.0
+    return y * scale
+
+
+def a_variable_assigned_after_a_call_that_is_traced(w, x):
+    scaled = jax.jit(lambda x: w * x)  # not copied
+    for k in (2.0, 3.0):
+
+        @custom_gradient
+        def f(x):
+            return scaled(x), lambda dy, variables: (k * dy * w, [5 * dy * x])  # noqa: B023
+
+        x = f(x)
+    return x
+
+
+def a_variable_first_assigned_after_the_call(w, x):
+    @custom_gradient(variables=[w])
+    def f(x):
+        return w * x, lambda dy, variables: (7 * dy * w * factor, [5 * dy * x * factor])
+
+    y = f(x)
+    factor = 2.0
+    return y
+
+
+def a_variable_of_a_generator_that_waits(x):
+    def layers():
+        for k in (2.0, 3.0):
+
+            def scale(x):
+                return k * x  # noqa: B023
+
+            yield custom_gradient(lambda x: (scale(x), lambda dy: 7 * scale(dy)))
+
+    return functools.reduce(lambda x, layer: layer(x), layers(), x)
+
+
 class Node:
     """It is equal by a name that stands in a dict, beside a weight."""
 
@@ -243,6 +293,26 @@ PROGRAMS = {
         (W, X),
         (X**2, 7 * X**2 * W),
     ),
+    "a variable assigned after the call": (
+        a_variable_assigned_after_the_call,
+        (X,),
+        (jnp.float32(70),),
+    ),
+    "a variable assigned after a call that is traced": (
+        a_variable_assigned_after_a_call_that_is_traced,
+        (W, X),
+        (20 * W * X, 6 * W**2),
+    ),
+    "a variable first assigned after the call": (
+        a_variable_first_assigned_after_the_call,
+        (W, X),
+        (10 * X, 14 * W),
+    ),
+    "a variable of a generator that waits": (
+        a_variable_of_a_generator_that_waits,
+        (X,),
+        (jnp.float32(7 * 2 * 7 * 3),),
+    ),
 }
 PROGRAMS |= {
     name: (h, (W, X), (5 * X, 7 * W))
@@ -270,14 +340,17 @@ for count in (5, 12):
 # the function of a `custom_vjp` does.
 COUNT_RUNS = ("an iterator", "a counter", "a generator", "an index")
 RECORDED = "grad(jit)", "grad(checkpoint)"
+# In forward mode a rule runs with its function, and not after all of them.
+RUN_LATER = "a generator", "a variable first assigned"
 # Where nothing is recorded, `f` runs twice to find undeclared variables: an error if that matters.
 RUNS_TWICE = "an iterator"
-UNRECORDED = "grad", "vmap(grad)"
+UNRECORDED = "grad", "vmap(grad)", "jvp"
 
 
 def cases():
     for program, world in itertools.product(PROGRAMS, WORLDS):
-        if not (program.startswith(COUNT_RUNS) and world in RECORDED):
+        counts_again = program.startswith(COUNT_RUNS) and world in RECORDED
+        if not (counts_again or (program.startswith(RUN_LATER) and world == "jvp")):
             yield program, world
 
 
@@ -287,9 +360,9 @@ def test_gradients_with_state(program, world):
     h, args, expected = PROGRAMS[program]
     if program.startswith(RUNS_TWICE) and world in UNRECORDED:
         with pytest.raises(TypeError, match=r"\.f` \(.*py:\d+\) reads an iterator"):
-            REVERSE[world](h)(*args)
+            WAYS[world](h)(*args)
     else:
-        assert_same(REVERSE[world](h)(*args), expected)
+        assert_same(WAYS[world](h)(*args), expected)
 
 
 # --- what is left behind -------------------------------------------------------------------------

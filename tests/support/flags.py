@@ -29,7 +29,6 @@ UNDER_FLAGS = {
     "closure/test_cost.py::test_a_layer_of_a_large_model": VALUES,
     "costs_what_one_of_a_flat_one_does[undeclared-eager": VALUES,
     "costs_what_one_of_a_flat_one_does[declared-eager": VALUES,
-    "closure/test_side_effects.py::test_a_variable_counts": VALUES,
     "closure/test_state.py::test_eagerly": VALUES,
     "test_a_variable_that_f_only_reaches_is_not_kept_alive[jitted": KEPT,
     "test_gradients_with_state[a counter": VALUES,
