@@ -179,9 +179,8 @@ def _steps(value: Object) -> Iterable[tuple[str, Object]]:
         return [(f"[{i}]", held) for i, held in enumerate(value)]
     steps = [("", getattr(value, "__wrapped__", None))]
     with contextlib.suppress(TypeError, ValueError):  # such as keys that cannot be sorted
-        if not all_leaves([value]):
-            leaves = tree_flatten_with_path(value, is_leaf=lambda v: v is not value)[0]
-            steps += [(keystr(path), leaf) for path, leaf in leaves]  # static fields are attributes
+        leaves = tree_flatten_with_path(value, is_leaf=lambda v: v is not value)[0]
+        steps += [(keystr(path), leaf) for path, leaf in leaves]  # static fields are attributes
     slots = [getattr(c, "__slots__", ()) for c in type(value).__mro__]
     names = [n for s in slots for n in ([s] if isinstance(s, str) else s)]
     names += getattr(value, "__dict__", ())
