@@ -484,6 +484,20 @@ FEW = "for the undeclared variable `variables[0]: float32[2,4]`"
 LOSS: Any = {"of": "loss.f"}
 LOSS_COUNT: Any = {"of": "loss.f", "error": ValueError}
 
+KEEPS = """
+kept = {}
+
+def loss(w, x):
+    @custom_gradient
+    def f(x):
+        if "scale" not in kept:
+            kept["scale"] = 2 * jnp.ones(())
+        return kept["scale"] * x @ w, lambda dy, variables: (2 * dy @ w.T, [2 * x.T @ dy])
+
+    return f(x).sum()
+
+"""
+
 VARIABLES = [
     misuse("Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
         UNDECLARED, "takes no `variables`", "float32[2, 4], first used at model.py:6\n", *REMEDIES,
@@ -696,7 +710,8 @@ class Layer:
 jax.grad(lambda w: Layer(w).f(x).sum())(w)
 """,
         "assigned to the attribute `calls` of a `Layer`", "the call runs on a copy of it",
-        "Return the new value as a part of `y`, and assign it after the call",
+        "If only the gradient function reads it, use a local variable. Else return the new value "
+        "as a part of `y`, and assign it after the call",
         "in a `nonlocal` variable, and arrays in a `jax.new_ref`", of="Layer.f"),
     misuse("Read an iterator in a function with undeclared variables", """
 def loss(w, x):
@@ -728,6 +743,12 @@ jax.jit(lambda x: f(f(x)))(x)
         "reads a tracer in an unsearched place, such as a global variable. Pass it as an argument. "
         "If an earlier call of the function assigned it, return it as a part of y, and assign it "
         "after the call", error=jax.errors.UnexpectedTracerError),
+    misuse("Keep what a function makes, with undeclared variables", KEEPS + "jax.grad(loss)(w, x)",
+        "With undeclared `variables`, one call may run it twice: declare them, and it does not",
+        of="loss.f", error=jax.errors.UnexpectedTracerError, jitted=False),
+    misuse("Keep what `jax.jit` makes, and differentiate", KEEPS + "jax.grad(jax.jit(loss))(w, x)",
+        "reads a tracer in an unsearched place, such as a global variable", of="loss.f",
+        error=jax.errors.UnexpectedTracerError, jitted=False),
     misuse("Differentiate what reads what `jax.jit` left behind", """
 kept = []
 
@@ -740,7 +761,7 @@ def f(x):
 jax.jit(f)(x)
 jax.grad(lambda x: jnp.sum(f(x)))(x)
 """,
-        "`f` (model.py:3) reads a tracer of a transformation that has ended. If an earlier call of "
+        "`f` (model.py:3) reads a tracer of a transformation that has ended. If an earlier run of "
         "the function assigned it to an object, a list or a variable, return it as a part of y",
         error=jax.errors.UnexpectedTracerError, jitted=False),
 ]  # fmt: skip

@@ -51,7 +51,7 @@ from tfgrad_jax._jax.types import (
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.tracebacks import hidden, is_own
 
-from .function import Function, HiddenTracerError
+from .function import Function
 from .primitives import attach, depend, push, zero_tangent
 from .rule import Rule
 
@@ -153,7 +153,7 @@ def _value(function: Function, *operands: Leaf) -> list[Leaf]:
     value = function.source.named(lambda *args: function.value(args), function.names())
     closed = jax.jit(value).trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
-        raise HiddenTracerError
+        raise errors.hidden_tracer(function.source)
     jaxpr, first = without_consts(closed), len(closed.consts)
     masks, leaves = dependence(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
     for i, mask in enumerate(masks):

@@ -12,10 +12,6 @@ from tfgrad_jax._messages.source import Source
 from .rule import Run
 
 
-class HiddenTracerError(Exception):
-    """The function holds a tracer that is not an operand."""
-
-
 class Forward(NamedTuple):
     """The value of a function at a point, and its rule there."""
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
-from tfgrad_jax._autodiff.function import Forward, HiddenTracerError
+from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import Watched, refuse_assigned
 from tfgrad_jax._closure.skeleton import Skeleton
@@ -213,7 +213,7 @@ class Program(Inert):
         except (RuleNotCopiedError, HoldsRefError, *NEEDS_VALUES):
             return None
         if is_traced(f.consts):
-            raise HiddenTracerError
+            raise errors.hidden_tracer(self.source)
         shown, refs = f.aside
         held = [*f.consts, *captured, *refs]
         result = evaluated(f.run, shown, len(held) - len(refs), held, inputs)
@@ -303,7 +303,7 @@ class Program(Inert):
         note_another_run(self.source)
         closed = jax.make_jaxpr(lambda: self._leaves(*self._parted(operands)))()
         if is_traced(closed.consts):
-            raise HiddenTracerError
+            raise errors.hidden_tracer(self.source)
 
     def _parted(self, operands: Values) -> tuple[Values, Values]:
         """Return the captured values and the inputs."""

@@ -18,10 +18,8 @@ from jax.errors import UnexpectedTracerError
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from tfgrad_jax._autodiff.custom import differentiated
-from tfgrad_jax._autodiff.function import HiddenTracerError
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.types import PyTree, is_traced
-from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.runs import explain_run, note_another_run
 
 from .capture import Capture
@@ -31,19 +29,17 @@ from .program import Program
 
 def run(call: Call, name: str) -> PyTree:
     """Return `y`, under a transformation."""
-    with contextlib.suppress(HiddenTracerError, UnexpectedTracerError):
+    with contextlib.suppress(UnexpectedTracerError):
         capture = hoist(call)
         y = _value(call, capture, name)
         if capture.values or call.operands or not is_traced(tree_leaves(y)):
             return y
     # The function reads a tracer from a place that no walk reaches, such as a global variable. A
-    # trace shows it among its constants. JAX has refused the tracer (`UnexpectedTracerError`: its
-    # linearize trace is no longer valid in the forward pass), or `_autodiff` has met it.
+    # trace shows it among its constants. JAX has refused the tracer, whose linearize trace is no
+    # longer valid in the forward pass, or we have met it (`errors.hidden_tracer`).
     note_another_run(call.spec.source)
     try:
         return _value(call, by_trace(call), name)
-    except HiddenTracerError:
-        raise errors.hidden_tracer(call.spec.source) from None
     except Exception as error:
         explain_run(error, call.spec.source)
         raise
