@@ -424,6 +424,31 @@ def test_eagerly_f_leaves_values_for_the_user(count):
     assert_same(kept["h"] + 1, jnp.float32(5))
 
 
+def test_f_runs_once_where_no_weight_is_differentiated():
+    """What it leaves for the user can be used there, and an iterator moves on once."""
+    kept, scales = {}, iter([2.0, 3.0])
+
+    def loss(w, x):
+        @custom_gradient
+        def f(x):
+            k = next(scales)
+            kept["h"] = k * w * x
+
+            def rule(dy, variables=()):
+                dx = 7 * k * dy * w
+                return (dx, [5 * k * dy * x]) if len(variables) else dx
+
+            return kept["h"], rule
+
+        return f(x)
+
+    def by_x(w):
+        return jax.grad(lambda x: loss(w, x))(X), kept["h"] + 1
+
+    assert_same(jax.vmap(by_x)(W[None]), (14 * W[None], 2 * W[None] * X + 1))
+    assert_same(jax.grad(lambda w: by_x(w)[1])(W), 3 * X)
+
+
 @pytest.mark.parametrize("kept", ["pullback", "jitted function"])
 def test_a_variable_that_f_only_reaches_is_not_kept_alive(kept):
     batch = jnp.ones(1000)

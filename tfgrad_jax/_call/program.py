@@ -7,6 +7,7 @@ function of residuals (`_autodiff/custom.py` says when).
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -234,12 +235,17 @@ class Program(Inert):
 
     def _listing(self, accepts: bool, operands: Values, known_uses: Uses | None) -> Listing:
         """Return which captured values a rule gives gradients for."""
-        origins = self.origins[accepts]
-        if Origin.UNDECLARED not in origins:
+        undeclared = [i for i, o in enumerate(self.origins[accepts]) if o is Origin.UNDECLARED]
+        if not undeclared:
             return self.declared
-        every = self._uses(operands) if known_uses is None else known_uses
-        gives = [i for i in every if origins[i] is Origin.UNDECLARED]
-        return Undeclared(gives, [spec(operands[i]) for i in gives])
+        if known_uses is not None:
+            undeclared = [i for i in known_uses if i in undeclared]
+            return Undeclared(undeclared, [spec(operands[i]) for i in undeclared], None)
+        # None of them is being differentiated. An outer derivative may ask for one later; `f` runs
+        # again only then. At once, it would leave tracers of that run in what the user keeps.
+        types = [jax.typeof(o) for o in operands]
+        specs = [spec(operands[i]) for i in undeclared]
+        return Undeclared(undeclared, specs, functools.cache(lambda: self._uses(types)))
 
     def _refusing(
         self,

@@ -19,7 +19,7 @@ from tfgrad_jax._closure.assigned import Watched, refuse_assigned
 from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, reach
 from tfgrad_jax._closure.skeleton import Copies, frozen, hoist_tracers
 from tfgrad_jax._closure.snapshot import Snapshot
-from tfgrad_jax._closure.traced import traced
+from tfgrad_jax._closure.traced import Uses, traced
 from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Held, Variables
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_staging
@@ -73,15 +73,18 @@ class Declared(NamedTuple):
 class Undeclared(NamedTuple):
     """The rule lists those of the values that `y` uses which are being differentiated."""
 
-    gives: Sequence[CapturedIndex]  # in this order
+    gives: Sequence[CapturedIndex]  # if there are no `uses`, in the order of their first use
     specs: Sequence[Spec]  # their types in the forward pass
+    uses: Callable[[], Uses] | None  # which of them `y` uses, if that is not known yet
 
     def listed(self, wanted: Wanted) -> Sequence[CapturedIndex]:
-        return [i for i in self.gives if i in wanted]
+        some = [i for i in self.gives if i in wanted]
+        return [i for i in self.uses() if i in some] if some and self.uses else some
 
     def argument(self, values: Values, wanted: Wanted) -> tuple[Variables | None, Values]:
         """Return what the rule gets, as a structure and its values."""
-        some = [k for k, i in enumerate(self.gives) if i in wanted]
+        place = {i: k for k, i in enumerate(self.gives)}
+        some = [place[i] for i in self.listed(wanted)]
         values = [values[k] for k in some]
         return Variables.listed(values, [self.specs[k] for k in some]) if some else None, values
 
