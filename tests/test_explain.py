@@ -114,6 +114,7 @@ def back(dy):
 
 
 COUNTS, UNUSED = jnp.arange(M * M).reshape(M, M), jnp.ones(M)
+T = jnp.ones(M)  # has the name of an attribute
 
 
 def test_an_array_in_a_global_variable_is_kept_and_not_new():
@@ -136,6 +137,7 @@ def test_an_array_in_a_global_variable_is_kept_and_not_new():
         found = explain(h, X)
         assert (kept(found), found.new_bytes) == (expected, 0)
         assert {row.gradient for row in found.captured} == {"unknown: a global variable"}
+    assert explain(custom_gradient(lambda x: (x.T.T, lambda dy: dy.T.T)), X).captured == []
 
 
 def test_forward_mode_of_what_is_recomputed():

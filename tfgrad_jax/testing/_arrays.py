@@ -1,7 +1,9 @@
 """The arrays that functions and objects hold, by name, and copies of these around other arrays."""
 
 import contextlib
+import dis
 import functools
+import itertools
 import types
 import weakref
 from collections import deque
@@ -143,10 +145,17 @@ def _globals(value: Object) -> dict[str, Object]:
     """Return the global variables that a function, or one written in it, may read."""
     if not isinstance(value, types.FunctionType) or _package_of(value) in _LIBRARIES:
         return {}
-    codes, space = [value.__code__], value.__globals__
-    for code in codes:
-        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return {name: space[name] for code in codes for name in code.co_names if name in space}
+    space = value.__globals__
+    return {name: space[name] for name in _names_of_globals(value.__code__) if name in space}
+
+
+@functools.cache
+def _names_of_globals(code: types.CodeType) -> list[str]:
+    """Return the names that code reads as global variables; `co_names` has attributes, too."""
+    loads = ("LOAD_GLOBAL", "LOAD_NAME")
+    names = [i.argval for i in dis.get_instructions(code) if i.opname in loads]
+    inner = [_names_of_globals(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return list(dict.fromkeys(itertools.chain(names, *inner)))
 
 
 _LIBRARIES = ("jax", "jaxlib", "numpy", __name__.partition(".")[0])
