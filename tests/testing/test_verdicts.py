@@ -148,6 +148,16 @@ def test_reference():
     assert row.autodiff == pytest.approx(0.5, rel=0.02)
 
 
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_reference_may_be_straight_through(factor):
+    """Plain autodiff of it is meant: finite differences see through `stop_gradient`."""
+    h = declare(jnp.round, lambda x, dy: factor * dy)
+    reference = lambda x: x + jax.lax.stop_gradient(jnp.round(x) - x)  # noqa: E731
+    (row,) = quick(h, X + 0.2, expect="surrogate", reference=reference).rows
+    assert row.ok is (factor == 1)
+    assert not row.ok or row.note == "finite differences of the reference differ"
+
+
 # --- right rules: a core and a sample, and nightly all of them ------------------------------------
 
 SEEDS = range(1, 10_000)

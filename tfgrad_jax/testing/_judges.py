@@ -176,6 +176,11 @@ class Study(NamedTuple):
         """The argument among the numbers of the point."""
         return self.place.f.space.parts[self.i]
 
+    @property
+    def fits_autodiff(self) -> bool:
+        """Whether plain autodiff agrees."""
+        return self.autodiff is not None and self.autodiff <= self.place.small
+
     def difference(self) -> str:
         d, e = self.declared, self.expected
         sizes = np.linalg.norm(d) * np.linalg.norm(e)
