@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jax.tree_util import Partial, all_leaves
 
+from tfgrad_jax._jax.compat import is_of_jit
 from tfgrad_jax._jax.types import Copied
 
 # Whatever a function holds. What it is decides how it is copied, so no type says more.
@@ -65,12 +66,21 @@ def kind_of(value: Object, cls: type) -> Kind | None:
     # A finalizer would run for the copy, too, and may close or delete what the original still uses.
     # What refers to an object weakly leads past the copy: a linen module refers so to its parent,
     # and through it to the parameters.
-    if hasattr(cls, "__del__") or (weakref.getweakrefcount(value) and not issubclass(cls, Copied)):
+    if hasattr(cls, "__del__") or (is_referred_to_weakly(value) and not issubclass(cls, Copied)):
         return None
     if _knows_its_objects(cls) and all_leaves([value]):
         return None
     base = next(base for base in _BASES if issubclass(cls, base))
     return _BASES[base] if _is_made_empty(base, cls) else None
+
+
+def is_referred_to_weakly(value: Object) -> bool:
+    """Return whether something refers to an object weakly, such as a table of all layers.
+
+    Not `jax.jit(layer)`: after it, a layer that was copied before would be traced, and
+    `check_gradient` would judge the same layer in another way.
+    """
+    return not all(map(is_of_jit, weakref.getweakrefs(value)))
 
 
 def _is_made_empty(base: Object, cls: type) -> bool:

@@ -90,6 +90,14 @@ def is_ref_type(aval: Any) -> bool:
     return hasattr(aval, "inner_aval")
 
 
+def is_of_jit(reference: Any) -> bool:
+    """Return whether a weak reference is one of JAX's caches, to what `jax.jit` has traced.
+
+    Their callbacks are in C++. Before JAX 0.12 some are in Python, and cannot be told from others.
+    """
+    return type(reference.__callback__).__module__ == "nanobind"
+
+
 def varying(value: Any) -> frozenset[Any]:
     """Return the mesh axes of a `shard_map` along which a value differs between devices."""
     if not isinstance(value, Tracer):

@@ -5,7 +5,6 @@ import dis
 import functools
 import itertools
 import types
-import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -14,7 +13,7 @@ import jax
 from jax.core import Tracer
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
-from tfgrad_jax._closure.objects import Object, content_of
+from tfgrad_jax._closure.objects import Object, content_of, is_referred_to_weakly
 from tfgrad_jax._closure.reach import CACHED, Id, reach
 from tfgrad_jax._closure.skeleton import hoist_tracers
 from tfgrad_jax._custom_gradient import CustomGradient
@@ -137,8 +136,8 @@ def _why_not_copied(value: Object) -> str:
     cls = type(value)
     if hasattr(cls, "__del__"):
         return f"`{cls.__qualname__}` defines `__del__`: not looked into"
-    weak = weakref.getweakrefcount(value)
-    return f"something refers to the `{cls.__qualname__}` weakly" if weak else ""
+    weakly = is_referred_to_weakly(value)
+    return f"something refers to the `{cls.__qualname__}` weakly" if weakly else ""
 
 
 def _globals(value: Object) -> dict[str, Object]:
