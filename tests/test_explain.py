@@ -264,6 +264,8 @@ def test_methods_and_keywords():
     assert gradients(found) == {"x": RULE, name: ERROR, "scale": ERROR}
     assert kept(found) == {name: (OF_W, "captured"), "scale": (F, "input")}
     assert gradients(explain(model.scaled, X, scale=3.0)) == {"x": RULE, name: ERROR}
+    partial = functools.partial(Model.scaled, model, scale=3.0)
+    assert gradients(explain(partial, X)) == {"x": RULE, name: ERROR}
     assert model.layers[0]["w"] is W and model.itself is model
 
 

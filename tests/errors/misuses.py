@@ -249,6 +249,8 @@ FITS = "got arguments that do not fit its signature, (x): "
 CALLING = [
     misuse("Forget a keyword-only argument", function("f(x)", args="x, *, scale"),
         "do not fit its signature, (x, *, scale): missing a required", "argument: 'scale'"),
+    misuse("Pass a keyword-only argument by position", function("f(x, 2.0)", args="x, *, scale"),
+        "too many positional arguments. Pass `scale` by name, `scale=...`"),
     misuse("Forget an argument", function("f()"), FITS + "missing a required argument"),
     misuse("Pass too many arguments", function("f(x, x)"), FITS + "too many positional arguments"),
     misuse("Call a function that is an attribute of a class", """
@@ -413,9 +415,9 @@ jax.grad(lambda x: f(x)["mean"].sum())(x)
         "returned a gradient for `act`, which JAX does not differentiate; expected None",
         "in the order of the inputs"),
     misuse("Forget to sum over a broadcast axis", rule("return dy, dy"),
-        "returned a gradient of shape (3, 2) for the input `b`; expected its own shape, (2,). The "
-        "forward pass broadcasts this input along axis 0",
-        "did you forget to sum over axis 0, as in `g.sum(axis=0)`?", **COUNT),
+        "returned a gradient of shape (3, 2) for the input `b`; expected its own shape, (2,). "
+        "The gradient has more entries than the input, along axis 0",
+        "did you forget to sum over it, as in `g.sum(axis=0)`?", **COUNT),
     misuse("Forget to keep an axis that is broadcast",
         of_tree("[dy, dy]", "[x, x[:1]]", "p[0] + p[1]"),
         "of shape (3, 2) for the input `p[1]`; expected its own shape, (1, 2)",
@@ -434,7 +436,7 @@ def f(x, b):
 
 jax.grad(lambda x: f(x, jnp.ones(2)).sum())(x)
 """,
-        "did you forget to sum over axis 0, as in `g.sum(axis=0)`? Nothing differentiates `b` in "
+        "did you forget to sum over it, as in `g.sum(axis=0)`? Nothing differentiates `b` in "
         "this call, but another call may: return a gradient of its shape, or None",
         error=ValueError, jitted=False),
     misuse("Shard a gradient unlike its input",
@@ -713,6 +715,19 @@ jax.grad(lambda w: Layer(w).f(x).sum())(w)
         "If only the gradient function reads it, use a local variable. Else return the new value "
         "as a part of `y`, and assign it after the call",
         "in a `nonlocal` variable, and arrays in a `jax.new_ref`", of="Layer.f"),
+    misuse("Loop over `variables` where none is differentiated", """
+def loss(w, x):
+    @custom_gradient
+    def f(x):
+        def grad(dy, variables=None):
+            return dy @ w.T, [x.T @ dy for v in variables]
+        return x @ w, grad
+    return f(x).sum()
+
+jax.grad(loss, 1)(w, x)
+""",
+        "'NoneType' object is not iterable", "got no `variables`, because none is being "
+        "differentiated in this call. Write `variables or []`", of="loss.f"),
     misuse("Read an iterator in a function with undeclared variables", """
 def loss(w, x):
     scales = iter([1.0, 2.0])
@@ -768,7 +783,8 @@ jax.grad(lambda x: jnp.sum(f(x)))(x)
 
 LINEAR = "is not linear in its upstream gradients: it contains"
 WHY = "Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) transposes the gradient function."
-REVERSE = "or use reverse mode (`jax.grad`; for `jax.hessian(f)`, `jax.jacrev(jax.jacrev(f))`)."
+REVERSE = "or use reverse mode (`jax.grad`; for `jax.hessian(f)`, `jax.jacrev(jax.jacrev(f))`; for "
+REVERSE += "its product with `v`, `jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), v))(x)`)."
 FIRST = "or use reverse mode, which gives first derivatives (`jax.grad`, `jax.vjp`)."
 
 FORWARD_MODE = [
@@ -992,7 +1008,8 @@ g.defvjp(lambda x: (2 * x, None), lambda _, dy: (2 * dy,))
             "jax.grad(jax.grad(f))(1.0)",
             "x**2, lambda dy: dy * jax.pure_callback(lambda x: 2 * x, x, x)",
         ),
-        "Pure callbacks do not support JVP", **VALUE),
+        "Pure callbacks do not support JVP", "computes something that JAX cannot differentiate, at",
+        "let the rule call a decorated function for this one", error=ValueError),
     misuse("Return what a `custom_vmap` computes, under `jax.jit`",
         VMAPPED + function(
             "jax.jacrev(jax.grad(lambda x: jax.jit(f)(x).sum()))(x)",

@@ -256,8 +256,8 @@ TOO_MUCH = (
         (
             (4, 3),
             (),
-            " The forward pass broadcasts this input along axis (0, 1) of the gradient: "
-            "did you forget to sum over axis (0, 1), as in `g.sum(axis=(0, 1))`?",
+            " The gradient has more entries than the input, along axis (0, 1): did you forget to "
+            "sum over it, as in `g.sum(axis=(0, 1))`?",
         ),
     ],
 )

@@ -19,7 +19,6 @@ one `attach`. Nothing runs twice, and `attach` compiles to no operation.
 import dataclasses
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -49,6 +48,7 @@ from tfgrad_jax._jax.types import (
     is_traced,
 )
 from tfgrad_jax._messages import errors, gradient_errors
+from tfgrad_jax._messages.runs import is_of_derivative
 from tfgrad_jax._messages.tracebacks import hidden, is_own
 
 from .function import Function
@@ -281,10 +281,10 @@ def _note_not_differentiable(error: Exception, function: Function) -> None:
     """Name the function if JAX cannot differentiate its operations.
 
     For second derivatives JAX differentiates the operations of `f`, and fails at a callback, for
-    instance. The type of its error depends on the operation.
+    instance.
     """
     is_new = not (is_own(error) or hasattr(error, "__notes__"))
-    if is_new and re.search("jvp|differentiat|lineariz", str(error), re.IGNORECASE):
+    if is_new and is_of_derivative(error):
         line = function.source.line_in(error)
         error.add_note(errors.not_differentiable(function.source, line, str(error)))
 

@@ -81,7 +81,8 @@ def explain(h: AnyFunction, /, *args: PyTree, **kwargs: PyTree) -> Explanation:
     as under `jax.jit`. `h` is traced, and executed only if it branches on values.
 
     Args:
-        h: a function that `custom_gradient`, `grad_pass_through` or `recompute_grad` returned.
+        h: a function that `custom_gradient`, `grad_pass_through` or `recompute_grad` returned, or
+            a `functools.partial` of one.
         *args: its arguments, or `jax.ShapeDtypeStruct` in the place of arrays.
         **kwargs: its keyword arguments.
 
@@ -101,6 +102,8 @@ def explain(h: AnyFunction, /, *args: PyTree, **kwargs: PyTree) -> Explanation:
         >>> [(r.name, r.bytes, r.origin) for r in found.residuals], found.new_bytes
         ([('x', 1048576, 'input')], 0)
     """
+    while isinstance(h, functools.partial):
+        h, args, kwargs = h.func, (*h.args, *args), {**h.keywords, **kwargs}
     return copy_context().run(_explained, called_with(h, args, kwargs))
 
 

@@ -21,7 +21,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 from tfgrad_jax._jax.compat import summed_over, varying
 from tfgrad_jax._jax.types import AnyFunction, Cotangents, Inert, Leaf, PyTree, Spec, is_array
 from tfgrad_jax._messages import errors, gradient_errors
-from tfgrad_jax._messages.runs import explain_run
+from tfgrad_jax._messages.runs import explain_rule, explain_run
 from tfgrad_jax._messages.source import Source, Where, is_within
 from tfgrad_jax._messages.text import kind_of
 
@@ -196,8 +196,12 @@ class CallSpec(Inert):
         keywords = {} if variables is None else {"variables": variables.value(traced)}
         mirrored = self.convention == "tf"
         arity = functools.partial(gradient_errors.wrong_arity, where, len(upstreams), mirrored)
-        with _running(grad_fn):
-            result = _called(grad_fn, upstreams, keywords, arity)
+        try:
+            with _running(grad_fn):
+                result = _called(grad_fn, upstreams, keywords, arity)
+        except Exception as error:
+            explain_rule(error, where, not keywords and accepts_variables(grad_fn))
+            raise
         return self._read(variables, result, where)
 
     def _read(self, variables: Variables | None, result: PyTree, where: Where) -> list[Leaf | None]:

@@ -15,7 +15,8 @@ from .text import counted, kind_of, tree_of, type_name, types_of
 from .tracebacks import is_written_here
 
 no_variable_pair = builder(
-    "{} was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned {}."
+    "{} was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned {}. "
+    "The gradients of several inputs are a tuple: `return (da, db), grad_vars`."
 )
 gradient_of_no_array = builder(
     "{} returned a gradient for `{}`, which JAX does not differentiate; expected None. "
@@ -30,6 +31,16 @@ swapped = builder(
 keys_without_names = builder(
     "{} returned a flat list for the declared variables, which are in a dict. JAX sorts its keys, "
     "so a list may be in another order: return the gradients in their structure, {}."
+)
+no_variables = builder(
+    "{} got no `variables`, because none is being differentiated in this call. Write `variables or "
+    "[]`, or `def grad(dy, variables)`, which gets an empty list then.",
+    str,  # a note
+)
+not_differentiable = builder(
+    "{} computes something that JAX cannot differentiate, at {}. Derivatives of the gradient need "
+    "those of its operations: let the rule call a decorated function for this one.",
+    str,  # a note
 )
 
 
@@ -79,6 +90,10 @@ def wrong_structure(where: Where, result: Any, layout: Any) -> Exception:
             hint = "Return one for each, in the order of first use; None for no gradient."
         elif len(flat) < len(needed):
             hint = f"Return None for every {where.of} that has no gradient."
+            numbers = [p for p, is_one in zip(paths, layout.numbers, strict=True) if is_one]
+            if where.of == "input" and len(flat) + len(numbers) == len(needed):
+                settings = "a setting, which needs" if len(numbers) == 1 else "settings, which need"
+                hint += f" Behind a `*`, {_listed(numbers)} would be {settings} no gradient."
         elif where.of == "undeclared variable":
             hint = "A frozen weight is not one: `custom_gradient(variables=...)` lists it always."
         elif len(paths) == 1:
@@ -90,12 +105,14 @@ def wrong_structure(where: Where, result: Any, layout: Any) -> Exception:
         hint = f" `{held[0]}` is an object: declare the array that it holds, `param[...]` in nnx."
     values = layout.treedef.children()
     expected = values[0] if len(values) == 1 else layout.treedef
+    or_list = f", or a flat list with one gradient for each {where.of}"
+    if where.of == "variable" and any(p.endswith("']") for p in paths):
+        or_list = ""  # see `keys_without_names`
     return TypeError(
         f"{where} returned gradients in a structure that does not fit {_the(where, ())}.\n"
         f"  expected: {tree_of(expected)}, for {wanted}\n"
         f"  got:      {tree_of(tree_structure(result, is_leaf=lambda g: g is None))}\n"
-        f"Return the structure of {_the(where, ())}, or a flat list with one gradient for each "
-        f"{where.of}; None stands for no gradient.{hint}"
+        f"Return the structure of {_the(where, ())}{or_list}; None stands for no gradient.{hint}"
     )
 
 
@@ -223,8 +240,8 @@ def _shape_hint(of: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> str:
         axis = axes[0] if len(axes) == 1 else tuple(axes)
         keep = ", keepdims=True" if any(padded[i] == 1 for i in axes) else ""
         return (
-            f"The forward pass broadcasts this {of} along axis {axis} of the gradient: did you "
-            f"forget to sum over axis {axis}, as in `g.sum(axis={axis}{keep})`?"
+            f"The gradient has more entries than the {of}, along axis {axis}: did you forget to "
+            f"sum over it, as in `g.sum(axis={axis}{keep})`?"
         )
     if got == wanted[::-1]:
         return "Maybe a transpose is missing, `g.T`."

@@ -1,9 +1,10 @@
-"""Explain errors of the user's code in runs that the user did not ask for.
+"""Explain errors of the user's code: of a rule, and in runs that the user did not ask for.
 
 A function runs again where a first run did not show what it reads, or what `y` depends on. If it
 makes parameters (flax, haiku), or counts, a run finds others than the one before.
 """
 
+import re
 import weakref
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -13,8 +14,8 @@ from jax.errors import UnexpectedTracerError
 from tfgrad_jax._jax.compat import core_name
 from tfgrad_jax._jax.types import NEEDS_VALUES
 
-from . import errors
-from .source import Source
+from . import errors, gradient_errors
+from .source import Source, Where
 from .tracebacks import is_own
 
 _current_trace = core_name("find_top_trace")
@@ -48,3 +49,19 @@ def explain_run(error: Exception, source: Source) -> None:
         note = errors.ran_again(source)
     if note and not is_own(error) and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
+
+
+def explain_rule(error: Exception, where: Where, lists_none: bool) -> None:
+    """Add a note to an error in a rule; `lists_none` if it takes `variables`, and got none."""
+    if is_own(error) or isinstance(error, NEEDS_VALUES) or hasattr(error, "__notes__"):
+        return
+    if lists_none and isinstance(error, TypeError) and "NoneType" in str(error):
+        error.add_note(gradient_errors.no_variables(where))
+    elif is_of_derivative(error):
+        line = Source.of(where.grad_fn).line_in(error)
+        error.add_note(gradient_errors.not_differentiable(where, line))
+
+
+def is_of_derivative(error: Exception) -> bool:
+    """Return whether JAX cannot differentiate an operation; the type of its error depends on it."""
+    return re.search("jvp|differentiat|lineariz", str(error), re.IGNORECASE) is not None
