@@ -207,7 +207,7 @@ def reverse_gradient(x):
 @custom_gradient
 def clip_gradient_norm(x):
     def grad(dy):
-        return dy / jnp.maximum(jnp.sqrt(jnp.sum(dy**2)), 1)
+        return dy / jnp.sqrt(jnp.maximum(jnp.sum(dy**2), 1))
 
     return x, grad
 
