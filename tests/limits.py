@@ -647,10 +647,10 @@ def looked_up(by: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 limit(
     "identities outside of a function",
-    "During differentiation, your function works on a copy of the object that holds the weight. "
-    "`is`, `id()` and global tables still point at the original. Look it up by a name or an "
-    "attribute, or use the object itself as the key.",
-    "Tables, sets and parents that the function holds are copied together with the object.",
+    "Under a transformation, your function works on a copy of the object that holds the weight. "
+    "`is`, `id()` and tables in global variables know only the original: `TABLE.get(self, 1.0)` is "
+    "1.0 there. Look it up before the call, or by a name or an attribute.",
+    "Tables, sets and parents that the function holds are copied or traced with the object.",
     lambda: jax.grad(looked_up(id))(X),
     KeyError,
     r"\d+",
