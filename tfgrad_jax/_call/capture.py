@@ -26,7 +26,7 @@ class Capture(NamedTuple):
 
 
 def reached(call: Call, budget: int = BUDGET) -> Reached:
-    """Return what a call holds beside its inputs, and its declared variables."""
+    """Return what a call holds besides its operands, and its declared variables."""
     _, declared = call.declared
     return reach([*call.held, *declared], budget=budget)
 

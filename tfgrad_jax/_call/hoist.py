@@ -1,14 +1,16 @@
 """Turn a call into a function of values: of the tracers that it captured, and of its inputs.
 
-A call captures the tracers that it uses beside its inputs: in a variable that `f` closes over, in
+A call captures the tracers that it uses besides its inputs: in a variable that `f` closes over, in
 `self`, in a container. `hoist` finds them, and takes them out of a copy of the call. Here, and only
 here, is decided whether the call is traced first:
 
     what the call holds                     JAX runs operations     JAX records them (`jit`, `scan`)
-    up to `MANY` tracers beside declared    copied                  copied
+    up to `MANY` undeclared tracers         copied                  copied
     more than these                         copied                  traced, on a copy; copied,
                                                                     if its rule cannot be
     an obstacle: not copied, or too much    traced                  traced
+
+(Also copied: a call with a `primal` or a Ref, and one of a function that is being traced already.)
 """
 
 import contextlib

@@ -15,7 +15,7 @@ from .rule import Gradient, Wanted
 
 @register_static
 class _Aside:
-    """What a function returns through JAX beside arrays: a pytree without leaves."""
+    """What a function returns through JAX besides arrays: a pytree without leaves."""
 
     def __init__(self, value: tuple[Sequence[LeafIndex], Run]) -> None:
         self._value: tuple[Sequence[LeafIndex], Run] | None = value

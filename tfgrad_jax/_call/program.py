@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,9 +54,16 @@ class _Ran(NamedTuple):
     uses: Uses | None  # how `y` uses captured values, if that had to be known
 
 
-# Of the captured values, without and with a rule that accepts undeclared `variables`: which of the
-# two it is, is known when `f` has returned its rule.
-Origins: TypeAlias = tuple[Sequence[Origin], Sequence[Origin]]
+class Origins(NamedTuple):
+    """Of the captured values. Which list holds, is known when `f` has returned its rule."""
+
+    without: Sequence[Origin]  # if it does not accept undeclared `variables`
+    accepting: Sequence[Origin]  # if it does: only here are some UNDECLARED
+
+    def with_rule(self, accepts_variables: bool) -> Sequence[Origin]:
+        return self.accepting if accepts_variables else self.without
+
+
 _BY_USE = (Origin.UNDECLARED, Origin.MISSING)  # these need to know what `y` uses
 
 
@@ -103,7 +110,7 @@ class Program(Inert):
             call.apply,
             call.primal,
             capture.skeleton,
-            (without, accepting),
+            Origins(without, accepting),
             [i for i, o in enumerate(without) if o is Origin.AUTODIFF],
             Declared(capture.declared, variables),
             capture.uses,
@@ -121,13 +128,13 @@ class Program(Inert):
     @property
     def needs_perturbed(self) -> bool:
         """Whether the rule lists the values that are being differentiated, or raises for one."""
-        return any(o in _BY_USE for o in self.origins[True])
+        return any(o in _BY_USE for o in self.origins.accepting)
 
     def names(self) -> list[str]:
         """Return the names of the operands, for JAX's own errors."""
         inputs = self.spec.inputs
         paths = inputs.leaf_paths()
-        closed_over = [f"closed over {i}" for i, _ in enumerate(self.origins[True])]
+        closed_over = [f"closed over {i}" for i, _ in enumerate(self.origins.accepting)]
         return [*closed_over, *(paths[i] for i in inputs.operands)]
 
     def value(self, operands: Values) -> list[Leaf]:
@@ -174,7 +181,7 @@ class Program(Inert):
 
         It lists, or refuses, only those that are being differentiated.
         """
-        origins = self.origins[True]
+        origins = self.origins.accepting
         by_use = any(i < len(origins) and origins[i] in _BY_USE for i in perturbed)
         if by_use and self.known_uses is None:
             # Before `f` runs, not after: so what it leaves for the user, such as the activations
@@ -197,7 +204,7 @@ class Program(Inert):
         `jit` to find undeclared variables, and an iterator that it reads would move on twice. None
         if there are no undeclared variables, or if the rule cannot be returned from a trace.
         """
-        if self.known_uses is not None or Origin.UNDECLARED not in self.origins[True]:
+        if self.known_uses is not None or Origin.UNDECLARED not in self.origins.accepting:
             return None
         if any(map(is_ref, operands)):
             return None
@@ -210,7 +217,7 @@ class Program(Inert):
 
         captured, inputs = self._parted(operands)
         try:
-            f = trace_call(run, captured, inputs, (self.source, self.spec.inputs), None)
+            f = trace_call(run, captured, inputs, self.source, self.spec.inputs, None)
         except (RuleNotCopiedError, HoldsRefError, *NEEDS_VALUES):
             return None
         if is_traced(f.consts):
@@ -235,7 +242,8 @@ class Program(Inert):
 
     def _listing(self, accepts: bool, operands: Values, known_uses: Uses | None) -> Listing:
         """Return which captured values a rule gives gradients for."""
-        undeclared = [i for i, o in enumerate(self.origins[accepts]) if o is Origin.UNDECLARED]
+        origins = self.origins.with_rule(accepts)
+        undeclared = [i for i, o in enumerate(origins) if o is Origin.UNDECLARED]
         if not undeclared:
             return self.declared
         if known_uses is not None:
@@ -259,7 +267,7 @@ class Program(Inert):
 
         That is so if the value is being differentiated, and `y` uses it. Raise now, too.
         """
-        missing = {i for i, o in enumerate(self.origins[accepts]) if o is Origin.MISSING}
+        missing = {i for i, o in enumerate(self.origins.with_rule(accepts)) if o is Origin.MISSING}
         if not missing:
             return run
         types = [jax.typeof(o) for o in operands]  # not the operands, which the rule may outlive
@@ -313,5 +321,5 @@ class Program(Inert):
 
     def _parted(self, operands: Values) -> tuple[Values, Values]:
         """Return the captured values and the inputs."""
-        count = len(self.origins[True])
+        count = len(self.origins.accepting)
         return operands[:count], operands[count:]

@@ -153,8 +153,8 @@ def hoisted(rule: UserRule, upstreams: Sequence[Aval], wanted: Wanted) -> tuple[
     It is copied around them; if it cannot be copied, it is traced first. Raises an error of
     `NEEDS_VALUES` if a rule that is traced needs values. `upstreams` are types.
     """
-    # Once traced, a rule cannot choose what it lists: `variables` would be of one list for all
-    # orders. So where it can choose, look through more objects before it is traced.
+    # A rule that was traced lists the same variables at every order. So where it may choose, look
+    # through more objects before it is traced.
     is_patient = isinstance(rule.listing, Undeclared) or not is_staging()
     found = reach(rule.parts, budget=BUDGET if is_patient else BUDGET_STAGED)
     if found.obstacle:

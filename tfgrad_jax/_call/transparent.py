@@ -39,7 +39,7 @@ class HoldsRefError(ValueError):
 
 
 class Shown(NamedTuple):
-    """What a trace of a call has shown beside arrays. It holds no values."""
+    """What a trace of a call has shown besides arrays. It holds no values."""
 
     outputs: Outputs
     gradients: Gradients  # of the rule
@@ -53,16 +53,16 @@ def trace_call(
     run: Callable[[Values, Values], tuple[Result, Sequence[Watched] | None]],
     captured: Values,
     inputs: Values,
-    names: tuple[Source, Layout],
+    source: Source,
+    layout: Layout,
     copyable: Callable[[Result], GradFn] | None,
 ) -> Traced:
     """Trace a call once, which `run` runs around captured values and its inputs.
 
     `run` also returns what the rule may not assign to, or None if that is not known. `copyable`
-    makes a rule that can be copied of one that cannot be; without it, that is an error. Beside
+    makes a rule that can be copied of one that cannot be; without it, that is an error. Besides
     arrays, the trace gives what it has `Shown`, and the Refs that the rule holds.
     """
-    source, layout = names
 
     def arrays(captured: Values, *inputs: Leaf) -> tuple[PyTree, tuple[Shown, list[Leaf]]]:
         result, watched = run(captured, inputs)
@@ -138,9 +138,8 @@ def transparent(call: Call, capture: Capture, may_trace_rule: bool) -> Transpare
         variables = _undeclared(_value(call), outputs.count) if chooses else call.declared
         return transparent_rule(source, grad_fn, outputs.cotangents(leaves), *variables)
 
-    names = source, call.spec.inputs
     make = copyable if may_trace_rule else None
-    f = trace_call(run, capture.values, call.operands, names, make)
+    f = trace_call(run, capture.values, call.operands, source, call.spec.inputs, make)
     shown, refs = f.aside
     # A layer that reaches all weights of a model reads few of them. The others go: each would be an
     # operand of the layer, and the cost of the model quadratic in its size.

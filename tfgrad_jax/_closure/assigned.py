@@ -19,8 +19,6 @@ from tfgrad_jax._messages.source import Source
 from .objects import OBJECT, Contents, Kind, Label, Object, Slot, content_of, kind_of
 from .reach import reach
 
-_NOTHING = object()
-
 
 class Watched(NamedTuple):
     """An object to which nothing may be assigned, and what it holds."""
@@ -30,15 +28,10 @@ class Watched(NamedTuple):
     contents: Contents
 
 
-def watched(values: Iterable[Object]) -> list[Watched]:
-    """Watch those of these values that are of a kind which can be assigned to."""
-    kinds = [(value, kind_of(value, type(value))) for value in values]
-    return [Watched(v, kind, kind.contents(v)) for v, kind in kinds if kind and kind.fill]
-
-
 def watched_objects(values: Iterable[Object]) -> list[Watched]:
     """Watch those of these values that are ordinary objects, but no containers."""
-    return [one for one in watched(values) if one.kind is OBJECT]
+    found = [value for value in values if kind_of(value, type(value)) is OBJECT]
+    return [Watched(value, OBJECT, OBJECT.contents(value)) for value in found]
 
 
 def refuse_assigned(every: Sequence[Watched], source: Source) -> None:

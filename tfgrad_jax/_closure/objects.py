@@ -7,8 +7,10 @@ what Python cannot change later, such as a tuple, needs its parts when it is mad
 No code of a user's class runs: not its `__init__`, its properties, or its protocols for copying and
 pickling. Those empty caches, reload files, and once made a likelihood 0.0 instead of -3.88.
 
-To copy another kind of object, write a `Kind` for it, and return it in `kind_of`. What has no kind
+To copy another kind of object, add a `Kind` for it: to `_KINDS` for objects of exactly one type, to
+`_BASES` for those of its subclasses, too, before the classes that it derives from. What has no kind
 is traced instead (`_call/transparent.py`): its gradients are right, too, but `f` sees no values.
+The guide and the tables `TRACED` of the tests say what is traced.
 """
 
 import collections
@@ -170,6 +172,7 @@ def _fill_cell(new: types.CellType, contents: Contents) -> None:
 
 
 def _partial_maker(value: functools.partial[Object]) -> Maker:
+    # A partial cannot be made without a function: `len` stands there until it is filled.
     return functools.partial(functools.partial.__new__, type(value), len)
 
 

@@ -70,7 +70,7 @@ class Reached:
 
     def on_way(self) -> list[Object]:
         """Return the objects that lead to a captured value."""
-        return [self.visited[key][0] for key in self.way.keys() - self.captured.keys()]
+        return [self.visited[key][0] for key in self.way if key not in self.captured]
 
 
 def is_captured(value: Object) -> bool:

@@ -94,11 +94,12 @@ def hoist_tracers(
 ) -> tuple[Skeleton, list[Object]]:
     """Remove the tracers from values that have no obstacle: return a skeleton, and the tracers.
 
-    `reached` is what a walk from the values, and from what is removed `also`, has found. It may
-    have looked for something else. What it calls no obstacle although it is not copied is shared.
+    `reached` is what a walk from the values, and from those to be removed `also`, has found:
+    tracers, or whatever else it looked for. A lenient walk has no obstacle where an object is not
+    copied; the copies then share that object with the originals.
 
-    Nothing may be assigned to the copies; or, where some objects are `watched`, to these and to the
-    copies of these alone. The code in them runs later, unless it `runs_now`.
+    Nothing may be assigned to the copies. If a list of `watched` objects is given, this holds only
+    for these objects and their copies. The code in the values runs later, unless it `runs_now`.
     """
     reached = reached or reach(values)
     plan = _Plan(reached, watched, Snapshot(reached, runs_now))

@@ -39,7 +39,7 @@ def is_being_traced(source: Source) -> bool:
 
 @contextlib.contextmanager
 def only_copied(source: Source) -> Iterator[None]:
-    """Trace no call of a function meanwhile that can be copied.
+    """Within this context, trace no call of a function that can be copied.
 
     `explain` compares what `f` returns with what JAX keeps, by identity; a trace of its own would
     give other tracers.
@@ -55,8 +55,8 @@ class Traced(NamedTuple):
     """A function as a jaxpr."""
 
     run: AnyFunction  # `run(consts, args)` evaluates the jaxpr; it holds no constants
-    consts: list[Leaf]  # the tracers and arrays that the function uses beside its arguments
-    aside: Any  # what it returned beside arrays
+    consts: list[Leaf]  # the tracers and arrays that the function uses besides its arguments
+    aside: Any  # what it returned besides arrays
     closed: ClosedJaxpr
 
     def uses(self, results: int | None = None) -> Uses:

@@ -102,7 +102,7 @@ class Variables(NamedTuple):
 NO_VARIABLES = Variables.of([])[0]
 
 
-# What code holds beside its operands, in a list that can be copied around other tracers. The code
+# What code holds besides its operands, in a list that can be copied around other tracers. The code
 # that gets it holds no values itself: JAX may keep it. Of a call, as the user wrote it: `f`,
 # `primal`, the leaves of the inputs (None in the places of operands), keyword-only arguments with
 # **kwargs, and what a method is bound to. Of a rule: the `grad_fn`.
@@ -162,7 +162,7 @@ class CallSpec(Inert):
         return leaves, outputs, GradFn(gradients, [grad_fn], accepts, Source.of(grad_fn))
 
     def _pair(self, f: AnyFunction, args: Arguments, keywords: Keywords) -> Pair:
-        # If it is in a rule, so is what it decorates.
+        # If `f` is written in a rule, so are the functions that are decorated in it.
         within = _running(f) if self.in_rule else contextlib.nullcontext()
         try:
             with within:

@@ -61,7 +61,7 @@ def one_for_each_leaf(layout: Layout, result: Returned) -> Reading | None:
     nested = [g is not None and not all_leaves([g]) for g in flat]
     if len(flat) != len(layout.specs) or any(map(_has_gradient, _where(nested, flat))):
         return None
-    # A tree of None may stand for the inputs, beside a None for an omitted default.
+    # A tree of None may stand for the inputs, with a None for an omitted default.
     empty = [n and not tree_leaves(g) for n, g in zip(nested, flat, strict=True)]
     given = [None if e else g for e, g in zip(empty, flat, strict=True)]
     return Reading(given, listed=range(len(given)))
