@@ -526,8 +526,9 @@ def of_two(w: Any, v: Any, **options: Any) -> Any:
 
 limit(
     "variables of a traced rule",
-    "Declare the variables if the weights live in a class that you define inside a function, or in "
-    "an object with a finalizer (`__del__`). Otherwise some derivatives raise.",
+    "Declare the variables if the weights are attributes of a class that you define inside a "
+    "function, not of its instances, or of an object with a finalizer (`__del__`). Otherwise some "
+    "derivatives raise.",
     "Such a holder is not copied, and JAX traces the rule once, with all that it is tracing.",
     lambda: jax.jit(jax.grad(of_two))(X, X),
     TypeError,

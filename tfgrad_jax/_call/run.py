@@ -49,7 +49,7 @@ def _value(call: Call, capture: Capture, name: str) -> PyTree:
     """Return `y`, whose derivative is the declared one."""
     operands = [*capture.values, *call.operands]
     if not operands:
-        return call.value()
+        return call.value()  # not that of `capture.call`: a traced call holds other things
     program = Program.of(capture)
     leaves = differentiated(program, name, operands)
     return tree_unflatten(program.y.treedef, leaves)

@@ -145,7 +145,7 @@ def transparent(call: Call, capture: Capture, may_trace_rule: bool) -> Transpare
     # operand of the layer, and the cost of the model quadratic in its size.
     reads = f.reads()[: len(capture.values)]
     read = [v if is_read else None for v, is_read in zip(capture.values, reads, strict=True)]
-    held = [*f.consts, *read, *refs]
+    held = [*f.consts, *read, *refs]  # and then what `primal` holds
     apply = functools.partial(evaluated, f.run, shown, len(f.consts) + len(read))
     primal = None
     if call.primal is not None:
