@@ -85,18 +85,18 @@ def _join(name: str, a: Kind, b: Kind) -> Kind:
 
 
 def _any_operand(eqn: Eqn, kinds: Kinds) -> Kind:
-    """Of what is linear in whichever operand the upstream reaches."""
+    """An operation that is linear in whichever operand the upstream reaches."""
     return LINEAR if LINEAR in kinds else max(kinds, default=ZERO)
 
 
 def _sum(eqn: Eqn, kinds: Kinds) -> Kind:
-    """Of what is linear in all operands together: an upstream plus a constant is not linear."""
+    """One that is linear in all operands together: an upstream plus a constant is not linear."""
     join = functools.partial(_join, eqn.primitive.name)
     return functools.reduce(join, _with_derivative(eqn, kinds))
 
 
 def _product(eqn: Eqn, kinds: Kinds) -> Kind:
-    """Of what is linear in each operand, one at a time."""
+    """One that is linear in each operand, one at a time."""
     kinds = _with_derivative(eqn, kinds)
     if kinds.count(LINEAR) > 1:
         raise NotLinearError(f"`{eqn.primitive.name}` of two upstreams")
@@ -106,7 +106,7 @@ def _product(eqn: Eqn, kinds: Kinds) -> Kind:
 
 
 def _only(position: int) -> How:
-    """Of what is linear in the operand at this position, and in no other."""
+    """One that is linear in the operand at this position, and in no other."""
 
     def how(eqn: Eqn, kinds: Kinds) -> Kind:
         for i, kind in enumerate(kinds):
@@ -127,7 +127,7 @@ def _gather(eqn: Eqn, kinds: Kinds) -> Kind:
 
 
 def _polynomial(eqn: Eqn, kinds: Kinds) -> Kind:
-    """Linear in its coefficients."""
+    """One that is linear in its coefficients."""
     point, *coefficients = kinds
     if point == LINEAR:
         raise NotLinearError("`polynomial`, which is not linear in its operand 0")
@@ -142,7 +142,7 @@ def _convert(eqn: Eqn, kinds: Kinds) -> Kind:
 
 
 def _push(eqn: Eqn, kinds: Kinds) -> Kind:
-    """Of the derivative of a decorated function: linear in its tangents."""
+    """The derivative of a decorated function: linear in its tangents."""
     if LINEAR in kinds[: eqn.params["n_residuals"]]:
         raise NotLinearError("the derivative of a decorated function at an upstream")
     return _any_operand(eqn, kinds)
@@ -155,7 +155,7 @@ def _not_linear(eqn: Eqn, kinds: Kinds) -> Kind:
 
 
 def _opaque(eqn: Eqn, kinds: Kinds) -> Kind:
-    """Of code that JAX cannot transpose. A decorated function around it may say how."""
+    """Code that JAX cannot transpose. A decorated function around it may say how."""
     return LINEAR if LINEAR in kinds else CONSTANT
 
 

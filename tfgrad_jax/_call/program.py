@@ -55,7 +55,7 @@ class _Ran(NamedTuple):
 
 
 class Origins(NamedTuple):
-    """Of the captured values. Which list holds, is known when `f` has returned its rule."""
+    """Where the gradients of captured values come from: two lists, until `f` returns its rule."""
 
     without: Sequence[Origin]  # if it does not accept undeclared `variables`
     accepting: Sequence[Origin]  # if it does: only here are some UNDECLARED

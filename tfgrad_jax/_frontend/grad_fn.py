@@ -105,8 +105,8 @@ NO_VARIABLES = Variables.of([])[0]
 # What code holds besides its operands, in a list that can be copied around other tracers. The code
 # that gets it holds no values itself: JAX may keep it. Of a call, as the user wrote it: `f`,
 # `primal`, the leaves of the inputs (None in the places of operands), keyword-only arguments with
-# **kwargs, and what a method is bound to. Of a call that was traced, as `_call/transparent.py` lists
-# it. Of a rule: the `grad_fn`.
+# **kwargs, and what a method is bound to. Of a call that was traced: what `_call/transparent.py`
+# lists. Of a rule: the `grad_fn`.
 Held: TypeAlias = Sequence[Any]
 
 # What a rule holds, cotangents, the variables, the values of those that JAX is tracing -> the
