@@ -363,6 +363,17 @@ def test_the_operation_and_the_line_in_the_way_of_forward_mode(rule, obstacle):
         jax.jvp(h, (X,), (X,))
 
 
+def test_the_line_is_that_of_the_operation_not_of_the_rule():
+    w = jnp.float32(2)
+
+    def grad(dy):
+        scaled = 2 * w * dy
+        return jnp.clip(scaled, -1, 1)
+
+    found = explain(custom_gradient(lambda x: (w * x, grad)), X)
+    assert found.obstacle.endswith(f"(in `clip`) ({line(grad, 2)})")
+
+
 def test_a_rule_that_raises():
     found = explain(custom_gradient(lambda x: (x, lambda dy: 1 / 0)), X)
     assert found.forward_mode is None

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves
 
-from tfgrad_jax._autodiff.linearity import NotLinearError
+from tfgrad_jax._autodiff.linearity import NotLinearError, check
 from tfgrad_jax._autodiff.transpose import transposed
 from tfgrad_jax._jax.compat import cotangent_type, tangent_dtype
 from tfgrad_jax._jax.jaxpr import reads
@@ -111,12 +111,12 @@ def _look_at_rule(
 ) -> _Rule:
     tangents = [jnp.zeros_like(v, tangent_dtype(v.dtype)) for v in arrays]
     forward_mode, obstacle, zero, every = True, "", "zero", []
+    types = [cotangent_type(y) for y in ys]
     try:
         every = [] if is_eager else reads(jax.make_jaxpr(pull)(ys))  # it may need values
-        types = [cotangent_type(y) for y in ys]
         transposed(lambda cotangents: tree_leaves(pull(cotangents)), types, tangents)
     except NotLinearError as error:
-        line = Source.of(grad_fn).first_use(error.eqn) if grad_fn else ""
+        line = _line_of(error, grad_fn, types) if grad_fn else ""
         place = f" ({Path(line).name})" if line else ""
         forward_mode, obstacle, zero = False, f"{error}{place}", "zero or constant"
     except NEEDS_VALUES:
@@ -127,3 +127,17 @@ def _look_at_rule(
     ignored = [i for i, (upstreams, _) in enumerate(every) if not upstreams]
     read = {id(array) for _, arrays in every for array in arrays}
     return _Rule(forward_mode, obstacle, zero, ignored, read)
+
+
+def _line_of(error: NotLinearError, grad_fn: AnyFunction, types: Sequence[Aval]) -> str:
+    """Return the line of the operation that is not linear, or else the first one of the rule.
+
+    What JAX evaluates from a jaxpr has the frames of the call. So trace the rule itself.
+    """
+    eqn = error.eqn
+    with contextlib.suppress(Exception):  # it may take `variables`, or raise as before
+        try:
+            check(jax.make_jaxpr(lambda *upstreams: grad_fn(*upstreams))(*types))
+        except NotLinearError as own:
+            eqn = own.eqn
+    return Source.of(grad_fn).first_use(eqn)
