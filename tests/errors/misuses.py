@@ -728,6 +728,22 @@ jax.grad(loss, 1)(w, x)
 """,
         "'NoneType' object is not iterable", "got no `variables`, because none is being "
         "differentiated in this call. Write `variables or []`", of="loss.f"),
+    misuse("Read a weight from a global variable in the rule", """
+def loss(v, x):
+    global weight
+    weight = v
+
+    @custom_gradient
+    def f(x):
+        return x @ weight, lambda dy, variables: (dy @ weight.T, [x.T @ dy])
+
+    return f(x).sum()
+
+jax.grad(loss)(w, x)
+""",
+        "reads a tracer of a transformation that has ended, in an unsearched place such as a "
+        "global variable", "read it in the function and not in its rule",
+        of="loss.f", error=jax.errors.UnexpectedTracerError, jitted=False),
     misuse("Read an iterator in a function with undeclared variables", """
 def loss(w, x):
     scales = iter([1.0, 2.0])

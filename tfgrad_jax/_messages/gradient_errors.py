@@ -42,6 +42,11 @@ not_differentiable = builder(
     "those of its operations: let the rule call a decorated function for this one.",
     str,  # a note
 )
+reads_ended_tracer = builder(
+    "{} reads a tracer of a transformation that has ended, in an unsearched place such as a global "
+    "variable. Pass the value as an argument, or read it in the function and not in its rule.",
+    str,  # a note
+)
 
 
 def wrong_arity(where: Where, upstreams: int, mirrored: bool, error: TypeError) -> TypeError:

@@ -57,6 +57,8 @@ def explain_rule(error: Exception, where: Where, lists_none: bool) -> None:
         return
     if lists_none and isinstance(error, TypeError) and "NoneType" in str(error):
         error.add_note(gradient_errors.no_variables(where))
+    elif isinstance(error, UnexpectedTracerError):
+        error.add_note(gradient_errors.reads_ended_tracer(where))
     elif is_of_derivative(error):
         line = Source.of(where.grad_fn).line_in(error)
         error.add_note(gradient_errors.not_differentiable(where, line))
@@ -64,4 +66,6 @@ def explain_rule(error: Exception, where: Where, lists_none: bool) -> None:
 
 def is_of_derivative(error: Exception) -> bool:
     """Return whether JAX cannot differentiate an operation; the type of its error depends on it."""
+    if isinstance(error, UnexpectedTracerError):  # it names the classes of tracers
+        return False
     return re.search("jvp|differentiat|lineariz", str(error), re.IGNORECASE) is not None
