@@ -176,6 +176,7 @@ def test_a_wrong_gradient_of_a_weight_is_found(way):
     report = check_gradient(h, *args, transforms=False)
     found = notes(report)
     assert found.pop(name) == WRONG
+    assert "unnamed" not in report.title and "Wrapper" not in report.title
     assert set(found.values()) == {""} and report.unchecked == ()
     with pytest.raises(AssertionError, match=r"WRONG: declared = 7 x expected"):
         assert_gradient(h, *args, transforms=False)
