@@ -7,7 +7,7 @@ the list of the rarer ones on `docs/limits.md`.
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,12 +49,18 @@ def limit(name: str, *parts: Any, **more: Any) -> Limit:
 
 
 def rendered(page: str) -> str:
-    """Return the list of a page, in lines of at most 100 columns."""
-    return "\n".join(
-        textwrap.fill(f"- {limit.sentence}", 100, subsequent_indent="  ", break_on_hyphens=False)
-        for limit in LIMITS.values()
-        if limit.page == page
-    )
+    """Return the list of a page, in lines of at most 100 columns; that of the site has groups."""
+
+    def items(names: Iterable[str]) -> str:
+        return "\n".join(
+            textwrap.fill(f"- {one.sentence}", 100, subsequent_indent="  ", break_on_hyphens=False)
+            for one in map(LIMITS.__getitem__, names)
+            if one.page == page
+        )
+
+    if page == "README.md":
+        return items(LIMITS)
+    return "\n\n".join(f"### {title}\n\n{items(names)}" for title, names in GROUPS.items())
 
 
 X = jnp.float32(2)
@@ -778,6 +784,44 @@ limit(
     1,
     applies=lambda: getattr(jax.config, "jax_remat3", False),
 )
+
+
+GROUPS = {  # on the page of limits
+    "Forward mode and transposes": (
+        "rules that are not linear",
+        "rules that JAX cannot transpose",
+        "gmres in a rule",
+        "sparse matrices under vmap",
+        "operators that are not linear",
+        "linear_transpose",
+        "rules that read the result of a loop",
+    ),
+    "Weights and state": (
+        "objects that change",
+        "weights in globals",
+        "identities outside of a function",
+        "arrays left in variables",
+        "iterators and undeclared variables",
+        "variables of a traced rule",
+        "recursion through a class",
+        "variables by identity",
+        "captured Refs",
+        "Refs made under jit",
+    ),
+    "Transformations": (
+        "branches under jit",
+        "outputs that ignore what is mapped",
+        "orders of a scan",
+        "primal under checkpoint",
+    ),
+    "Kernels": (
+        "forward mode in kernels",
+        "gradients in Mosaic GPU kernels",
+        "the fuser",
+        "undeclared variables in kernels",
+    ),
+    "JAX's experimental flags": ("JAX's new custom derivatives", "names in a checkpoint"),
+}
 
 
 if __name__ == "__main__":
