@@ -61,6 +61,24 @@ def test_captured_variables():
     assert fact(report, "jit(vmap)").ok
 
 
+def test_a_rule_that_needs_all_weights_to_be_differentiated_is_noted():
+    w = jnp.ones(3)
+
+    @custom_gradient
+    def for_all(x):
+        return w * x, lambda dy, variables=None: (dy * w, [dy * x for _ in variables])
+
+    @custom_gradient
+    def for_some(x):
+        return w * x, lambda dy, variables=None: (dy * w, [dy * x for _ in variables or []])
+
+    report = quick(for_all, X)
+    found = fact(report, "frozen weights")
+    assert report.ok and found.ok is None and "NoneType" in found.text
+    report = quick(for_some, X)
+    assert report.ok and "frozen weights" not in [f.name for f in report.facts]
+
+
 class Model:
     def __init__(self):
         self.params = {"w": jnp.ones(3)}
