@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from random_programs import drops_in_scan
 from support.helpers import assert_same, sample, total
 from support.ways import FORWARD, REVERSE, SECOND, gradient, hand_written, hessian
 
@@ -325,7 +326,9 @@ def check(name, way):
 
 
 SOME = ["grad", "jvp", "jit(grad)", "grad(vmap)", "jacfwd of constants", "hessian(jit)"]
-EVERY = [(n, w) for n in PROGRAMS for w in WAYS]
+# Before JAX 0.12 this is a limit: "orders of a scan".
+LIMITED = [("hides what it calls", f"hessian({loop})") for loop in ("scan", "map")]
+EVERY = [(n, w) for n in PROGRAMS for w in WAYS if not (drops_in_scan() and (n, w) in LIMITED)]
 CORE = [("undeclared", w) for w in MORE]
 
 
