@@ -130,7 +130,7 @@ def _two(xs):
 
 def agree(got, expected, name=""):
     __tracebackhide__ = True
-    rtol = 2e-2 if "precision" in name else 1e-3
+    rtol = 5e-2 if "precision" in name else 1e-3  # in bfloat16, whose sums differ by their order
     assert_same(got, expected, rtol=rtol, atol=2 * rtol)
 
 
