@@ -247,7 +247,7 @@ class Program(Inert):
         if not undeclared:
             return self.declared
         if known_uses is not None:
-            undeclared = [i for i in known_uses if i in undeclared]
+            undeclared = [i for i in known_uses if origins[i] is Origin.UNDECLARED]
             return Undeclared(undeclared, [spec(operands[i]) for i in undeclared], None)
         # None of them is being differentiated. An outer derivative may ask for one later; `f` runs
         # again only then. At once, it would leave tracers of that run in what the user keeps.
