@@ -30,6 +30,7 @@ UNDER_FLAGS = {
     "costs_what_one_of_a_flat_one_does[undeclared-eager": VALUES,
     "costs_what_one_of_a_flat_one_does[declared-eager": VALUES,
     "closure/test_state.py::test_eagerly": VALUES,
+    "closure/test_state.py::test_f_runs_once": VALUES,
     "test_a_variable_that_f_only_reaches_is_not_kept_alive[jitted": KEPT,
     "test_gradients_with_state[a counter": VALUES,
     "test_gradients_with_state[a generator": VALUES,
