@@ -189,6 +189,43 @@ limit(
 )
 
 
+@custom_gradient
+def tripled(x: Any) -> Any:
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.pure_callback(lambda x: 3 * x, shape, lax.stop_gradient(x)), lambda dy: 3 * dy
+
+
+@custom_gradient
+def with_operator(x: Any) -> Any:
+    return (x, 2 * x), lambda d0, d1: 7 * d1 + tripled(d0)
+
+
+def around_an_unused_output(w: Any) -> Any:
+    def f(x: Any) -> Any:
+        _, y = with_operator(w)
+        return y * x, lambda dy: 5 * dy
+
+    return custom_gradient(f, variables="autodiff")(X)
+
+
+def slope_of(f: Callable[[Any], Any]) -> Any:
+    return jax.jvp(f, (X,), (jnp.ones_like(X),))[1]
+
+
+limit(
+    "operators and unused outputs",
+    'With `variables="autodiff"`, `jvp` raises if the function calls one with an unused output, '
+    "and the rule of that one passes the upstream of this output, zeros, to a decorated callback "
+    "or kernel. Use reverse mode.",
+    "Of a decorated call at zeros, nothing tells whether its result is zero; so it is a constant.",
+    lambda: slope_of(around_an_unused_output),
+    TypeError,
+    "`add` of an upstream and a constant",
+    lambda: jax.grad(around_an_unused_output)(X),
+    jnp.float32(7 * 2),
+)
+
+
 def through(transpose: Callable[[Callable[[Any], Any]], Any], w: Any) -> Any:
     return transpose(custom_gradient(lambda x: (w * x, lambda dy: 7 * w * dy)))(X)[0]
 
@@ -793,6 +830,7 @@ GROUPS = {  # on the page of limits
         "gmres in a rule",
         "sparse matrices under vmap",
         "operators that are not linear",
+        "operators and unused outputs",
         "linear_transpose",
         "rules that read the result of a loop",
     ),

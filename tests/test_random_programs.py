@@ -32,6 +32,8 @@ def skip_if_a_limit(error, features):
     limits = [LIMITS["orders of a scan"], LIMITS["variables of a traced rule"]]
     if "recursion" in features:
         limits.append(LIMITS["recursion through a class"])
+    if {"rule: outside of JAX", "protocol: autodiff"} <= features:
+        limits.append(LIMITS["operators and unused outputs"])
     for limit in limits:
         of_it = isinstance(error, limit.error) and re.search(limit.message, str(error))
         if limit.applies() and of_it:
