@@ -27,6 +27,7 @@ from tfgrad_jax._messages.text import kind_of
 
 from .returned import gradients as read_gradients
 from .returned import read
+from .signature import accepts_variables, names_upstreams, requires_variables
 from .structure import Layout, Outputs, conjugate, split
 
 Arguments: TypeAlias = Sequence[PyTree]
@@ -314,42 +315,3 @@ def _called(
                 except TypeError as reason:
                     raise misfit(reason) from None
         raise
-
-
-def names_upstreams(grad_fn: AnyFunction) -> bool:
-    """Return whether a rule has a parameter for each of several upstreams, not `*dys`."""
-    with contextlib.suppress(TypeError, ValueError):
-        kinds = [p.kind for p in inspect.signature(grad_fn).parameters.values()]
-        named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return inspect.Parameter.VAR_POSITIONAL not in kinds and sum(k in named for k in kinds) > 1
-    return False
-
-
-def accepts_variables(grad_fn: AnyFunction) -> bool:
-    """Return whether `grad_fn` takes `variables=`, by name or as part of `**kwargs`."""
-    code = getattr(grad_fn, "__code__", None)
-    if code is not None:  # computing a signature is slow
-        first, end = code.co_posonlyargcount, code.co_argcount + code.co_kwonlyargcount
-        by_name = "variables" in code.co_varnames[first:end]
-        may = by_name or bool(code.co_flags & inspect.CO_VARKEYWORDS)
-        if not may or not (hasattr(grad_fn, "__wrapped__") or hasattr(grad_fn, "__signature__")):
-            return may
-    return _variables_parameter(grad_fn) is not None
-
-
-def requires_variables(grad_fn: AnyFunction) -> bool:
-    """Return whether `grad_fn` cannot be called without `variables=`."""
-    p = _variables_parameter(grad_fn) if accepts_variables(grad_fn) else None
-    return p is not None and p.kind is not p.VAR_KEYWORD and p.default is p.empty
-
-
-def _variables_parameter(grad_fn: AnyFunction) -> inspect.Parameter | None:
-    """Return the parameter of `grad_fn` that would get `variables=`."""
-    try:
-        parameters = inspect.signature(grad_fn).parameters
-    except (TypeError, ValueError):
-        return None
-    named = parameters.get("variables")
-    if named is not None and named.kind in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY):
-        return named
-    return next((p for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)

@@ -19,8 +19,8 @@ from jax.tree_util import PyTreeDef, all_leaves, tree_flatten, tree_leaves, tree
 
 from tfgrad_jax._closure.reach import Id
 from tfgrad_jax._custom_gradient import CustomGradient
-from tfgrad_jax._frontend.grad_fn import accepts_variables, checked_outputs
-from tfgrad_jax._frontend.signature import Bound, Signature
+from tfgrad_jax._frontend.grad_fn import checked_outputs
+from tfgrad_jax._frontend.signature import Bound, Signature, accepts_variables
 from tfgrad_jax._frontend.structure import split
 from tfgrad_jax._jax.jaxpr import reads
 from tfgrad_jax._jax.types import AnyFunction, Leaf, LeafIndex, PyTree, is_array, spec
