@@ -265,7 +265,7 @@ LINEAR = {
     "fft": lambda dy: jnp.fft.rfft(dy).real,
     "complex": lambda dy: jnp.imag(jnp.conj(lax.complex(dy, X * dy))),
     "complex with a zero": lambda dy: jnp.real(lax.complex(dy, ZEROS) * lax.complex(X, X)),
-    "of another precision": lambda dy: (dy.astype(jnp.bfloat16) * 2).astype(jnp.float32),
+    "of another precision": lambda dy: (dy.astype(jnp.float16) * 2).astype(jnp.float32),
     "reduce_precision": lambda dy: lax.reduce_precision(dy, 8, 23),
     "reduce_window": lambda dy: _pool(dy, 0.0, lax.add),
     "transpose of max pooling": transpose_of(lambda x: _pool(x, -jnp.inf, lax.max)),

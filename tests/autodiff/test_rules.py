@@ -130,7 +130,7 @@ def _two(xs):
 
 def agree(got, expected, name=""):
     __tracebackhide__ = True
-    rtol = 5e-2 if "precision" in name else 1e-3  # in bfloat16, whose sums differ by their order
+    rtol = 2e-2 if "precision" in name else 1e-3
     assert_same(got, expected, rtol=rtol, atol=2 * rtol)
 
 
@@ -221,8 +221,9 @@ def test_forward_mode_names_the_operation(name):
 
 
 # Under `jit`, JAX drops the tangent of an upstream that has none; these it refuses by itself.
-UNRECORDED = {"ignores the upstream", "index", "integer", "mask", "round", *FIRST_ORDER_ALONE}
+UNRECORDED = {"ignores the upstream", "index", "integer", "mask", *FIRST_ORDER_ALONE}
 HIGHER = "jvp of grad", "jvp of grad of grad", "vmap over tangents"
+ZERO_SLOPE = [("round", "jvp of grad"), ("round", "jvp of grad of grad")]
 REFUSED = [
     (name, way)
     for name in NOT_LINEAR
@@ -230,7 +231,10 @@ REFUSED = [
     if name not in UNRECORDED or way not in HIGHER
     if not UNMAPPED.search(name) or "vmap" not in way
 ]
-EVERY_REFUSAL = [(n, w, m) for n, w in REFUSED for m in MODES]
+# `round` has a derivative, zero: JAX drops it in a program that it records.
+EVERY_REFUSAL = [
+    (n, w, m) for n, w in REFUSED for m in MODES if (n, w) not in ZERO_SLOPE or m == "eager"
+]
 CORE_REFUSAL = [("clip", w, m) for w in FORWARD for m in MODES]
 
 
