@@ -603,6 +603,13 @@ jax.grad(loss)(1.0, 2.0)
         "returned gradients in a structure that does not fit the undeclared variables",
         "expected: [*], for the undeclared variable `variables[0]: float32[2,4]`",
         "got:      {'w': *}", **LOSS),
+    misuse("Misspell a key of the variables",
+        weight('return dy @ w.T, {"w": x.T @ dy, "bias": dy.sum(0)}', y="x @ w + v",
+               option='variables={"w": w, "v": v}').replace(
+            "def loss", "v = jnp.ones(4)\n\ndef loss"),
+        "expected: {'v': *, 'w': *}, for the variables `variables['v']`, `variables['w']`",
+        "got:      {'bias': *, 'w': *}\nReturn the structure of the variables; None stands for",
+        **LOSS),
     misuse("Return a list for the variables in a dict",
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v",
                option='variables={"w": w, "v": v}').replace(

@@ -164,6 +164,11 @@ def _has_gradient(value: Any) -> bool:
     )
 
 
+def _may_be_list(layout: Layout, where: Where) -> bool:
+    """Return whether a flat list of gradients is accepted."""
+    return where.of != "variable" or not _has_keys(layout.treedef)
+
+
 def _has_keys(treedef: PyTreeDef) -> bool:
     """Return whether there is a dict with several keys, which a flat list would not name."""
     kind, _ = treedef.node_data() or (None, None)
@@ -182,8 +187,9 @@ def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
     """
     reading = read(layout, result)
     if reading is None:
-        raise gradient_errors.wrong_structure(where, result, layout)
-    if where.of == "variable" and reading.listed and _has_keys(layout.treedef):
+        may_be_list = _may_be_list(layout, where)
+        raise gradient_errors.wrong_structure(where, result, layout, may_be_list)
+    if reading.listed and not _may_be_list(layout, where):
         raise gradient_errors.keys_without_names(where, tree_of(layout.treedef.children()[0]))
     has = layout.differentiable
     _check_order(layout, reading, where)

@@ -81,7 +81,7 @@ def _returned(kind: type[Exception], where: Where, what: str, expected: str, hin
     return kind(f"{where} returned {what}; expected {expected}. {hint}".rstrip())
 
 
-def wrong_structure(where: Where, result: Any, layout: Any) -> Exception:
+def wrong_structure(where: Where, result: Any, layout: Any, may_be_list: bool) -> Exception:
     paths = layout.leaf_paths()
     if where.of == "undeclared variable":  # they have no names of their own
         paths = [f"{p}: {type_name(s)}" for p, s in zip(paths, layout.specs, strict=True)]
@@ -110,9 +110,7 @@ def wrong_structure(where: Where, result: Any, layout: Any) -> Exception:
         hint = f" `{held[0]}` is an object: declare the array that it holds, `param[...]` in nnx."
     values = layout.treedef.children()
     expected = values[0] if len(values) == 1 else layout.treedef
-    or_list = f", or a flat list with one gradient for each {where.of}"
-    if where.of == "variable" and any(p.endswith("']") for p in paths):
-        or_list = ""  # see `keys_without_names`
+    or_list = f", or a flat list with one gradient for each {where.of}" if may_be_list else ""
     return TypeError(
         f"{where} returned gradients in a structure that does not fit {_the(where, ())}.\n"
         f"  expected: {tree_of(expected)}, for {wanted}\n"

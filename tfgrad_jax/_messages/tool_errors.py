@@ -24,7 +24,7 @@ bad_reference = builder(
 )
 unchecked_weights = builder(
     "{}\nWhat `not checked` names was not checked: pass it as an argument, store it on the layer "
-    "itself, where a reference reads it, too, or accept that with "
+    "itself (a reference reads it from there, too), or accept that with "
     "`assert_gradient(..., unchecked='allow')`.",
     AssertionError,
 )
