@@ -56,13 +56,6 @@ def test_a_random_program_has_the_derivatives_of_the_oracle(seed):
         raise
 
 
-@pytest.mark.parametrize("seed", seeds(COUNT // 8, first=20_000, nightly=300))
-def test_a_call_of_a_large_model_has_the_same_derivatives(seed, monkeypatch):
-    """Every capture counts as much, of which a trace shows what is used."""
-    monkeypatch.setattr("tfgrad_jax._call.hoist.MANY", 0)
-    test_a_random_program_has_the_derivatives_of_the_oracle(seed)
-
-
 def test_the_oracle_notices_a_wrong_derivative():
     """Without their rules, most programs have another derivative."""
     wrong = 0

@@ -66,17 +66,17 @@ USES = {
 }
 
 
-def using(use):
+def using(use, is_declared=False):
     def h(z, a, k, x):
-        @custom_gradient
+        @custom_gradient(variables=[z, a, k] if is_declared else None)
         def f(x):
             y = use(z, a, x)
             slope = k * a  # for the rule alone
 
             def grad(dy, variables):
-                first, second = variables
-                assert first is z and second is a
-                return 7 * dy * slope, [5 * dy * x, 11 * dy * x**2]
+                first, second, *others = variables
+                assert first is z and second is a and len(others) == is_declared
+                return 7 * dy * slope, [5 * dy * x, 11 * dy * x**2, *(0 * v for v in others)]
 
             return y, grad
 
@@ -97,8 +97,14 @@ def test_the_order_is_the_same_in_every_mode(way):
 
 
 @pytest.mark.parametrize("way", ["grad", "jvp", "linearize", "grad of grad", "hessian"])
-def test_eagerly_f_may_branch_on_the_value_of_a_variable(way):
-    assert_derivative(WAYS[way], using(USES["a branch on a value"]), ORACLE, *ARRAYS)
+def test_eagerly_f_may_branch_on_the_value_of_a_variable_if_it_is_declared(way):
+    use = USES["a branch on a value"]
+    assert_derivative(WAYS[way], using(use, is_declared=True), ORACLE, *ARRAYS)
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        WAYS[way](using(use))(*ARRAYS)
+    (note,) = [text for text in caught.value.__notes__ if "JAX traces it" in text]
+    assert "`using.<locals>" in note.replace("`using.h.f`", "`using.<locals>")
+    assert "not declared" in note and "variables=" in note
 
 
 @custom_gradient
@@ -131,7 +137,7 @@ def in_a_model(reads, branches=False):
     def h(z, a, k, x):
         weights = [k + i for i in range(12)] + [z, a, k]
 
-        @custom_gradient
+        @custom_gradient(variables=weights if branches else None)
         def f(x):
             assert not branches or all(w > 0 for w in weights)
             *_, first, second, last = weights
@@ -142,7 +148,8 @@ def in_a_model(reads, branches=False):
                 assert not branches or all(w > 0 for w in held)
                 *_, first, second, last = held
                 both = (first, 5 * dy * x), (second, 11 * dy * x**2)
-                return 7 * dy * last * second, [g for v in variables for w, g in both if v is w]
+                gradient = lambda v: next((g for w, g in both if v is w), 0 * v)  # noqa: E731
+                return 7 * dy * last * second, list(map(gradient, variables))
 
             return y, grad
 
@@ -159,7 +166,7 @@ def test_a_layer_of_many_weights(reads, way):
 
 @pytest.mark.parametrize("reads", ["all", "its own"])
 @pytest.mark.parametrize("way", ["grad", "jvp", "grad of grad", "hessian"])
-def test_eagerly_a_layer_of_many_weights_and_its_rule_may_branch_on_them(way, reads):
+def test_eagerly_a_layer_of_many_declared_weights_and_its_rule_may_branch_on_them(way, reads):
     assert_derivative(WAYS[way], in_a_model(reads, branches=True), ORACLE, *ARRAYS)
 
 

@@ -583,7 +583,7 @@ def loss(w, x):
 
 jax.grad(loss)(1.0, 2.0)
 """,
-        "inside itself, ten levels deep: it calls itself, or its gradient function calls it",
+        "inside itself, twenty levels deep: it calls itself, or its gradient function calls it",
         "Store the weight on an ordinary instance",
         of="loss.f", error=RecursionError),
     misuse("Return the gradients of variables in another order than that of their first use",
@@ -702,9 +702,7 @@ def loss(w0, w1):
 
 jax.grad(loss)(1.0, 2.0)
 """,
-        "'w2'", "`f` (model.py:7) ran again: JAX traces it to see what it reads that no variable "
-        "holds", "such as the parameters of a flax or haiku module, make or read before the "
-        "function, which closes over the arrays", error=KeyError),
+        "'w2'", error=KeyError, of="", jitted=False),
     misuse("Count the calls of a layer on the layer, which holds its weight", """
 class Layer:
     def __init__(self, w):
@@ -751,22 +749,20 @@ jax.grad(loss)(w, x)
         "reads a tracer of a transformation that has ended, in an unsearched place such as a "
         "global variable", "read it in the function and not in its rule",
         of="loss.f", error=jax.errors.UnexpectedTracerError, jitted=False),
-    misuse("Read an iterator in a function with undeclared variables", """
+    misuse("Branch on a weight that is not declared", """
 def loss(w, x):
-    scales = iter([1.0, 2.0])
-
     @custom_gradient
     def f(x):
-        k = next(scales)
-        return k * x @ w, lambda dy, variables: (k * dy @ w.T, [k * x.T @ dy])
+        y = x @ w if jnp.sum(w) > 0 else 0 * x @ w
+        return y, lambda dy, variables: (dy @ w.T, [x.T @ dy])
 
     return f(x).sum()
 
 jax.grad(loss)(w, x)
 """,
-        "reads an iterator, and each run would move it on", "Without `jit` it runs twice",
-        "Declare them, `custom_gradient(variables=...)`, or read the iterator before the call",
-        of="loss.f", jitted=False),
+        "reads weights that are not declared, so JAX traces it, as `jit` does",
+        "declare them, `custom_gradient(variables=...)`",
+        of="loss.f", error=jax.errors.TracerBoolConversionError, jitted=False),
     misuse("Read what an earlier call left behind", """
 kept = []
 
@@ -778,15 +774,29 @@ def f(x):
 
 jax.jit(lambda x: f(f(x)))(x)
 """,
+        "`f` (model.py:3) reads a tracer of a transformation that has ended. If an earlier run of "
+        "the function assigned it to an object, a list or a variable, return it as a part of y",
+        error=jax.errors.UnexpectedTracerError),
+    misuse("Read a weight from a global variable, beside a staged gradient", """
+WEIGHTS = {}
+
+@custom_gradient
+def f(x):
+    return jnp.sum(x @ WEIGHTS["w"]), lambda dy: dy * x
+
+def loss(w):
+    WEIGHTS["w"] = w
+    return jax.jit(jax.value_and_grad(f))(x)[0]
+
+jax.grad(loss)(w)
+""",
         "reads a tracer in an unsearched place, such as a global variable. Pass it as an argument. "
         "If an earlier call of the function assigned it, return it as a part of y, and assign it "
         "after the call", error=jax.errors.UnexpectedTracerError),
-    misuse("Keep what a function makes, with undeclared variables", KEEPS + "jax.grad(loss)(w, x)",
-        "With undeclared `variables`, one call may run it twice: declare them, and it does not",
+    misuse("Keep what a function makes, with undeclared variables",
+        KEEPS + "jax.grad(loss)(w, x)\njax.grad(loss)(w, x)",
+        "`loss.f` (model.py:4) reads a tracer of a transformation that has ended",
         of="loss.f", error=jax.errors.UnexpectedTracerError, jitted=False),
-    misuse("Keep what `jax.jit` makes, and differentiate", KEEPS + "jax.grad(jax.jit(loss))(w, x)",
-        "reads a tracer in an unsearched place, such as a global variable", of="loss.f",
-        error=jax.errors.UnexpectedTracerError, jitted=False),
     misuse("Differentiate what reads what `jax.jit` left behind", """
 kept = []
 

@@ -256,7 +256,8 @@ def _attached(
         function.source,
         pure=not any(map(is_ref, operands)),
     )
-    if is_traced((*operands, *residuals)):
+    # Not only if an operand is traced: what `y` reads from a place that no walk reaches is none.
+    if is_traced((*operands, *residuals, *leaves)):
         ys = attach(
             *rule.pull(), [operands[i] for i in differentiable], [leaves[i] for i in outputs]
         )

@@ -7,8 +7,9 @@ from tfgrad_jax._closure.reach import BUDGET, Reached, reach
 from tfgrad_jax._closure.skeleton import Skeleton, hoist_tracers
 from tfgrad_jax._closure.traced import Uses
 from tfgrad_jax._frontend.grad_fn import Call
+from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_staging
-from tfgrad_jax._jax.types import Leaf
+from tfgrad_jax._jax.types import Leaf, is_differentiable
 from tfgrad_jax._messages import errors
 
 CapturedIndex: TypeAlias = int  # an `OperandIndex` of a captured value: these come first
@@ -22,7 +23,18 @@ class Capture(NamedTuple):
     skeleton: Skeleton  # copies `call.held`
     values: list[Leaf]
     declared: list[CapturedIndex]  # the declared variables among them
-    uses: Uses | None  # how `y` uses them, if a trace has shown it
+    # Of a call that was traced, because its rule may have to list values, or to refuse them:
+    uses: Uses = {}  # how `y` uses them
+    accepts_variables: bool = False  # whether the rule does
+    reads_hidden: bool = False  # whether `f` reads a tracer that was not captured before
+
+
+def is_settled(value: Leaf, call: Call) -> bool:
+    """Return whether an undeclared value gets its gradient from the operations of `f`, or has none.
+
+    That of any other depends on whether `y` uses it, and on the rule.
+    """
+    return not is_differentiable(value.dtype) or (call.autodiff and not is_ref(value))
 
 
 def reached(call: Call, budget: int = BUDGET) -> Reached:
@@ -40,4 +52,4 @@ def captured(call: Call, found: Reached) -> Capture:
     place = {id(v): i for i, v in enumerate(values)}  # later, two may be the same object
     if not all(id(v) in place for v in declared):
         raise errors.leaked_variable(call.spec.source)
-    return Capture(call, skeleton, values, [place[id(v)] for v in declared], None)
+    return Capture(call, skeleton, values, [place[id(v)] for v in declared])

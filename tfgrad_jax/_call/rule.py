@@ -4,14 +4,11 @@ JAX wants a rule as arrays, its residuals, and a `Run`: a function of residuals,
 indices of the operands that are wanted, which returns their gradients. A rule holds its *parts*:
 the values of the variables that it may list, and the `grad_fn`. `hoisted` takes the tracers out of
 the parts; these are the residuals. If there are no tracers, `kept` leaves the parts as they are.
-`RuleSpec.run` runs the rule on parts, copied or not.
-
-This module also decides where the gradient of each captured value comes from: see `Origin`.
+`UserRule.run` runs the rule on parts, copied or not.
 """
 
-import enum
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
@@ -19,11 +16,10 @@ from tfgrad_jax._closure.assigned import Watched, refuse_assigned
 from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, reach
 from tfgrad_jax._closure.skeleton import Copies, frozen, hoist_tracers
 from tfgrad_jax._closure.snapshot import Snapshot
-from tfgrad_jax._closure.traced import Uses, traced
-from tfgrad_jax._frontend.grad_fn import Call, GradFn, Gradients, Held, Variables
-from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._closure.traced import SourceInfo, traced
+from tfgrad_jax._frontend.grad_fn import GradFn, Held, Variables
 from tfgrad_jax._jax.trace import is_staging
-from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, Spec, is_differentiable
+from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, Spec
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
@@ -34,96 +30,40 @@ Gradient: TypeAlias = Leaf | None
 Parts: TypeAlias = Values  # the values of the variables that a rule may list, then `GradFn.held`
 
 
-class Origin(enum.Enum):
-    """Where the gradient of a captured value comes from."""
+class Listing(NamedTuple):
+    """Which captured values a rule gives gradients for. It holds no values: JAX keeps it."""
 
-    DECLARED = "the rule always returns it"
-    UNDECLARED = "the rule returns it, where the value is being differentiated and `y` uses it"
-    AUTODIFF = "the operations of `f`"
-    CONSTANT = "it has none"
-    MISSING = "an error, where the value is being differentiated and `y` uses it"
-
-
-def origin(value: Leaf, call: Call, is_declared: bool, accepts_variables: bool) -> Origin:
-    if is_declared:
-        return Origin.DECLARED
-    if not is_differentiable(value.dtype):
-        return Origin.CONSTANT
-    if call.autodiff and not is_ref(value):
-        return Origin.AUTODIFF
-    if call.chooses(accepts_variables) and not is_ref(value):
-        return Origin.UNDECLARED
-    return Origin.CONSTANT if call.spec.in_rule else Origin.MISSING
-
-
-class Declared(NamedTuple):
-    """The rule lists the declared variables, always."""
-
-    gives: Sequence[CapturedIndex]
-    variables: Variables | None
+    gives: Sequence[CapturedIndex]  # undeclared ones in the order of their first use in `y`
+    variables: Variables | None  # the declared ones
+    specs: Sequence[Spec]  # the types of undeclared ones in the forward pass; else none
 
     def listed(self, wanted: Wanted) -> Sequence[CapturedIndex]:
-        return self.gives
+        """Return the declared variables, or those undeclared ones that are being differentiated."""
+        return [i for i in self.gives if i in wanted] if self.specs else self.gives
 
     def argument(self, values: Values, wanted: Wanted) -> tuple[Variables | None, Values]:
         """Return what the rule gets, as a structure and its values."""
-        return self.variables, values
-
-
-class Undeclared(NamedTuple):
-    """The rule lists those of the values that `y` uses which are being differentiated."""
-
-    gives: Sequence[CapturedIndex]  # if there are no `uses`, in the order of their first use
-    specs: Sequence[Spec]  # their types in the forward pass
-    uses: Callable[[], Uses] | None  # which of them `y` uses, if that is not known yet
-
-    def listed(self, wanted: Wanted) -> Sequence[CapturedIndex]:
-        some = [i for i in self.gives if i in wanted]
-        return [i for i in self.uses() if i in some] if some and self.uses else some
-
-    def argument(self, values: Values, wanted: Wanted) -> tuple[Variables | None, Values]:
-        """Return what the rule gets, as a structure and its values."""
-        place = {i: k for k, i in enumerate(self.gives)}
-        some = [place[i] for i in self.listed(wanted)]
+        if not self.specs:
+            return self.variables, values
+        some = [k for k, i in enumerate(self.gives) if i in wanted]
         values = [values[k] for k in some]
         return Variables.listed(values, [self.specs[k] for k in some]) if some else None, values
 
 
-# Which captured values a rule gives gradients for. It holds no values: JAX keeps it.
-Listing: TypeAlias = Declared | Undeclared
+class Refused(NamedTuple):
+    """Captured values that `y` uses and that have no gradient: an error if they need one."""
 
+    source: Source
+    uses: Mapping[CapturedIndex, tuple[Spec, bool, SourceInfo]]  # whether a value is a Ref
+    declared: bool  # whether others are declared
 
-class RuleSpec(NamedTuple):
-    """How to run a rule, and how to read its result. It holds no values: JAX keeps it."""
-
-    gradients: Gradients
-    source: Source  # of the rule
-    listing: Listing
-    captured: int  # how many of the operands are captured values: the first ones
-
-    def run(
-        self,
-        parts: Callable[[Values], Copies],
-        residuals: Values,
-        cotangents: Values,
-        wanted: Wanted,
-    ) -> list[Gradient]:
-        """Return the gradients of the wanted operands. With its first argument, it is a `Run`."""
-        gradients, source, listing, captured = self
-        current, watched = parts(residuals)
-        count = len(listing.gives)
-        variables = listing.argument(current[:count], wanted)
-        returned = gradients(current[count:], cotangents, *variables)
-        refuse_assigned(watched, source)
-        listed = listing.listed(wanted)
-        inputs = range(captured, captured + len(returned) - len(listed))
-        by_operand: dict[OperandIndex, Gradient] = {}
-        for i, gradient in zip([*inputs, *listed], returned, strict=True):
-            other = by_operand.get(i)  # a value may be declared twice
-            if other is not None and gradient is not None:
-                gradient = other + gradient
-            by_operand[i] = other if gradient is None else gradient
-        return [by_operand.get(i) for i in wanted]
+    def check(self, wanted: Wanted) -> None:
+        found = [use for i, use in self.uses.items() if i in wanted]
+        if found and all(is_ref for _, is_ref, _ in found):
+            raise errors.captured_ref(self.source)
+        if found:
+            lines = [(of, self.source.line(at)) for of, _, at in found]
+            raise errors.no_gradient_for_captured(self.source, lines, self.declared)
 
 
 class UserRule(NamedTuple):
@@ -132,6 +72,7 @@ class UserRule(NamedTuple):
     grad_fn: GradFn
     source: Source  # of `f`
     listing: Listing
+    refused: Refused
     captured: int  # how many of the operands are captured values
     values: Values  # of what it may list
     watched: Sequence[Watched]
@@ -141,10 +82,33 @@ class UserRule(NamedTuple):
         return [*self.values, *self.grad_fn.held]
 
     def run(self, parts: Callable[[Values], Copies]) -> Run:
-        """Return what runs the rule on parts, which hold the residuals."""
-        grad_fn = self.grad_fn
-        spec = RuleSpec(grad_fn.gradients, grad_fn.source, self.listing, self.captured)
-        return functools.partial(spec.run, parts)
+        """Return what runs the rule on parts, which hold the residuals. JAX keeps it."""
+        bare = self.grad_fn._replace(held=())
+        return functools.partial(self._replace(grad_fn=bare, values=(), watched=())._run, parts)
+
+    def _run(
+        self,
+        parts: Callable[[Values], Copies],
+        residuals: Values,
+        cotangents: Values,
+        wanted: Wanted,
+    ) -> list[Gradient]:
+        """Return the gradients of the wanted operands. With its first argument, it is a `Run`."""
+        self.refused.check(wanted)
+        current, watched = parts(residuals)
+        count = len(self.listing.gives)
+        variables = self.listing.argument(current[:count], wanted)
+        returned = self.grad_fn.gradients(current[count:], cotangents, *variables)
+        refuse_assigned(watched, self.grad_fn.source)
+        listed = self.listing.listed(wanted)
+        inputs = range(self.captured, self.captured + len(returned) - len(listed))
+        by_operand: dict[OperandIndex, Gradient] = {}
+        for i, gradient in zip([*inputs, *listed], returned, strict=True):
+            other = by_operand.get(i)  # a value may be declared twice
+            if other is not None and gradient is not None:
+                gradient = other + gradient
+            by_operand[i] = other if gradient is None else gradient
+        return [by_operand.get(i) for i in wanted]
 
 
 def hoisted(rule: UserRule, upstreams: Sequence[Aval], wanted: Wanted) -> tuple[Run, list[Leaf]]:
@@ -155,7 +119,7 @@ def hoisted(rule: UserRule, upstreams: Sequence[Aval], wanted: Wanted) -> tuple[
     """
     # A rule that was traced lists the same variables at every order. So where it may choose, look
     # through more objects before it is traced.
-    is_patient = isinstance(rule.listing, Undeclared) or not is_staging()
+    is_patient = bool(rule.listing.specs) or not is_staging()
     found = reach(rule.parts, budget=BUDGET if is_patient else BUDGET_STAGED)
     if found.obstacle:
         variables = rule.listing.argument(rule.values, wanted)

@@ -12,44 +12,43 @@ hold them with other values in their places. `_autodiff` makes JAX run the funct
 `_frontend` calls `f` and its rule as the user wrote them.
 """
 
-import contextlib
-
 from jax.errors import UnexpectedTracerError
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from tfgrad_jax._autodiff.custom import differentiated
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.types import PyTree, is_traced
-from tfgrad_jax._messages.runs import explain_run, note_another_run
 
 from .capture import Capture
-from .hoist import by_trace, hoist
+from .hoist import hoist
 from .program import Program
+from .transparent import by_trace
 
 
 def run(call: Call, name: str) -> PyTree:
     """Return `y`, under a transformation."""
-    with contextlib.suppress(UnexpectedTracerError):
-        capture = hoist(call)
-        y = _value(call, capture, name)
-        if capture.values or call.operands or not is_traced(tree_leaves(y)):
+    capture = hoist(call)
+    if not (capture.values or call.operands):
+        y = call.value()  # not that of `capture.call`: a traced call holds other things
+        if not is_traced(tree_leaves(y)):
             return y
-    # The function reads a tracer from a place that no walk reaches, such as a global variable. A
-    # trace shows it among its constants. JAX has refused the tracer, whose linearize trace is no
-    # longer valid in the forward pass, or we have met it (`errors.hidden_tracer`).
-    note_another_run(call.spec.source)
+        capture = by_trace(capture)  # a `jit` makes tracers of constants, too
+        return _value(capture, name) if capture.values else y
     try:
-        return _value(call, by_trace(call), name)
-    except Exception as error:
-        explain_run(error, call.spec.source)
-        raise
+        return _value(capture, name)
+    except UnexpectedTracerError:
+        # Maybe the function reads a tracer from a place that no walk reaches, such as a global
+        # variable. JAX has refused the tracer, whose linearize trace is no longer valid in the
+        # forward pass, or we have met it (`errors.hidden_tracer`). A trace shows it among its
+        # constants. If there is none, the error is of the user's code.
+        again = by_trace(capture)
+        if not again.reads_hidden:
+            raise
+    return _value(again, name)
 
 
-def _value(call: Call, capture: Capture, name: str) -> PyTree:
+def _value(capture: Capture, name: str) -> PyTree:
     """Return `y`, whose derivative is the declared one."""
-    operands = [*capture.values, *call.operands]
-    if not operands:
-        return call.value()  # not that of `capture.call`: a traced call holds other things
     program = Program.of(capture)
-    leaves = differentiated(program, name, operands)
+    leaves = differentiated(program, name, [*capture.values, *capture.call.operands])
     return tree_unflatten(program.y.treedef, leaves)

@@ -47,7 +47,7 @@ class Copies(NamedTuple):
 class Skeleton(Inert):
     """A plan for copying values. It holds none that were removed: it must keep no tracer alive."""
 
-    __slots__ = ("_also_watched", "_fills", "_makes", "_removed", "_results", "_shared", "snapshot")
+    __slots__ = ("_also", "_fills", "_makes", "_removed", "_results", "_shared", "_snapshot")
 
     def __init__(
         self,
@@ -60,27 +60,23 @@ class Skeleton(Inert):
     ) -> None:
         self._shared, self._removed, self._results = shared, removed, results
         self._makes, self._fills = steps
-        self._also_watched, self.snapshot = also_watched, snapshot
+        self._also, self._snapshot = also_watched, snapshot
 
-    def copies(self, values: Sequence[Object], *, apart: bool = False) -> Copies:
-        """Return copies, with these values in the places of those that were removed.
-
-        If they are `apart`, what they assign to variables is lost: for a look at what they do.
-        """
+    def copies(self, values: Sequence[Object]) -> Copies:
+        """Return copies, with these values in the places of those that were removed."""
         at = [*self._shared]
         for place, value in zip(self._removed, values, strict=True):
             at[place] = value
         for place, maker, parts in self._makes:
             at[place] = maker(*[at[i] for i in parts])
-        watched = [*self._also_watched]
+        watched = [*self._also]
         for place, fill, labels, kind in self._fills:
             contents = {label: at[i] for label, i in labels.items()}
             if contents:
                 fill(at[place], contents)
             if kind is not None:
                 watched.append(Watched(at[place], kind, contents))
-        live = self.snapshot.live() if apart else {}
-        results = frozen([at[i] for i in self._results], {**self.snapshot.changed(), **live})
+        results = frozen([at[i] for i in self._results], self._snapshot.changed())
         return Copies(results, watched)
 
 

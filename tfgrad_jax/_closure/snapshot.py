@@ -26,23 +26,12 @@ class Snapshot:
 
     def __init__(self, reached: Reached, runs_now: bool = False) -> None:
         self._held: dict[Id, tuple[types.CellType, Object]] = {}
-        self._live: dict[Id, types.CellType] = {}
-        self.has_iterator = False  # which moves on whenever code reads it
-        for f in reached.functions:
+        for f in () if runs_now else reached.functions:
             for cell in f.__closure__ or ():
-                content = content_of(cell, _EMPTY)
-                self.has_iterator |= hasattr(type(content), "__next__")
+                key, content = id(cell), content_of(cell, _EMPTY)
                 # A variable that is not assigned yet has its value later.
-                if content is _EMPTY or id(cell) in reached.way:
-                    continue
-                if id(cell) in reached.assigned:
-                    self._live[id(cell)] = cell
-                elif not runs_now:
-                    self._held[id(cell)] = cell, content
-
-    def live(self) -> dict[Id, Object]:
-        """Return what the variables to which the functions assign hold now."""
-        return {key: content_of(cell) for key, cell in self._live.items()}
+                if content is not _EMPTY and key not in reached.way and key not in reached.assigned:
+                    self._held[key] = cell, content
 
     def changed(self) -> dict[Id, Object]:
         """Return what those variables held that hold something else now."""

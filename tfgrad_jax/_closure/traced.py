@@ -1,14 +1,10 @@
-"""Trace a function, to get its captured values in a list, or to see what its results depend on.
+"""Trace a function, to get its captured values in a list, and to see what its results use."""
 
-`traced` runs for functions and rules that cannot be copied, `uses` for undeclared variables.
-"""
-
-import contextlib
 import contextvars
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -16,12 +12,12 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.tree_util import tree_structure, tree_unflatten
 
 from tfgrad_jax._jax.jaxpr import dependence, evaluate, in_order_of_use, without_consts
-from tfgrad_jax._jax.types import NEEDS_VALUES, AnyFunction, Leaf, PyTree, spec
+from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
 # Python's recursion limit allows fewer than twice as many nested traces.
-_DEEP = 10
+_DEEP = 20
 
 _tracing: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
     "the code of the functions that are being traced, from the outside in", default=()
@@ -33,24 +29,6 @@ SourceInfo: TypeAlias = object  # where an operation comes from, as JAX records 
 Uses: TypeAlias = dict[int, SourceInfo]
 
 
-def is_being_traced(source: Source) -> bool:
-    return source.code is not None and source.code in _tracing.get()
-
-
-@contextlib.contextmanager
-def only_copied(source: Source) -> Iterator[None]:
-    """Within this context, trace no call of a function that can be copied.
-
-    `explain` compares what `f` returns with what JAX keeps, by identity; a trace of its own would
-    give other tracers.
-    """
-    token = _tracing.set((*_tracing.get(), source.code))
-    try:
-        yield
-    finally:
-        _tracing.reset(token)
-
-
 class Traced(NamedTuple):
     """A function as a jaxpr."""
 
@@ -59,14 +37,23 @@ class Traced(NamedTuple):
     aside: Any  # what it returned besides arrays
     closed: ClosedJaxpr
 
-    def uses(self, results: int | None = None) -> Uses:
-        """Return how the results, or the first so many, use the constants and the arguments."""
-        return _first_uses(self.closed, results)
+    def uses(self, results: int) -> Uses:
+        """Return how the first so many results use the constants and then the arguments."""
+        jaxpr = without_consts(self.closed)
+        mask = functools.reduce(operator.or_, dependence(jaxpr)[:results], 0)
+        relevant = {v: i for i, v in enumerate(jaxpr.invars) if mask >> i & 1}
+        uses: Uses = {}
+        for eqn in jaxpr.eqns:
+            for atom in in_order_of_use(eqn):
+                if not isinstance(atom, Literal) and atom in relevant:
+                    # Not the equation: it may hold values.
+                    uses.setdefault(relevant[atom], eqn.source_info)
+        return uses | {i: None for i in relevant.values() if i not in uses}
 
     def reads(self) -> list[bool]:
         """Return for each argument whether the jaxpr reads it."""
         jaxpr = self.closed.jaxpr
-        atoms = set(map(id, itertools.chain(*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars)))
+        atoms = {id(a) for a in itertools.chain(*(e.invars for e in jaxpr.eqns), jaxpr.outvars)}
         return [id(variable) in atoms for variable in jaxpr.invars]
 
 
@@ -103,44 +90,3 @@ def traced(
         return tree_unflatten(treedef, evaluate(jaxpr, *consts, *args))
 
     return Traced(evaluated, list(closed.consts), aside, closed)
-
-
-def uses(f: Callable[..., Sequence[Leaf]], values: Sequence[Leaf], others: Sequence[Leaf]) -> Uses:
-    """Return which of `values` the results of `f(values, others)` use, in the order of first use.
-
-    They may also be types.
-    """
-    positions = list(range(len(values)))
-    try:
-        closed = jax.make_jaxpr(lambda *both: f(*both))(values, others)
-    except NEEDS_VALUES:
-        if not all(isinstance(v, jax.Array) for v in values):
-            return dict.fromkeys(positions)  # types alone: assume that all are used
-        # `f` branches on values, so it cannot be traced; its derivative at these values can be.
-        positions = [i for i in positions if spec(values[i]).differentiable]
-
-        def of_some(*some: Leaf) -> Sequence[Leaf]:
-            mixed = list(values)
-            for i, value in zip(positions, some, strict=True):
-                mixed[i] = value
-            return f(mixed, others)
-
-        tangents = [values[i] for i in positions]
-        closed = jax.make_jaxpr(jax.linearize(of_some, *tangents)[1])(*tangents)
-    uses, first = _first_uses(closed), len(closed.consts)
-    of_operands = {i - first: at for i, at in uses.items() if i >= first}
-    return {positions[i]: at for i, at in of_operands.items() if i < len(positions)}
-
-
-def _first_uses(closed: ClosedJaxpr, results: int | None = None) -> Uses:
-    """Return how the first `results` of a jaxpr use its constants and then its operands."""
-    jaxpr = without_consts(closed)
-    mask = functools.reduce(operator.or_, dependence(jaxpr)[:results], 0)
-    relevant = {v: i for i, v in enumerate(jaxpr.invars) if mask >> i & 1}
-    uses: Uses = {}
-    for eqn in jaxpr.eqns:
-        for atom in in_order_of_use(eqn):
-            if not isinstance(atom, Literal) and atom in relevant:
-                # Not the equation: it may hold values.
-                uses.setdefault(relevant[atom], eqn.source_info)
-    return uses | {i: None for i in relevant.values() if i not in uses}

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_structure, tree_unflatten
 
+from tfgrad_jax._jax.jaxpr import Identity
 from tfgrad_jax._jax.types import NEEDS_VALUES, AnyFunction, Aval, Eqn, Leaf, PyTree
 from tfgrad_jax._messages import tool_errors
 from tfgrad_jax._messages.source import Source
@@ -138,7 +139,10 @@ def _explanation(
     names = {id(a.value): a.name for a in call.held.constants}
     rows: list[_Named] = []
     rows += [(name, "new", v) for name, v in zip(found.held_names, found.held, strict=True)]
-    rows += [(name, "output", v) for name, v in found.outputs.items()]
+    # The outputs have the rule attached; without it, they are what the rule may keep.
+    inner = [p for e in eqns if isinstance(e.primitive, Identity) for p in zip(e.outvars, e.invars)]
+    below = {id(v): within for v, within in inner}
+    rows += [(name, "output", below.get(id(v), v)) for name, v in found.outputs.items()]
     rows += [(a.name, "captured", a.value) for a in call.held.constants]
     rows += [(names.get(id(c), "(unnamed)"), "captured", v) for v, c in constants]
     origins = ["captured"] * n + ["input"] * len(call.given)

@@ -18,7 +18,6 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
-from tfgrad_jax._closure.traced import only_copied
 from tfgrad_jax._custom_gradient import CustomGradient, Declaration
 from tfgrad_jax._family import is_recomputed
 from tfgrad_jax._frontend.signature import Signature
@@ -63,6 +62,7 @@ class Pulled(NamedTuple):
     ys: list[jax.Array]  # those that have a derivative
     pull: Callable[[Sequence[Leaf]], PyTree]
     kept: list[jax.Array]
+    outputs: Mapping[str, jax.Array]  # all of `y`, by name
 
 
 class Call(NamedTuple):
@@ -97,20 +97,21 @@ class Call(NamedTuple):
         declared = Declaration.of(_watched(f), variables, primal, self.target.convention)
         h = CustomGradient(declared)
         n = len(self.target.bound_to)
-        with only_copied(self.source):
-            return (h.__get__(args[0]) if n else h)(*args[n:], **kwargs)
+        return (h.__get__(args[0]) if n else h)(*args[n:], **kwargs)
 
     def vjp(
         self, positions: Sequence[ArrayIndex], arrays: Sequence[Leaf], plain: bool = False
     ) -> Pulled:
         """Return the pull-back to some of the arrays."""
 
-        def of_some(some: dict[ArrayIndex, Leaf]) -> list[Leaf]:
+        def of_some(some: dict[ArrayIndex, Leaf]) -> tuple[list[Leaf], dict[str, Leaf]]:
             y = self.value([some.get(i, v) for i, v in enumerate(arrays)], plain)
-            return [jnp.asarray(v) for v in tree_leaves(y) if spec(v).differentiable]
+            named = {f"y{keystr(path)}": jnp.asarray(v) for path, v in tree_flatten_with_path(y)[0]}
+            return [v for v in named.values() if spec(v).differentiable], named
 
-        ys, pull = jax.vjp(of_some, {i: arrays[i] for i in positions})
-        return Pulled(ys, pull, [v for v in tree_leaves(pull) if not is_ref(v)])
+        at = {i: arrays[i] for i in positions}
+        ys, pull, outputs = jax.vjp(of_some, at, has_aux=True)
+        return Pulled(ys, pull, [v for v in tree_leaves(pull) if not is_ref(v)], outputs)
 
     def is_refused(self, positions: Sequence[ArrayIndex], arrays: Sequence[Leaf]) -> bool:
         """Return whether it is an error to differentiate some of the arrays."""
@@ -147,25 +148,24 @@ def called_with(h: AnyFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTr
     )
 
 
-# --- watching the function ----------------------------------------------------------------------
+# --- watching the rule --------------------------------------------------------------------------
 
 
 class _Run(NamedTuple):
-    """What a watched function returned: arrays by name, for the rows of the table."""
+    """A run of a watched rule."""
 
-    outputs: Mapping[str, jax.Array]
     grad_fn: AnyFunction | None
-    held: Sequence[tuple[str, jax.Array]]  # by the rule
+    held: Sequence[tuple[str, jax.Array]]  # the arrays that it holds, by name
 
 
-# Which array a rule keeps under which name only `f` and its rule can tell, so `f` notes it when it
-# runs. A list in a closure of `f` would not do: after its first run it holds tracers, so the engine
-# would copy it with the function for the next run, and that run would be noted in the copy.
+# Which array a rule keeps under which name only the rule can tell, so it notes it when it runs: its
+# copy holds what the pull-back keeps. A list in a closure would not do: it holds tracers later, so
+# the engine would copy it with the rule, and note the next run in the copy.
 _runs: ContextVar[list[_Run]] = ContextVar("runs")
 
 
 def watching() -> None:
-    """Note the runs of watched functions in this context from now on."""
+    """Note the runs of watched rules in this context from now on."""
     _runs.set([])
 
 
@@ -173,18 +173,26 @@ def _watched(f: AnyFunction) -> AnyFunction:
     @functools.wraps(f)
     def watched(*args: PyTree, **kwargs: PyTree) -> PyTree:
         pair = f(*args, **kwargs)
-        with contextlib.suppress(TypeError, ValueError, LookupError):  # no pair: an error later
+        with contextlib.suppress(TypeError, ValueError):  # no pair: an error later
             y, grad_fn = pair
-            ys = {f"y{keystr(path)}": v for path, v in tree_flatten_with_path(y)[0]}
-            ys = {name: primal_of(v) for name, v in ys.items() if isinstance(v, jax.Array)}
-            held = [(a.name, primal_of(a.value)) for a in arrays_in([("", grad_fn)]).values()]
-            _runs.get().append(_Run(ys, grad_fn, held))
+            return y, _noting(grad_fn) if callable(grad_fn) else grad_fn
         return pair
 
     return watched
 
 
+def _noting(grad_fn: AnyFunction) -> AnyFunction:
+    @functools.wraps(grad_fn)
+    def noting(*upstreams: PyTree, **variables: PyTree) -> PyTree:
+        with contextlib.suppress(LookupError):  # `costs` asks for nothing
+            held = [(a.name, primal_of(a.value)) for a in arrays_in([("", grad_fn)]).values()]
+            _runs.get().append(_Run(grad_fn, held))
+        return grad_fn(*upstreams, **variables)
+
+    return noting
+
+
 def last_run() -> _Run:
     """Return the last run whose arrays can still be used."""
-    runs = [run for run in _runs.get() if all(map(is_known, run.outputs.values()))]
-    return runs[-1] if runs else _Run({}, None, [])
+    runs = [run for run in _runs.get() if all(is_known(v) for _, v in run.held)]
+    return runs[-1] if runs else _Run(None, [])

@@ -17,7 +17,6 @@ from tfgrad_jax._jax.compat import cotangent_type, tangent_dtype
 from tfgrad_jax._jax.jaxpr import reads
 from tfgrad_jax._jax.types import NEEDS_VALUES, AnyFunction, Aval, Leaf, PyTree, spec
 from tfgrad_jax._messages.source import Source
-from tfgrad_jax.testing._arrays import is_known
 
 from .call import ArrayIndex, Call, last_run
 
@@ -51,11 +50,10 @@ def look_at(call: Call, is_eager: bool, *arrays: Leaf) -> Look:
     if call.is_refused(possible, arrays):
         refused = [i for i in possible if call.is_refused([i], arrays)]
     positions = [i for i in possible if i not in refused]
-    ys, pull, kept = call.vjp(positions, arrays)
-    run = last_run()
-    held = [(name, v) for name, v in run.held if is_known(v)]
+    ys, pull, kept, outputs = call.vjp(positions, arrays)
+    rule = _look_at_rule(ys, pull, [arrays[i] for i in positions], is_eager)
+    held = last_run().held
     arrays_held = [v for _, v in held]
-    rule = _look_at_rule(ys, pull, [arrays[i] for i in positions], run.grad_fn, is_eager)
     # Eagerly, the rule keeps what JAX is not tracing. Staged, it reads what no operand stands for,
     # such as a global array.
     read = [a.value for a in call.held.constants if id(a.value) in rule.reads]
@@ -70,7 +68,7 @@ def look_at(call: Call, is_eager: bool, *arrays: Leaf) -> Look:
 
     return Look(
         kept=[*kept, *(arrays_held if is_eager else read)],
-        outputs=run.outputs,
+        outputs=outputs,
         held=arrays_held,
         plain=_kept_by_autodiff(call, positions, arrays),
         held_names=tuple(name for name, _ in held),
@@ -86,9 +84,9 @@ def _kept_by_autodiff(
     call: Call, positions: Sequence[ArrayIndex], arrays: Sequence[Leaf]
 ) -> Sequence[Leaf] | None:
     with contextlib.suppress(Exception):  # of any type: that of what has no derivative
-        ys, pull, kept = call.vjp(positions, arrays, plain=True)
-        jax.eval_shape(pull, ys)  # a loop says only now that it has none
-        return kept
+        plain = call.vjp(positions, arrays, plain=True)
+        jax.eval_shape(plain.pull, plain.ys)  # a loop says only now that it has none
+        return plain.kept
     return None
 
 
@@ -106,7 +104,6 @@ def _look_at_rule(
     ys: Sequence[Leaf],
     pull: Callable[[Sequence[Leaf]], PyTree],
     arrays: Sequence[Leaf],
-    grad_fn: AnyFunction | None,
     is_eager: bool,
 ) -> _Rule:
     tangents = [jnp.zeros_like(v, tangent_dtype(v.dtype)) for v in arrays]
@@ -116,6 +113,7 @@ def _look_at_rule(
         every = [] if is_eager else reads(jax.make_jaxpr(pull)(ys))  # it may need values
         transposed(lambda cotangents: tree_leaves(pull(cotangents)), types, tangents)
     except NotLinearError as error:
+        grad_fn = last_run().grad_fn
         line = _line_of(error, grad_fn, types) if grad_fn else ""
         place = f" ({Path(line).name})" if line else ""
         forward_mode, obstacle, zero = False, f"{error}{place}", "zero or constant"

@@ -128,7 +128,6 @@ class GradFn(NamedTuple):
     held: Held
     accepts_variables: bool
     source: Source
-    watched: Sequence[Any] = ()  # see `_closure/assigned.py`: to these it may not assign
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

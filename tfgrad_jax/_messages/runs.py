@@ -1,53 +1,21 @@
-"""Explain errors of the user's code: of a rule, and in runs that the user did not ask for.
-
-A function runs again where a first run did not show what it reads, or what `y` depends on. If it
-makes parameters (flax, haiku), or counts, a run finds others than the one before.
-"""
+"""Explain errors of the user's code: of a function and of its rule."""
 
 import re
-import weakref
-from contextvars import ContextVar
-from typing import Any, NamedTuple
 
 from jax.errors import UnexpectedTracerError
 
-from tfgrad_jax._jax.compat import core_name
 from tfgrad_jax._jax.types import NEEDS_VALUES
 
 from . import errors, gradient_errors
 from .source import Source, Where
 from .tracebacks import is_own
 
-_current_trace = core_name("find_top_trace")
-
-
-class _Run(NamedTuple):
-    source: Source
-    trace: "weakref.ref[Any]"  # JAX deletes it when the derivative is done
-
-
-_again: ContextVar[_Run | None] = ContextVar("the last other run of a function", default=None)
-
-
-def note_another_run(source: Source) -> None:
-    """Remember that a function runs again, for an error in this run or in a later one.
-
-    haiku and flax count modules. After another run, the next *call* does not find its parameters:
-    the error is of a function that runs for the first time there. Only the note depends on this.
-    """
-    _again.set(_Run(source, weakref.ref(_current_trace(()))))
-
 
 def explain_run(error: Exception, source: Source) -> None:
-    """Add a note to an error in a run of a function, if it may be of another run."""
-    run, note = _again.get(), ""
-    if isinstance(error, NEEDS_VALUES):
-        return  # another note says why it is traced
-    if isinstance(error, UnexpectedTracerError):
-        note = errors.left_behind(source)
-    elif run is not None and run.source == source and run.trace() is not None:
-        note = errors.ran_again(source)
-    if note and not is_own(error) and note not in getattr(error, "__notes__", ()):
+    """Add a note to an error in a run of a function that reads a tracer of an earlier one."""
+    note = errors.left_behind(source)
+    is_new = not is_own(error) and note not in getattr(error, "__notes__", ())
+    if is_new and isinstance(error, UnexpectedTracerError):
         error.add_note(note)
 
 
