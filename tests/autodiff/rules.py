@@ -482,7 +482,10 @@ NOT_LINEAR = {
     "a square at the end of a delay line": (delayed(jnp.square), "integer_pow|square|mul"),
     "affine cond": (lambda dy: lax.cond(MASK[0], lambda d: d + X, lambda d: d, dy), "add|cond"),
     "while of unknown length": (
-        lambda dy: lax.fori_loop(0, INDEX[0], lambda _, d: d * X, dy),
+        # Not a `fori_loop`: eagerly, its bound has a value, and the loop is a `scan`.
+        lambda dy: lax.while_loop(
+            lambda c: c[0] < INDEX[0], lambda c: (c[0] + 1, c[1] * X), (0, dy)
+        )[1],
         "while",
     ),
     "while until it is small": (

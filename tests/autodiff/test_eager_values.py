@@ -182,7 +182,7 @@ def test_a_call_that_is_traced_names_the_function_and_the_remedy(held, where):
 
         @custom_gradient(variables=[w])
         def branching(x):
-            y = w * x if x > 0 and holder else -x
+            y = w * x if w > 0 and holder else -x
             return y, lambda dy, variables: (dy, [7 * dy * x])
 
         return branching(jnp.float32(2))

@@ -29,6 +29,7 @@ from tfgrad_jax._jax.jaxpr import (
     open_jaxpr,
     without_consts,
 )
+from tfgrad_jax._jax.trace import at_once
 from tfgrad_jax._jax.types import NEEDS_VALUES, Aval, Cotangents, Eqn, Leaf, Tangents
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.errors import Obstacle
@@ -75,11 +76,13 @@ def transposed(rule: Transposable, types: _Types, tangents: Tangents) -> list[Le
 def _traced(rule: Transposable, types: _Types) -> tuple[ClosedJaxpr, list[int]]:
     """Trace a rule, without its `None` gradients; also return the positions of the others.
 
-    It may branch on values of the forward pass.
+    It may branch on values of the forward pass, and fill a cache of constants.
     """
+    context = at_once()
 
     def gradients(cotangents: Cotangents) -> dict[int, Leaf]:
-        return {i: g for i, g in enumerate(rule(cotangents)) if g is not None}
+        with context():
+            return {i: g for i, g in enumerate(rule(cotangents)) if g is not None}
 
     trace = jax.make_jaxpr(gradients, return_shape=True)
     with contextlib.suppress(*NEEDS_VALUES):

@@ -24,7 +24,7 @@ class Capture(NamedTuple):
     values: list[Leaf]
     declared: list[CapturedIndex]  # the declared variables among them
     # Of a call that was traced, because its rule may have to list values, or to refuse them:
-    uses: Uses = {}  # how `y` uses them
+    uses: Uses | None = None  # how `y` uses them
     accepts_variables: bool = False  # whether the rule does
     reads_hidden: bool = False  # whether `f` reads a tracer that was not captured before
 

@@ -4,13 +4,16 @@ A call captures the tracers that it uses besides its inputs: in a variable that 
 `self`, in a container. `hoist` finds them, and takes them out of the call. Here, and only here, is
 decided whether the call is traced:
 
-    what it captured                                 `f` runs        and sees
-    nothing                                          as it is        values
-    what is declared, or has no gradient             on copies       values
-    what has the ordinary gradient                   on copies       values; under `jit`: traced
-    anything else; what is not copied; very much     once, traced    what `jit` shows
+    what it captured                             `f` runs               and sees
+    nothing                                      as it is               values
+    what is declared, or has no gradient         on copies              values
+    what has the ordinary gradient               on copies              values; under `jit`: traced
+    anything else                                on copies, traced      values, but of these
+    anything else, under `jit`                   traced, at the call    what `jit` shows
+    what is not copied; very much                traced, at the call    what `jit` shows
 
-A trace shows what `y` uses, in which order. So only what is traced has undeclared variables.
+A trace shows what `y` uses, in which order. So only what is traced has undeclared variables. That
+on copies is one level down, in `Program.forward`, where the inputs have values.
 """
 
 from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, reach
@@ -25,13 +28,15 @@ from .transparent import by_trace
 
 def hoist(call: Call) -> Capture:
     """Copy a call, or trace it: a copy of it, or around an obstacle the call itself."""
-    found = reached(call, BUDGET_STAGED if is_staging() else BUDGET)
+    records = is_staging()
+    found = reached(call, BUDGET_STAGED if records else BUDGET)
     capture = captured(call, reach(call.declared[1]) if found.obstacle else found)
     declared = set(capture.declared)
     others = [v for i, v in enumerate(capture.values) if i not in declared]
     # Under `jit`, a trace costs little, and shows which few weights of a model a layer reads.
-    is_pruned = bool(others) and call.autodiff and is_staging()
-    if not (found.obstacle or is_pruned) and all(is_settled(v, call) for v in others):
+    is_pruned = bool(others) and call.autodiff and records
+    is_known = not is_pruned and all(is_settled(v, call) for v in others)
+    if not found.obstacle and (is_known or not records):
         return capture
     try:
         return by_trace(capture)
@@ -39,7 +44,7 @@ def hoist(call: Call) -> Capture:
         if not (found.is_complete or found.captured):
             # So far no tracer was found among very much: `f` runs as it is, and may capture none.
             return capture
-        if not is_staging():  # else it would see no values in any case
+        if not records:  # else it would see no values in any case
             note = errors.traced_needs_values if found.obstacle else errors.undeclared_needs_values
             error.add_note(note(call.spec.source, found.obstacle))
         raise

@@ -7,22 +7,24 @@ function of residuals (`_autodiff/custom.py` says when).
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
 from tfgrad_jax._autodiff.function import Forward
-from tfgrad_jax._closure.assigned import refuse_assigned
+from tfgrad_jax._closure.assigned import Watched, refuse_assigned
 from tfgrad_jax._closure.skeleton import Skeleton
-from tfgrad_jax._frontend.grad_fn import Apply, CallSpec, Primal
+from tfgrad_jax._closure.traced import Uses
+from tfgrad_jax._frontend.grad_fn import Apply, CallSpec, Primal, Result
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import plainly
 from tfgrad_jax._jax.types import (
     NEEDS_VALUES,
     Inert,
     Leaf,
+    Spec,
     is_differentiable,
     is_traced,
     spec,
@@ -33,6 +35,7 @@ from tfgrad_jax._messages.source import Source
 from .capture import Capture, CapturedIndex, Values, is_settled
 from .ordinary import with_ordinary_gradients
 from .rule import Listing, Refused, UserRule, Wanted, hoisted, kept
+from .transparent import evaluated
 
 
 class TypeOfY:
@@ -61,26 +64,23 @@ class Program(Inert):
     held: Skeleton  # copies `Call.held`
     captured: int  # how many of the operands are captured values
     ordinary: Sequence[CapturedIndex]  # those that get the ordinary gradient of `f`
-    listing: Listing
-    refused: Refused
+    declared: Listing
+    undeclared: Mapping[CapturedIndex, Spec]  # those that the rule lists or refuses, if `y` uses them
+    chooses: bool  # whether a rule that accepts `variables` gets these
+    uses: Uses | None  # how `y` uses them; None: not known yet
     y: TypeOfY
 
     @classmethod
     def of(cls, capture: Capture) -> "Program":
         call, values = capture.call, capture.values
         variables, _ = call.declared
-        given = set(capture.declared)
+        given, uses = set(capture.declared), capture.uses
         settled = [i for i, v in enumerate(values) if i not in given and is_settled(v, call)]
-        # What `y` does not use is a constant. So is everything else, if a function that is written
-        # inside a rule lists no variables.
         given.update(settled)
-        used = [i for i in capture.uses if i not in given]
-        chooses = call.chooses(capture.accepts_variables)
-        undeclared = [i for i in used if chooses and not is_ref(values[i])]
-        open_ = [] if call.spec.in_rule else used
-        missing = [i for i in open_ if not chooses or is_ref(values[i])]
-        refused = {i: (spec(values[i]), is_ref(values[i]), capture.uses[i]) for i in missing}
-        specs = [spec(values[i]) for i in undeclared]
+        undeclared = [i for i in range(len(values)) if i not in given]
+        if uses is not None:
+            has_rule = not call.spec.in_rule or call.chooses(capture.accepts_variables)
+            undeclared = [i for i in undeclared if has_rule and i in uses]
         return cls(
             call.spec,
             call.apply,
@@ -88,8 +88,10 @@ class Program(Inert):
             capture.skeleton,
             len(values),
             [i for i in settled if is_differentiable(values[i].dtype)],
-            Listing(undeclared or capture.declared, variables, specs),
-            Refused(call.spec.source, refused, variables is not None),
+            Listing(capture.declared, variables, []),
+            {i: spec(values[i]) for i in undeclared},
+            call.variables is None,
+            uses,
             TypeOfY(),
         )
 
@@ -104,7 +106,7 @@ class Program(Inert):
     @property
     def needs_perturbed(self) -> bool:
         """Whether the rule lists the values that are being differentiated, or raises for one."""
-        return bool(self.listing.specs or self.refused.uses)
+        return bool(self.undeclared)
 
     def names(self) -> list[str]:
         """Return the names of the operands, for JAX's own errors."""
@@ -138,12 +140,10 @@ class Program(Inert):
             by_rule = dataclasses.replace(self, ordinary=())
             return with_ordinary_gradients(by_rule.forward, self.ordinary, operands, perturbed)
         captured, inputs = self._parted(operands)
-        copies = self.held.copies(captured)
-        leaves, outputs, grad_fn = self.apply(copies.values, inputs)
-        refuse_assigned(copies.watched, self.source)
-        self.refused.check(perturbed)
-        values = [captured[i] for i in self.listing.gives]
-        listing, refused, watched = self.listing, self.refused, copies.watched
+        (leaves, outputs, grad_fn), watched, uses = self._ran(captured, inputs)
+        listing, refused = self._given(grad_fn.accepts_variables, captured, uses)
+        refused.check(perturbed)
+        values = [captured[i] for i in listing.gives]
         rule = UserRule(grad_fn, self.source, listing, refused, self.captured, values, watched)
         self.y.note(self.source, outputs.treedef, leaves)
         if is_traced((*operands, *leaves)):
@@ -153,6 +153,36 @@ class Program(Inert):
                 as_residuals = hoisted(rule, outputs.cotangents(leaves), perturbed)
                 return Forward(leaves, outputs.differentiable, *as_residuals)
         return Forward(leaves, outputs.differentiable, *kept(rule))
+
+    def _ran(self, captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched], Uses]:
+        """Run a copy of `f`; if it is not known how `y` uses undeclared values, in a trace."""
+        result, uses = None, self.uses or {}
+        if self.undeclared and self.uses is None:
+            try:
+                result, uses = evaluated(
+                    self.apply, self.held, captured, inputs, self.undeclared, self.source
+                )
+            except NEEDS_VALUES as error:
+                error.add_note(errors.undeclared_needs_values(self.source))
+                raise
+        if result is not None:
+            return result, [], uses
+        copies = self.held.copies(captured)
+        result = self.apply(copies.values, inputs)
+        refuse_assigned(copies.watched, self.source)
+        return result, copies.watched, uses
+
+    def _given(self, accepts: bool, captured: Values, uses: Uses) -> tuple[Listing, Refused]:
+        """Return what the rule gives gradients for, and which values must not need one."""
+        used = [i for i in uses if i in self.undeclared]
+        listed = [i for i in used if accepts and self.chooses and not is_ref(captured[i])]
+        # All is constant for a function that is written inside a rule and lists no variables.
+        missing = [i for i in used if not (i in listed or self.spec.in_rule)]
+        lines = {i: (self.undeclared[i], is_ref(captured[i]), uses[i]) for i in missing}
+        refused = Refused(self.source, lines, self.declared.variables is not None)
+        if not listed:
+            return self.declared, refused
+        return Listing(listed, None, [self.undeclared[i] for i in listed]), refused
 
     def _parted(self, operands: Values) -> tuple[Values, Values]:
         """Return the captured values and the inputs."""

@@ -8,22 +8,24 @@ uses, and of those that its rule reaches, whatever the call closed over.
 
 import dataclasses
 import operator
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from jax.errors import UnexpectedTracerError
 
 from tfgrad_jax._closure.assigned import refuse_assigned, watched_objects
 from tfgrad_jax._closure.reach import reach
-from tfgrad_jax._closure.skeleton import Skeleton, hoist_tracers
-from tfgrad_jax._closure.traced import traced
-from tfgrad_jax._frontend.grad_fn import Call, GradFn, Held, Primal, Result, Variables
+from tfgrad_jax._closure.skeleton import Copies, Skeleton, hoist_tracers
+from tfgrad_jax._closure.traced import Uses, traced
+from tfgrad_jax._frontend.grad_fn import Apply, Call, GradFn, Held, Primal, Result, Variables
 from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_live, is_own, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.source import Source
 
-from .capture import Capture, Values, captured, reached
+from .capture import Capture, CapturedIndex, Values, captured, reached
 from .rule import transparent_rule
 
 
@@ -36,6 +38,38 @@ class _Shown(NamedTuple):
     refs: dict[int, Leaf]  # by their place in that list: a trace cannot return them
 
 
+def evaluated(
+    apply: Apply,
+    skeleton: Skeleton,
+    captured: Values,
+    inputs: Values,
+    undeclared: Collection[CapturedIndex],
+    source: Source,
+) -> tuple[Result | None, Uses]:
+    """Run a copy of `f` once, in a trace of the undeclared values alone, which sees all others.
+
+    Return what `f` returned, from the jaxpr, and how `y` uses these values. None if the rule cannot
+    be returned from a trace.
+    """
+
+    def run(some: dict[CapturedIndex, Leaf]) -> tuple[PyTree, _Shown]:
+        copies = skeleton.copies([some.get(i, v) for i, v in enumerate(captured)])
+        return _shown(apply, copies, inputs, source)
+
+    some = {i: captured[i] for i in sorted(undeclared)}
+    f = traced(run, some, source=source, names=["closed over"] * len(some), outside=True)
+    first, shown = len(f.consts), f.aside
+    if not all(map(is_live, (c for c in f.consts if is_traced([c])))):
+        raise errors.hidden_tracer(source)
+    uses = {[*some][i - first]: at for i, at in f.uses(shown.outputs.count).items() if i >= first}
+    if shown.rule is None:
+        return None, uses
+    leaves, kept = f.run(f.consts, [*some.values()])
+    for i, ref in shown.refs.items():
+        kept.insert(i, ref)
+    return (leaves, shown.outputs, shown.rule._replace(held=kept)), uses
+
+
 def by_trace(capture: Capture) -> Capture:
     """Return the same call, which evaluates a jaxpr, and what it captures.
 
@@ -46,7 +80,9 @@ def by_trace(capture: Capture) -> Capture:
     values = {i: v for i, v in enumerate(every) if not is_ref(v)}  # a trace gets no Ref
 
     def run(values: dict[int, Leaf], *inputs: Leaf) -> tuple[PyTree, _Shown]:
-        return _shown(capture, [values.get(i, v) for i, v in enumerate(every)], inputs)
+        copies = capture.skeleton.copies([values.get(i, v) for i, v in enumerate(every)])
+        is_itself = all(map(operator.is_, copies.values, call.held))
+        return _shown(call.apply, copies, inputs, call.spec.source, call if is_itself else None)
 
     paths, operands = call.spec.inputs.leaf_paths(), call.spec.inputs.operands
     names = [*["closed over"] * len(values), *(paths[i] for i in operands)]
@@ -92,26 +128,26 @@ def _evaluating(
     return dataclasses.replace(call, apply=apply, primal=primal, held=held)
 
 
-def _shown(capture: Capture, values: Values, inputs: Values) -> tuple[PyTree, _Shown]:
-    """Run `f` in a trace: return arrays, and what else the trace shows."""
-    call, copies = capture.call, capture.skeleton.copies(values)
-    leaves, outputs, grad_fn = call.apply(copies.values, inputs)
-    refuse_assigned(copies.watched, call.spec.source)
-    is_itself = all(map(operator.is_, copies.values, call.held))
+def _shown(
+    apply: Apply, copies: Copies, inputs: Values, source: Source, itself: Call | None = None
+) -> tuple[PyTree, _Shown]:
+    """Run `f` in a trace, copied or `itself`: return arrays, and what else the trace shows."""
+    leaves, outputs, grad_fn = apply(copies.values, inputs)
+    refuse_assigned(copies.watched, source)
     found = reach(grad_fn.held)
     makes_ref = any(is_ref(v) and is_own(v) for v in found.captured.values())
     accepts = grad_fn.accepts_variables
-    if not is_itself and (found.obstacle or makes_ref):
+    if itself is None and (found.obstacle or makes_ref):
         return (leaves, []), _Shown(outputs, None, accepts, {})
     if makes_ref:
-        raise errors.makes_ref(call.spec.source)
-    if found.obstacle:
+        raise errors.makes_ref(source)
+    if itself is not None and found.obstacle:
         # It may hold tracers of this trace, which ends: so the rule is traced now, too. Then it
         # runs where nobody differentiates.
-        grad_fn = _traced_rule(call, leaves, outputs, grad_fn)
+        grad_fn = _traced_rule(itself, leaves, outputs, grad_fn)
         found = reach(grad_fn.held)
     # What the rule of `f` itself holds may be the user's, or made by `f`.
-    watched = watched_objects(found.on_way()) if is_itself else copies.watched
+    watched = copies.watched if itself is None else watched_objects(found.on_way())
     rule, kept = hoist_tracers(grad_fn.held, found, watched)
     refs = {i: v for i, v in enumerate(kept) if is_ref(v)}
     arrays = [v for v in kept if not is_ref(v)]

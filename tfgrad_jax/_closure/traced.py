@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.tree_util import tree_structure, tree_unflatten
 
 from tfgrad_jax._jax.jaxpr import dependence, evaluate, in_order_of_use, without_consts
+from tfgrad_jax._jax.trace import at_once
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
@@ -58,9 +59,16 @@ class Traced(NamedTuple):
 
 
 def traced(
-    f: AnyFunction, *examples: Leaf, source: Source | None = None, names: Sequence[str] = ()
+    f: AnyFunction,
+    *examples: Leaf,
+    source: Source | None = None,
+    names: Sequence[str] = (),
+    outside: bool = False,
 ) -> Traced:
     """Trace a function of arrays, which returns a pair: arrays, and anything else.
+
+    Eagerly, operations on values run at once, so no tracer gets into a cache of constants. If
+    tracers `outside` count as values, only what depends on the arguments is recorded.
 
     JAX's own errors show the name and the line of `source`, and these names of the arguments.
     Raises `RecursionError` if `f` calls itself, and is traced within itself so many times.
@@ -69,13 +77,14 @@ def traced(
     if code is not None and outer.count(code) == _DEEP:
         raise errors.endless(source)
 
-    aside = None
+    aside, context = None, at_once(outside)
 
     def run(*args: Leaf) -> PyTree:  # a new function at each call: JAX caches no trace of it
         # Not as a static part of the result: JAX keeps the structures of thousands of results, and
         # each call of a jitted function left ten objects there.
         nonlocal aside
-        arrays, aside = f(*args)
+        with context():
+            arrays, aside = f(*args)
         return arrays
 
     named = run if source is None else source.named(run, names)

@@ -8,12 +8,13 @@ earlier calls.
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.errors import UnexpectedTracerError
 
 from .compat import LINEARIZED, core_name, is_ref
 
@@ -85,7 +86,8 @@ def is_below(value: Any) -> bool:
 
 def is_own(tracer: Any) -> bool:
     """Return whether a tracer belongs to the innermost trace that is running."""
-    return getattr(tracer, "_trace", None) is _current_trace(())
+    now = _current_trace(())
+    return getattr(tracer, "_trace", None) is getattr(now, "recording", now)
 
 
 def is_staging() -> bool:
@@ -96,6 +98,57 @@ def is_staging() -> bool:
             return True
         trace = trace.parent_trace
     return trace != _IDLE and isinstance(jax.lax.iota(np.int32, 1), Tracer)
+
+
+class _AtOnce(jax.core.Trace):
+    """A trace inside one that records operations: runs those on values at the level outside.
+
+    So code sees these values. JAX's `ensure_compile_time_eval` does so, too; but it reads a Ref
+    before what is recorded is written there, and runs nothing on tracers of the level outside.
+    """
+
+    def __init__(self, recording: Any, recorded: Callable[[Any], bool]) -> None:
+        super().__init__()
+        self.parent_trace = self.recording = recording
+        self.recorded = recorded
+        self.requires_low = getattr(recording, "requires_low", True)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("process_") and name != "stage_value":
+            return super().__getattribute__(name)
+        recording, recorded = self.recording, self.recorded
+
+        def process(*args: Any, **params: Any) -> Any:
+            parts = [a if isinstance(a, list | tuple) else [a] for a in args]
+            values = [v for part in parts for v in part]
+            is_recorded = (
+                any((isinstance(v, Tracer) and recorded(v)) or is_ref(v) for v in values)
+                or getattr(values[0], "name", "") == "new_ref"
+                or (isinstance(args[-1], dict) and args[-1].get("ordered", False))
+            )
+            if not is_recorded:
+                # The function of a `custom_jvp` may hold a tracer of the recording trace.
+                with contextlib.suppress(UnexpectedTracerError):
+                    return getattr(recording.parent_trace, name)(*args, **params)
+            return getattr(recording, name)(*args, **params)
+
+        return process
+
+
+def at_once(outside: bool = False) -> Callable[[], Any]:
+    """Return what makes the context for code in a trace that is started next.
+
+    There, operations on values run at once, and if those `outside` count, on other tracers than
+    those of that trace: unless JAX records all operations now, so that there are no values.
+    """
+    if _set_trace is None or (is_staging() and type(_current_trace(())) is not _AtOnce):
+        return contextlib.nullcontext
+
+    def context() -> Any:
+        now = _current_trace(())
+        return _set_trace(_AtOnce(now, lambda v: not outside or v._trace is now))
+
+    return context
 
 
 @functools.cache
