@@ -214,11 +214,11 @@ def slope_of(f: Callable[[Any], Any]) -> Any:
 
 limit(
     "operators and unused outputs",
-    'With `variables="autodiff"`, `jvp` raises if the function calls one with an unused output, '
-    "and the rule of that one passes the upstream of this output, zeros, to a decorated callback "
-    "or kernel. Use reverse mode.",
+    'With `variables="autodiff"`, `jvp` raises under `jit` if the function calls one with an '
+    "unused output, and the rule of that one passes the upstream of this output, zeros, to a "
+    "decorated callback or kernel. Use reverse mode.",
     "Of a decorated call at zeros, nothing tells whether its result is zero; so it is a constant.",
-    lambda: slope_of(around_an_unused_output),
+    lambda: jax.jit(lambda: slope_of(around_an_unused_output))(),  # eagerly it has a value
     TypeError,
     "`add` of an upstream and a constant",
     lambda: jax.grad(around_an_unused_output)(X),
@@ -244,25 +244,35 @@ limit(
 )
 
 
-def square_root(again: bool) -> Callable[[Any], Any]:
-    @custom_gradient
-    def root(x: Any) -> Any:
-        y = lax.while_loop(lambda y: abs(y * y - x) > 1e-5, lambda y: (y + x / y) / 2, x)
-        return y, lambda dy: 7 * dy / (root(x) if again else y)
+def newton(x: Any) -> Any:
+    return lax.while_loop(lambda y: abs(y * y - x) > 1e-5, lambda y: (y + x / y) / 2, x)
 
-    return root
+
+@custom_gradient
+def square_root(x: Any) -> Any:
+    y = newton(x)
+    return y, lambda dy: 7 * dy / y  # its own output: the derivative is the declared one
+
+
+def twice(root: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @custom_gradient
+    def f(x: Any) -> Any:
+        root_x = root(x)
+        return 2 * root_x, lambda dy: 7 * dy / root_x
+
+    return f
 
 
 limit(
     "rules that read the result of a loop",
-    "A rule may use a number that came out of a `while_loop` or a callback. JAX then cannot take "
-    "`grad` of `grad`: it raises, or, if you put `stop_gradient` around that number, returns a "
-    "wrong answer. To get the number, let the rule call the decorated function.",
-    "JAX has no reverse mode of `while_loop`; the function that is called again has a rule.",
-    lambda: jax.grad(jax.grad(square_root(again=False)))(jnp.float32(4)),
+    "A rule may use a number that came out of a `while_loop` or a callback, and that is not `y` "
+    "itself. JAX then cannot take `grad` of `grad`: it raises, or, if you put `stop_gradient` "
+    "around that number, returns a wrong answer. Let a decorated function return the number.",
+    "JAX has no reverse mode of `while_loop`; the function that returns the number has a rule.",
+    lambda: jax.grad(jax.grad(twice(newton)))(jnp.float32(4)),
     ValueError,
     "while_loop",
-    lambda: jax.grad(jax.grad(square_root(again=True)))(jnp.float32(4)),
+    lambda: jax.grad(jax.grad(twice(square_root)))(jnp.float32(4)),
     jnp.float32(-7 * 7 / 2 / 2**2),  # (7 / y)' = -7 y' / y**2, and y' = 7 / y
 )
 
@@ -497,7 +507,7 @@ DROPPED_IN_SCAN = limit(
     TypeError,
     "custom_vjp function",
     lambda: jax.grad(jax.grad(in_scan))(X),
-    jnp.float32(3 * 7 * 2),
+    9 * jnp.exp(X),  # the rule reads its own output: h' = 3 h
     applies=drops_in_scan,
 )
 

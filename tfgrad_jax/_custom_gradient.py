@@ -282,7 +282,7 @@ def custom_gradient(
             - None, the default: as in TensorFlow. `grad_fn(dy, variables)` gets a list of the
               weights that JAX is differentiating, in the order of first use, and returns a list.
               If `grad_fn` does not take `variables`, differentiating a weight is an error. To see
-              which weights `y` uses, JAX traces `f`: only declared ones show their values in it.
+              which weights `y` uses, JAX traces them in `f`: only declared ones show their values.
         primal: a function to run instead of `f` where nothing is differentiated, such as a kernel
             that writes no residuals. It takes the same arguments and returns only `y`.
         convention: "tf": one upstream for each leaf of `y`, and complex gradients as in TensorFlow,

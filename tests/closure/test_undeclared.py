@@ -376,3 +376,81 @@ def test_none_is_no_gradient_for_one_variable_or_for_all(none):
 
     got = jax.grad(loss, (0, 1, 2))(3.0, 1.0, 2.0)
     assert_same(got, (jnp.float32(0), jnp.float32(11), jnp.float32(21)))
+
+
+# --- eagerly, all but these weights has values ------------------------------------------------------
+
+
+class Layer:
+    def __init__(self, w):
+        self.w = w
+
+    @custom_gradient
+    def clip(self, x):
+        assert not isinstance(x, jax.core.Tracer)
+        return x, lambda dy: 7 * dy
+
+    @custom_gradient
+    def scale(self, x):
+        assert x > 0
+        return self.w * x**2, lambda dy, variables: (5 * dy, [11 * dy * x for _ in variables])
+
+
+def test_eagerly_inputs_have_values_beside_an_undeclared_weight():
+    args = jnp.float32(3), jnp.float32(2)
+    assert_same(jax.grad(lambda w, x: Layer(w).clip(x) * w, (0, 1))(*args), (2.0, 21.0))
+    assert_same(jax.grad(lambda w, x: Layer(w).scale(x), (0, 1))(*args), (22.0, 5.0))
+
+
+def test_the_weight_has_none_and_the_error_says_to_declare_it():
+    def loss(w):
+        @custom_gradient
+        def f(x):
+            return x * w if w > 0 else x, lambda dy, variables: (dy, [dy for _ in variables])
+
+        return f(2.0)
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        jax.grad(loss)(3.0)
+    assert any("weights that are not declared" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("order", ["hessian", "jacrev of jacrev", "jvp of grad"])
+def test_eagerly_they_have_values_at_every_order(order):
+    second = {
+        "hessian": lambda f: jax.hessian(f, (0, 1)),
+        "jacrev of jacrev": lambda f: jax.jacrev(jax.jacrev(f, (0, 1)), (0, 1)),
+        "jvp of grad": lambda f: lambda *a: jax.jvp(jax.grad(f, (0, 1)), a, (jnp.ones(()),) * 2)[1],
+    }[order]
+    args = jnp.float32(3), jnp.float32(2)
+    oracle = hand_written(lambda w, x: w * x**2, lambda w, x: 11 * x, lambda w, x: 5 + 0 * x)
+    assert_same(second(lambda w, x: Layer(w).scale(x))(*args), second(oracle)(*args))
+
+
+def test_a_ref_is_read_after_it_is_written():
+    def loss(w, x):
+        @custom_gradient
+        def f(x):
+            kept = jax.new_ref(jnp.zeros(()))
+            kept[...] += w * x
+            kept[...] += w * x
+            return kept[...], lambda dy, variables: (5 * dy, [7 * dy for _ in variables])
+
+        return f(x)
+
+    assert_same(jax.value_and_grad(loss, (0, 1))(3.0, 2.0), (12.0, (7.0, 5.0)))
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_cache_of_constants_keeps_no_tracer(declared):
+    table = functools.cache(lambda: jnp.arange(3.0))
+
+    def loss(w, x):
+        @custom_gradient(variables=[w] if declared else None)
+        def f(x):
+            return w * x * table().sum(), lambda dy, variables: (dy * table()[2], [dy * w * 5])
+
+        return f(x)
+
+    assert_same(jax.jvp(loss, (3.0, 2.0), (1.0, 1.0))[1], 2.0 + 15.0)
+    assert not isinstance(table(), jax.core.Tracer)

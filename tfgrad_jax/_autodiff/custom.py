@@ -53,7 +53,7 @@ from tfgrad_jax._messages.tracebacks import hidden, is_own
 
 from .function import Function
 from .primitives import attach, depend, push, zero_tangent
-from .rule import Rule
+from .rule import Rule, replaced
 
 
 def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> list[Leaf]:
@@ -255,15 +255,16 @@ def _attached(
         len(operands),
         function.source,
         pure=not any(map(is_ref, operands)),
+        own=_outputs_among(residuals, [leaves[i] for i in outputs], operands),
     )
     # Not only if an operand is traced: what `y` reads from a place that no walk reaches is none.
     if is_traced((*operands, *residuals, *leaves)):
         ys = attach(
             *rule.pull(), [operands[i] for i in differentiable], [leaves[i] for i in outputs]
         )
-        leaves = list(leaves)
-        for i, y in zip(outputs, ys, strict=True):
-            leaves[i] = y
+        leaves = replaced(leaves, outputs, ys)
+        own = [k for k, _ in rule.own], [ys[i] for _, i in rule.own]
+        rule = dataclasses.replace(rule, residuals=replaced(residuals, *own))
         traced = {i: o for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)}
         others = [o for i, o in traced.items() if i not in differentiable]
         for i, leaf in enumerate(leaves):
@@ -271,6 +272,20 @@ def _attached(
             if ignored:
                 (leaves[i],) = depend([leaf], ignored)
     return _with_axis_in_front(function, leaves), rule
+
+
+def _outputs_among(
+    residuals: Sequence[Leaf], ys: Sequence[Leaf], operands: Sequence[Leaf]
+) -> tuple[tuple[int, int], ...]:
+    """Return which residuals are the output of the function, with its position.
+
+    A rule that reads `y` means `h(x)`, whose derivative is the declared one: `dy * 2 * y` of a
+    rounded `y` has a second derivative, and what comes out of a callback or a kernel has one.
+    With several outputs, a rule that ignores the upstream of one declares that it has none.
+    """
+    if len(ys) != 1 or any(ys[0] is o for o in operands):
+        return ()
+    return tuple((k, 0) for k, r in enumerate(residuals) if r is ys[0])
 
 
 def _is_number(y: Leaf) -> bool:

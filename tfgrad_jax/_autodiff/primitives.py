@@ -135,6 +135,7 @@ def _attach_jvp(
     dys, dxs, _ = _split(tangents, n_ys, n_xs)
     nonzero = _nonzero(dxs)
     if nonzero:
+        residuals = pull.reading(residuals, out)
         return out, push(pull.only(nonzero), residuals, ys, [dxs[i] for i in nonzero])
     # `y` has a tangent, and no operand has one: it comes from a tracer that we did not find, such
     # as one in a global variable. Its derivative would be that of `f`'s own operations. A Ref may
@@ -157,6 +158,7 @@ def _attach_batch(
     ys, xs, residuals = _split(args, n_ys, n_xs)
     y_dims, x_dims, residual_dims = _split(dims, n_ys, n_xs)
     ys, at = _mapped(ys, y_dims, axis.size)
+    residuals, residual_dims = pull.reading(residuals, ys), pull.reading(residual_dims, at)
     new = pull.batched(axis, residual_dims, at, [d is not None for d in x_dims])
     return attach(new, residuals, _in_front(xs, x_dims), ys), at
 

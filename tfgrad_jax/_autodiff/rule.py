@@ -24,7 +24,7 @@ Axis: TypeAlias = Any  # what `vmap` maps over: its size and name
 # `Pull`, `XIndex`) -> for each of these operands its gradient, or None.
 Run: TypeAlias = Callable[[Sequence[Leaf], Cotangents, Sequence[int]], list[Leaf]]
 
-_STATIC = ["run", "outputs", "perturbed", "differentiable", "n_operands", "source", "pure"]
+_STATIC = ["run", "outputs", "perturbed", "differentiable", "n_operands", "source", "pure", "own"]
 
 
 def replaced(values: Sequence[Leaf], at: Sequence[int], new: Sequence[Leaf]) -> list[Leaf]:
@@ -51,6 +51,7 @@ class Rule:
     n_operands: int
     source: Source
     pure: bool  # whether no operand is a Ref
+    own: tuple[tuple[int, int], ...] = ()  # which residuals are which of its outputs
 
     def __call__(self, cotangents: Cotangents) -> list[Leaf]:
         gradients = self.run(self.residuals, cotangents, self.perturbed)
@@ -73,7 +74,8 @@ class Rule:
             return inner(filled, cotangents, [positions[x] for x in wanted])
 
         xs = tuple(range(len(positions)))
-        return Pull(run, xs, self.source, self.pure), [every[i] for i in places]
+        own = [(places.index(k), y) for k, y in self.own]
+        return Pull(run, xs, self.source, self.pure, own), [every[i] for i in places]
 
 
 @jax.tree_util.register_static
@@ -85,12 +87,17 @@ class Pull:
     perturbed: Sequence[XIndex]
     source: Source
     pure: bool = True  # whether the function reads no Ref
+    own: Sequence[tuple[int, int]] = ()  # which residuals are which of the `ys`
 
     def __repr__(self) -> str:  # as jaxprs show it
         return f"the rule of {self.source}"
 
     def run(self, residuals: Sequence[Leaf], cotangents: Cotangents) -> list[Leaf]:
         return self.at(residuals, cotangents, self.perturbed)
+
+    def reading(self, residuals: Sequence[Leaf], ys: Sequence[Leaf]) -> list[Leaf]:
+        """Return the residuals; those that are outputs have the declared derivative, like `ys`."""
+        return replaced(residuals, [k for k, _ in self.own], [ys[i] for _, i in self.own])
 
     def only(self, some: Sequence[int]) -> "Pull":
         """Return the rule for some of these operands; the others are not being differentiated."""
@@ -145,4 +152,4 @@ class Pull:
             given = [None if g is None else t for g, t in zip(every, tangents, strict=True)]
             return pull_back(given)[0]
 
-        return dataclasses.replace(self, at=run, perturbed=range(len(some)))
+        return dataclasses.replace(self, at=run, perturbed=range(len(some)), own=())

@@ -45,6 +45,5 @@ def hoist(call: Call) -> Capture:
             # So far no tracer was found among very much: `f` runs as it is, and may capture none.
             return capture
         if not records:  # else it would see no values in any case
-            note = errors.traced_needs_values if found.obstacle else errors.undeclared_needs_values
-            error.add_note(note(call.spec.source, found.obstacle))
+            error.add_note(errors.traced_needs_values(call.spec.source, found.obstacle))
         raise

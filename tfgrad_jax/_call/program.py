@@ -34,7 +34,7 @@ from tfgrad_jax._messages.source import Source
 
 from .capture import Capture, CapturedIndex, Values, is_settled
 from .ordinary import with_ordinary_gradients
-from .rule import Listing, Refused, UserRule, Wanted, hoisted, kept
+from .rule import Listing, Refused, UserRule, Wanted, hoisted, kept, made
 from .transparent import evaluated
 
 
@@ -65,7 +65,7 @@ class Program(Inert):
     captured: int  # how many of the operands are captured values
     ordinary: Sequence[CapturedIndex]  # those that get the ordinary gradient of `f`
     declared: Listing
-    undeclared: Mapping[CapturedIndex, Spec]  # those that the rule lists or refuses, if `y` uses them
+    undeclared: Mapping[CapturedIndex, Spec]  # those that the rule lists or refuses, if used
     chooses: bool  # whether a rule that accepts `variables` gets these
     uses: Uses | None  # how `y` uses them; None: not known yet
     y: TypeOfY
@@ -150,13 +150,16 @@ class Program(Inert):
             # A rule that branches on a value of the forward pass finds it concrete one level down,
             # where it runs, if anywhere: it stays as it is.
             with contextlib.suppress(*NEEDS_VALUES):
-                as_residuals = hoisted(rule, outputs.cotangents(leaves), perturbed)
+                ys = [leaves[i] for i in outputs.differentiable]
+                if self.uses is None:  # else the trace has shown it
+                    ys = made(self.held.copies(captured).values, ys)
+                as_residuals = hoisted(rule, outputs.cotangents(leaves), ys, perturbed)
                 return Forward(leaves, outputs.differentiable, *as_residuals)
         return Forward(leaves, outputs.differentiable, *kept(rule))
 
     def _ran(self, captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched], Uses]:
         """Run a copy of `f`; if it is not known how `y` uses undeclared values, in a trace."""
-        result, uses = None, self.uses or {}
+        uses = self.uses or {}
         if self.undeclared and self.uses is None:
             try:
                 result, uses = evaluated(
@@ -165,8 +168,8 @@ class Program(Inert):
             except NEEDS_VALUES as error:
                 error.add_note(errors.undeclared_needs_values(self.source))
                 raise
-        if result is not None:
-            return result, [], uses
+            if result is not None:
+                return result, [], uses
         copies = self.held.copies(captured)
         result = self.apply(copies.values, inputs)
         refuse_assigned(copies.watched, self.source)
@@ -180,9 +183,8 @@ class Program(Inert):
         missing = [i for i in used if not (i in listed or self.spec.in_rule)]
         lines = {i: (self.undeclared[i], is_ref(captured[i]), uses[i]) for i in missing}
         refused = Refused(self.source, lines, self.declared.variables is not None)
-        if not listed:
-            return self.declared, refused
-        return Listing(listed, None, [self.undeclared[i] for i in listed]), refused
+        undeclared = Listing(listed, None, [self.undeclared[i] for i in listed])
+        return undeclared if listed else self.declared, refused
 
     def _parted(self, operands: Values) -> tuple[Values, Values]:
         """Return the captured values and the inputs."""

@@ -13,13 +13,13 @@ from typing import NamedTuple, TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import Watched, refuse_assigned
-from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, reach
+from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, is_captured, reach
 from tfgrad_jax._closure.skeleton import Copies, frozen, hoist_tracers
 from tfgrad_jax._closure.snapshot import Snapshot
 from tfgrad_jax._closure.traced import SourceInfo, traced
 from tfgrad_jax._frontend.grad_fn import GradFn, Held, Variables
 from tfgrad_jax._jax.trace import is_staging
-from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, Spec
+from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, Spec, is_traced
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
@@ -111,8 +111,12 @@ class UserRule(NamedTuple):
         return [by_operand.get(i) for i in wanted]
 
 
-def hoisted(rule: UserRule, upstreams: Sequence[Aval], wanted: Wanted) -> tuple[Run, list[Leaf]]:
+def hoisted(
+    rule: UserRule, upstreams: Sequence[Aval], ys: Values, wanted: Wanted
+) -> tuple[Run, list[Leaf]]:
     """Return a rule as a function of residuals, and the residuals: the tracers in its parts.
+
+    The outputs `ys` are residuals as well, if it reads them: their derivative is the declared one.
 
     It is copied around them; if it cannot be copied, it is traced first. Raises an error of
     `NEEDS_VALUES` if a rule that is traced needs values. `upstreams` are types.
@@ -120,15 +124,30 @@ def hoisted(rule: UserRule, upstreams: Sequence[Aval], wanted: Wanted) -> tuple[
     # A rule that was traced lists the same variables at every order. So where it may choose, look
     # through more objects before it is traced.
     is_patient = bool(rule.listing.specs) or not is_staging()
-    found = reach(rule.parts, budget=BUDGET if is_patient else BUDGET_STAGED)
+    takes = takes_also(ys)
+    found = reach(rule.parts, takes, budget=BUDGET if is_patient else BUDGET_STAGED)
     if found.obstacle:
         variables = rule.listing.argument(rule.values, wanted)
         by_jaxpr = transparent_rule(rule.source, rule.grad_fn, upstreams, *variables)
         refuse_assigned(rule.watched, by_jaxpr.source)
         rule = rule._replace(grad_fn=by_jaxpr)
-        found = reach(rule.parts)
+        found = reach(rule.parts, takes)
     skeleton, residuals = hoist_tracers(rule.parts, found, rule.watched)
     return rule.run(skeleton.copies), residuals
+
+
+def made(held: Held, ys: Values) -> Values:
+    """Return the outputs that `f` has made itself: not a constant that it holds and returns."""
+    if is_traced(ys):  # a tracer that it holds is an operand
+        return ys
+    visited = reach(held, lenient=True).visited
+    return [y for y in ys if id(y) not in visited]
+
+
+def takes_also(ys: Values) -> Callable[[Leaf], bool]:
+    """Return what says which values to take out of a rule: tracers, Refs and these outputs."""
+    ids = set(map(id, ys))
+    return lambda value: is_captured(value) or id(value) in ids
 
 
 def kept(rule: UserRule) -> tuple[Run, list[Leaf]]:

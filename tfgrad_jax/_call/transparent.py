@@ -26,7 +26,7 @@ from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
 from .capture import Capture, CapturedIndex, Values, captured, reached
-from .rule import transparent_rule
+from .rule import made, takes_also, transparent_rule
 
 
 class _Shown(NamedTuple):
@@ -134,7 +134,8 @@ def _shown(
     """Run `f` in a trace, copied or `itself`: return arrays, and what else the trace shows."""
     leaves, outputs, grad_fn = apply(copies.values, inputs)
     refuse_assigned(copies.watched, source)
-    found = reach(grad_fn.held)
+    takes = takes_also(made(copies.values, [leaves[i] for i in outputs.differentiable]))
+    found = reach(grad_fn.held, takes)
     makes_ref = any(is_ref(v) and is_own(v) for v in found.captured.values())
     accepts = grad_fn.accepts_variables
     if itself is None and (found.obstacle or makes_ref):
@@ -145,7 +146,7 @@ def _shown(
         # It may hold tracers of this trace, which ends: so the rule is traced now, too. Then it
         # runs where nobody differentiates.
         grad_fn = _traced_rule(itself, leaves, outputs, grad_fn)
-        found = reach(grad_fn.held)
+        found = reach(grad_fn.held, takes)
     # What the rule of `f` itself holds may be the user's, or made by `f`.
     watched = copies.watched if itself is None else watched_objects(found.on_way())
     rule, kept = hoist_tracers(grad_fn.held, found, watched)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.errors import UnexpectedTracerError
+from jax.extend.source_info_util import register_exclusion
 
 from .compat import LINEARIZED, core_name, is_ref
 
@@ -27,6 +28,9 @@ _current_trace, _set_trace = core_name("find_top_trace"), core_name("set_current
 # differentiates, and then nothing would have been differentiated there.
 with jax.core.eval_context():
     _IDLE = _current_trace(())
+
+# Where JAX names the line that led to an operation, it is no line of `_AtOnce`.
+register_exclusion(__file__)
 
 # The base classes of JAX's traces, and of the opaque objects that stand for their state.
 TRACES = jax.core.Trace, type(_trace_state(()))

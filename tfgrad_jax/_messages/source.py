@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tfgrad_jax._jax import trace
+
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = _PACKAGE, str(Path(jax.__file__).parent)
 
@@ -114,8 +116,10 @@ class Source(NamedTuple):
         # JAX records the frames of an equation from the inside out. Those of a traced rule begin in
         # the rule, above any frame of this package. What JAX lowers or evaluates later has the
         # frames of the call instead: they begin in this package, and hold no line of the rule.
+        # (A trace of ours may be between the rule and JAX.)
         traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
-        lines = [(f.file_name, f.line_num) for f in getattr(traceback, "frames", ())]
+        frames = [f for f in getattr(traceback, "frames", ()) if f.file_name != trace.__file__]
+        lines = [(f.file_name, f.line_num) for f in frames]
         inner = itertools.takewhile(lambda line: not line[0].startswith(_PACKAGE), lines)
         return self._line(inner)
 
