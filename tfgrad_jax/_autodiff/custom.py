@@ -36,6 +36,7 @@ from tfgrad_jax._jax.compat import (
     zeros,
 )
 from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, without_consts
+from tfgrad_jax._jax.reasons import because
 from tfgrad_jax._jax.trace import below, is_reverse, is_staging, is_transposed
 from tfgrad_jax._jax.types import (
     AnyFunction,
@@ -48,8 +49,8 @@ from tfgrad_jax._jax.types import (
     is_traced,
 )
 from tfgrad_jax._messages import errors, gradient_errors
-from tfgrad_jax._messages.runs import is_of_derivative
-from tfgrad_jax._messages.tracebacks import hidden, is_own
+from tfgrad_jax._messages.runs import explain_derivative
+from tfgrad_jax._messages.tracebacks import hidden
 
 from .function import Function
 from .primitives import attach, depend, push, zero_tangent
@@ -150,7 +151,12 @@ def _value(function: Function, *operands: Leaf) -> list[Leaf]:
         return _with_axis_in_front(function, map(_not_transposable, function.value(operands)))
     # JAX may map the staged call later, and then differentiate it. If an operand is mapped, each
     # output must be mapped, even one that ignores the operand: the rule may use it.
-    value = function.source.named(lambda *args: function.value(args), function.names())
+
+    def run(*operands: Leaf) -> list[Leaf]:
+        with because(""):
+            return function.value(operands)
+
+    value = function.source.named(run, function.names())
     closed = jax.jit(value).trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise errors.hidden_tracer(function.source)
@@ -241,7 +247,7 @@ def _attached(
     try:
         leaves, outputs, run, residuals = function.forward(operands, positions)
     except Exception as error:
-        _note_not_differentiable(error, function)
+        explain_derivative(error, function.source)
         raise
     if positions and not outputs and any(map(_is_number, leaves)):
         gradient_errors.warn_of_no_output(function.source, [(y.shape, y.dtype) for y in leaves])
@@ -291,18 +297,6 @@ def _outputs_among(
 def _is_number(y: Leaf) -> bool:
     """Return whether an output without a derivative is a number, and no key."""
     return y.dtype == bool or is_kind(y.dtype, jnp.integer)
-
-
-def _note_not_differentiable(error: Exception, function: Function) -> None:
-    """Name the function if JAX cannot differentiate its operations.
-
-    For second derivatives JAX differentiates the operations of `f`, and fails at a callback, for
-    instance.
-    """
-    is_new = not (is_own(error) or hasattr(error, "__notes__"))
-    if is_new and is_of_derivative(error):
-        line = function.source.line_in(error)
-        error.add_note(errors.not_differentiable(function.source, line, str(error)))
 
 
 def _tangents(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Leaf]:

@@ -38,12 +38,12 @@ def hoist(call: Call) -> Capture:
     is_known = not is_pruned and all(is_settled(v, call) for v in others)
     if not found.obstacle and (is_known or not records):
         return capture
+    # Where JAX records operations, `f` would see no values in any case.
+    why = "" if records else errors.obstructed(call.spec.source, found.obstacle)
     try:
-        return by_trace(capture)
-    except NEEDS_VALUES as error:
+        return by_trace(capture, why)
+    except NEEDS_VALUES:
         if not (found.is_complete or found.captured):
             # So far no tracer was found among very much: `f` runs as it is, and may capture none.
             return capture
-        if not records:  # else it would see no values in any case
-            error.add_note(errors.traced_needs_values(call.spec.source, found.obstacle))
         raise

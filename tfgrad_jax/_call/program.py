@@ -161,13 +161,9 @@ class Program(Inert):
         """Run a copy of `f`; if it is not known how `y` uses undeclared values, in a trace."""
         uses = self.uses or {}
         if self.undeclared and self.uses is None:
-            try:
-                result, uses = evaluated(
-                    self.apply, self.held, captured, inputs, self.undeclared, self.source
-                )
-            except NEEDS_VALUES as error:
-                error.add_note(errors.undeclared_needs_values(self.source))
-                raise
+            result, uses = evaluated(
+                self.apply, self.held, captured, inputs, self.undeclared, self.source
+            )
             if result is not None:
                 return result, [], uses
         copies = self.held.copies(captured)

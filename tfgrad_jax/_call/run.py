@@ -17,7 +17,10 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from tfgrad_jax._autodiff.custom import differentiated
 from tfgrad_jax._frontend.grad_fn import Call
+from tfgrad_jax._jax.reasons import because
 from tfgrad_jax._jax.types import PyTree, is_traced
+from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.tracebacks import frames_of_jax, is_own, note
 
 from .capture import Capture
 from .hoist import hoist
@@ -32,23 +35,36 @@ def run(call: Call, name: str) -> PyTree:
         y = call.value()  # not that of `capture.call`: a traced call holds other things
         if not is_traced(tree_leaves(y)):
             return y
-        capture = by_trace(capture)  # a `jit` makes tracers of constants, too
+        capture = _traced_again(capture)  # a `jit` makes tracers of constants, too
         return _value(capture, name) if capture.values else y
     try:
         return _value(capture, name)
-    except UnexpectedTracerError:
+    except UnexpectedTracerError as error:
+        if not (is_own(error) or frames_of_jax(error)):
+            raise  # by the user's code
         # Maybe the function reads a tracer from a place that no walk reaches, such as a global
         # variable. JAX has refused the tracer, whose linearize trace is no longer valid in the
         # forward pass, or we have met it (`errors.hidden_tracer`). A trace shows it among its
         # constants. If there is none, the error is of the user's code.
-        again = by_trace(capture)
+        again = _traced_again(capture)
         if not again.reads_hidden:
             raise
     return _value(again, name)
 
 
+def _traced_again(capture: Capture) -> Capture:
+    """Run `f` a second time, in a trace: what it makes once, it made in the first."""
+    why = errors.ran_again(capture.call.spec.source)
+    try:
+        return by_trace(capture, why)
+    except Exception as error:
+        note(error, why)
+        raise
+
+
 def _value(capture: Capture, name: str) -> PyTree:
     """Return `y`, whose derivative is the declared one."""
     program = Program.of(capture)
-    leaves = differentiated(program, name, [*capture.values, *capture.call.operands])
+    with because(None):
+        leaves = differentiated(program, name, [*capture.values, *capture.call.operands])
     return tree_unflatten(program.y.treedef, leaves)

@@ -57,7 +57,8 @@ def evaluated(
         return _shown(apply, copies, inputs, source)
 
     some = {i: captured[i] for i in sorted(undeclared)}
-    f = traced(run, some, source=source, names=["closed over"] * len(some), outside=True)
+    why, names = errors.undeclared(source), ["closed over"] * len(some)
+    f = traced(run, some, source=source, names=names, outside=True, why=why)
     first, shown = len(f.consts), f.aside
     if not all(map(is_live, (c for c in f.consts if is_traced([c])))):
         raise errors.hidden_tracer(source)
@@ -70,11 +71,12 @@ def evaluated(
     return (leaves, shown.outputs, shown.rule._replace(held=kept)), uses
 
 
-def by_trace(capture: Capture) -> Capture:
+def by_trace(capture: Capture, why: str) -> Capture:
     """Return the same call, which evaluates a jaxpr, and what it captures.
 
     `f` runs once, now: a copy of it, or `f` itself if nothing of it is captured. If the rule of a
     copy cannot be returned from a trace, the call stays as it is, and only its uses are known.
+    `why` is for the note if `f` needs a value.
     """
     call, every = capture.call, capture.values
     values = {i: v for i, v in enumerate(every) if not is_ref(v)}  # a trace gets no Ref
@@ -86,7 +88,7 @@ def by_trace(capture: Capture) -> Capture:
 
     paths, operands = call.spec.inputs.leaf_paths(), call.spec.inputs.operands
     names = [*["closed over"] * len(values), *(paths[i] for i in operands)]
-    f = traced(run, values, *call.operands, source=call.spec.source, names=names)
+    f = traced(run, values, *call.operands, source=call.spec.source, names=names, why=why)
     shown: _Shown = f.aside
     hidden = [c for c in f.consts if is_traced([c]) and not is_ref(c)]
     if not all(map(is_live, hidden)):

@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.tree_util import tree_structure, tree_unflatten
 
 from tfgrad_jax._jax.jaxpr import dependence, evaluate, in_order_of_use, without_consts
+from tfgrad_jax._jax.reasons import because
 from tfgrad_jax._jax.trace import at_once
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree
 from tfgrad_jax._messages import errors
@@ -64,13 +65,15 @@ def traced(
     source: Source | None = None,
     names: Sequence[str] = (),
     outside: bool = False,
+    why: str = "",
 ) -> Traced:
     """Trace a function of arrays, which returns a pair: arrays, and anything else.
 
     Eagerly, operations on values run at once, so no tracer gets into a cache of constants. If
     tracers `outside` count as values, only what depends on the arguments is recorded.
 
-    JAX's own errors show the name and the line of `source`, and these names of the arguments.
+    JAX's own errors show the name and the line of `source`, and these names of the arguments. Our
+    note says `why` it is traced, if a value is needed.
     Raises `RecursionError` if `f` calls itself, and is traced within itself so many times.
     """
     outer, code = _tracing.get(), source and source.code
@@ -83,7 +86,7 @@ def traced(
         # Not as a static part of the result: JAX keeps the structures of thousands of results, and
         # each call of a jitted function left ten objects there.
         nonlocal aside
-        with context():
+        with because(why), context():
             arrays, aside = f(*args)
         return arrays
 
