@@ -7,7 +7,7 @@ function of residuals (`_autodiff/custom.py` says when).
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
 from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._closure.assigned import Watched, refuse_assigned
+from tfgrad_jax._closure.reach import reach
 from tfgrad_jax._closure.skeleton import Skeleton
 from tfgrad_jax._closure.traced import Uses
 from tfgrad_jax._frontend.grad_fn import Apply, CallSpec, Primal, Result
@@ -30,9 +31,10 @@ from tfgrad_jax._jax.types import (
     spec,
 )
 from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.runs import warn_of_unlisted
 from tfgrad_jax._messages.source import Source
 
-from .capture import Capture, CapturedIndex, Values, is_settled
+from .capture import Capture, CapturedIndex, Names, Values, is_settled
 from .ordinary import with_ordinary_gradients
 from .rule import Listing, Refused, UserRule, Wanted, hoisted, kept, made
 from .transparent import evaluated
@@ -66,8 +68,10 @@ class Program(Inert):
     ordinary: Sequence[CapturedIndex]  # those that get the ordinary gradient of `f`
     declared: Listing
     undeclared: Mapping[CapturedIndex, Spec]  # those that the rule lists or refuses, if used
+    read: Collection[CapturedIndex]  # those that only the rule reads, as far as it is known
     chooses: bool  # whether a rule that accepts `variables` gets these
     uses: Uses | None  # how `y` uses them; None: not known yet
+    paths: Names | None  # of the undeclared ones
     y: TypeOfY
 
     @classmethod
@@ -80,7 +84,7 @@ class Program(Inert):
         undeclared = [i for i in range(len(values)) if i not in given]
         if uses is not None:
             has_rule = not call.spec.in_rule or call.chooses(capture.accepts_variables)
-            undeclared = [i for i in undeclared if has_rule and i in uses]
+            undeclared = [i for i in undeclared if has_rule and (i in uses or i in capture.read)]
         return cls(
             call.spec,
             call.apply,
@@ -90,8 +94,10 @@ class Program(Inert):
             [i for i in settled if is_differentiable(values[i].dtype)],
             Listing(capture.declared, variables, []),
             {i: spec(values[i]) for i in undeclared},
+            capture.read,
             call.variables is None,
             uses,
+            capture.names,
             TypeOfY(),
         )
 
@@ -140,9 +146,16 @@ class Program(Inert):
             by_rule = dataclasses.replace(self, ordinary=())
             return with_ordinary_gradients(by_rule.forward, self.ordinary, operands, perturbed)
         captured, inputs = self._parted(operands)
-        (leaves, outputs, grad_fn), watched, uses = self._ran(captured, inputs)
+        (leaves, outputs, grad_fn), watched, uses, read = self._ran(captured, inputs)
         listing, refused = self._given(grad_fn.accepts_variables, captured, uses)
         refused.check(perturbed)
+        unlisted = [i for i in perturbed if i in read and i in self.undeclared and i not in uses]
+        if unlisted and not self.spec.in_rule:
+            every = [*listing.gives, *unlisted]
+            of = self._named(captured, every)
+            together = [of.paths[i] for i in every if self.declared.variables is None]
+            values = [(of.paths[i], self.undeclared[i]) for i in unlisted]
+            warn_of_unlisted(self.source, values, together, of.in_instance)
         values = [captured[i] for i in listing.gives]
         rule = UserRule(grad_fn, self.source, listing, refused, self.captured, values, watched)
         self.y.note(self.source, outputs.treedef, leaves)
@@ -157,19 +170,21 @@ class Program(Inert):
                 return Forward(leaves, outputs.differentiable, *as_residuals)
         return Forward(leaves, outputs.differentiable, *kept(rule))
 
-    def _ran(self, captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched], Uses]:
+    def _ran(
+        self, captured: Values, inputs: Values
+    ) -> tuple[Result, Sequence[Watched], Uses, Collection[CapturedIndex]]:
         """Run a copy of `f`; if it is not known how `y` uses undeclared values, in a trace."""
-        uses = self.uses or {}
+        uses, read = self.uses or {}, self.read
         if self.undeclared and self.uses is None:
-            result, uses = evaluated(
+            result, uses, read = evaluated(
                 self.apply, self.held, captured, inputs, self.undeclared, self.source
             )
             if result is not None:
-                return result, [], uses
+                return result, [], uses, read
         copies = self.held.copies(captured)
         result = self.apply(copies.values, inputs)
         refuse_assigned(copies.watched, self.source)
-        return result, copies.watched, uses
+        return result, copies.watched, uses, read
 
     def _given(self, accepts: bool, captured: Values, uses: Uses) -> tuple[Listing, Refused]:
         """Return what the rule gives gradients for, and which values must not need one."""
@@ -178,9 +193,18 @@ class Program(Inert):
         # All is constant for a function that is written inside a rule and lists no variables.
         missing = [i for i in used if not (i in listed or self.spec.in_rule)]
         lines = {i: (self.undeclared[i], is_ref(captured[i]), uses[i]) for i in missing}
-        refused = Refused(self.source, lines, self.declared.variables is not None)
+        names = self._named(captured, missing) if missing else Names({})
+        refused = Refused(self.source, lines, names, self.declared.variables is not None)
         undeclared = Listing(listed, None, [self.undeclared[i] for i in listed])
         return undeclared if listed else self.declared, refused
+
+    def _named(self, captured: Values, some: Sequence[CapturedIndex]) -> Names:
+        """Return how the user writes captured values."""
+        if self.paths is not None:
+            return self.paths
+        copies = self.held.copies(captured).values
+        values = {i: captured[i] for i in some}
+        return Names.of(copies, reach(copies, lenient=True), values)
 
     def _parted(self, operands: Values) -> tuple[Values, Values]:
         """Return the captured values and the inputs."""

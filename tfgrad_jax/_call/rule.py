@@ -23,7 +23,7 @@ from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, Spec, is_traced
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-from .capture import CapturedIndex, Values
+from .capture import CapturedIndex, Names, Values
 
 Wanted: TypeAlias = Sequence[OperandIndex]  # those that are being differentiated
 Gradient: TypeAlias = Leaf | None
@@ -55,15 +55,17 @@ class Refused(NamedTuple):
 
     source: Source
     uses: Mapping[CapturedIndex, tuple[Spec, bool, SourceInfo]]  # whether a value is a Ref
+    names: Names
     declared: bool  # whether others are declared
 
     def check(self, wanted: Wanted) -> None:
-        found = [use for i, use in self.uses.items() if i in wanted]
-        if found and all(is_ref for _, is_ref, _ in found):
+        found = {i: use for i, use in self.uses.items() if i in wanted}
+        if found and all(is_ref for _, is_ref, _ in found.values()):
             raise errors.captured_ref(self.source)
         if found:
-            lines = [(of, self.source.line(at)) for of, _, at in found]
-            raise errors.no_gradient_for_captured(self.source, lines, self.declared)
+            paths, in_instance = self.names
+            lines = [(paths[i], of, self.source.line(at)) for i, (of, _, at) in found.items()]
+            raise errors.no_gradient_for_captured(self.source, lines, self.declared, in_instance)
 
 
 class UserRule(NamedTuple):

@@ -8,12 +8,13 @@ uses, and of those that its rule reaches, whatever the call closed over.
 
 import dataclasses
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from jax.errors import UnexpectedTracerError
 
 from tfgrad_jax._closure.assigned import refuse_assigned, watched_objects
+from tfgrad_jax._closure.path import named_in
 from tfgrad_jax._closure.reach import reach
 from tfgrad_jax._closure.skeleton import Copies, Skeleton, hoist_tracers
 from tfgrad_jax._closure.traced import Uses, traced
@@ -25,7 +26,7 @@ from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-from .capture import Capture, CapturedIndex, Values, captured, reached
+from .capture import Capture, CapturedIndex, Names, Values, captured, reached
 from .rule import made, takes_also, transparent_rule
 
 
@@ -36,6 +37,8 @@ class _Shown(NamedTuple):
     rule: GradFn | None  # it holds arrays, in a list, which the trace returns; None: not copied
     accepts_variables: bool  # whether the rule does
     refs: dict[int, Leaf]  # by their place in that list: a trace cannot return them
+    # Which of the results are arrays that the code of a rule names that accepts `variables`.
+    named: Sequence[int] = ()
 
 
 def evaluated(
@@ -45,11 +48,11 @@ def evaluated(
     inputs: Values,
     undeclared: Collection[CapturedIndex],
     source: Source,
-) -> tuple[Result | None, Uses]:
+) -> tuple[Result | None, Uses, Collection[CapturedIndex]]:
     """Run a copy of `f` once, in a trace of the undeclared values alone, which sees all others.
 
-    Return what `f` returned, from the jaxpr, and how `y` uses these values. None if the rule cannot
-    be returned from a trace.
+    Return what `f` returned, from the jaxpr, how `y` uses these values, and which its rule reads.
+    None if the rule cannot be returned from a trace.
     """
 
     def run(some: dict[CapturedIndex, Leaf]) -> tuple[PyTree, _Shown]:
@@ -64,11 +67,12 @@ def evaluated(
         raise errors.hidden_tracer(source)
     uses = {[*some][i - first]: at for i, at in f.uses(shown.outputs.count).items() if i >= first}
     if shown.rule is None:
-        return None, uses
+        return None, uses, ()
+    read = {[*some][i - first] for i in f.used(shown.named) if i >= first}
     leaves, kept = f.run(f.consts, [*some.values()])
     for i, ref in shown.refs.items():
         kept.insert(i, ref)
-    return (leaves, shown.outputs, shown.rule._replace(held=kept)), uses
+    return (leaves, shown.outputs, shown.rule._replace(held=kept)), uses, read
 
 
 def by_trace(capture: Capture, why: str) -> Capture:
@@ -78,7 +82,8 @@ def by_trace(capture: Capture, why: str) -> Capture:
     copy cannot be returned from a trace, the call stays as it is, and only its uses are known.
     `why` is for the note if `f` needs a value.
     """
-    call, every = capture.call, capture.values
+    call, every, found = capture.call, capture.values, capture.found
+    held = call.held
     values = {i: v for i, v in enumerate(every) if not is_ref(v)}  # a trace gets no Ref
 
     def run(values: dict[int, Leaf], *inputs: Leaf) -> tuple[PyTree, _Shown]:
@@ -101,9 +106,14 @@ def by_trace(capture: Capture, why: str) -> Capture:
         call = _evaluating(call, f.run, consts, shown, shown.rule)
         capture = captured(call, reached(call))
     place = {id(v): i for i, v in enumerate(capture.values)}
-    uses = [(id(consts[i]), at) for i, at in f.uses(shown.outputs.count).items() if i < len(consts)]
+    used = [(id(consts[i]), at) for i, at in f.uses(shown.outputs.count).items() if i < len(consts)]
+    uses = {place[key]: at for key, at in used if key in place}
+    named = [id(consts[i]) for i in f.used(shown.named) if i < len(consts)]
+    read = {place[key] for key in named if key in place}.difference(uses)
     return capture._replace(
-        uses={place[key]: at for key, at in uses if key in place},
+        uses=uses,
+        read=read,
+        names=Names.of(held, found, {i: capture.values[i] for i in (*uses, *read)}),
         accepts_variables=shown.accepts_variables,
         reads_hidden=bool(hidden),
     )
@@ -154,7 +164,9 @@ def _shown(
     rule, kept = hoist_tracers(grad_fn.held, found, watched)
     refs = {i: v for i, v in enumerate(kept) if is_ref(v)}
     arrays = [v for v in kept if not is_ref(v)]
-    return (leaves, arrays), _Shown(outputs, _around(rule, grad_fn), accepts, refs)
+    ids = named_in(grad_fn.held) if accepts else ()
+    named = [i for i, v in enumerate(arrays, len(leaves)) if id(v) in ids]
+    return (leaves, arrays), _Shown(outputs, _around(rule, grad_fn), accepts, refs, named)
 
 
 def _around(rule: Skeleton, grad_fn: GradFn) -> GradFn:

@@ -4,7 +4,7 @@ import contextvars
 import functools
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -41,9 +41,8 @@ class Traced(NamedTuple):
 
     def uses(self, results: int) -> Uses:
         """Return how the first so many results use the constants and then the arguments."""
-        jaxpr = without_consts(self.closed)
-        mask = functools.reduce(operator.or_, dependence(jaxpr)[:results], 0)
-        relevant = {v: i for i, v in enumerate(jaxpr.invars) if mask >> i & 1}
+        jaxpr, used = without_consts(self.closed), self.used(range(results))
+        relevant = {v: i for i, v in enumerate(jaxpr.invars) if i in used}
         uses: Uses = {}
         for eqn in jaxpr.eqns:
             for atom in in_order_of_use(eqn):
@@ -51,6 +50,12 @@ class Traced(NamedTuple):
                     # Not the equation: it may hold values.
                     uses.setdefault(relevant[atom], eqn.source_info)
         return uses | {i: None for i in relevant.values() if i not in uses}
+
+    def used(self, results: Iterable[int]) -> set[int]:
+        """Return on which constants and then arguments these results depend."""
+        masks = dependence(jaxpr := without_consts(self.closed))
+        mask = functools.reduce(operator.or_, (masks[i] for i in results), 0)
+        return {i for i in range(len(jaxpr.invars)) if mask >> i & 1}
 
     def reads(self) -> list[bool]:
         """Return for each argument whether the jaxpr reads it."""

@@ -150,11 +150,11 @@ def _warn_at_rule(where: Where, text: str) -> None:
     code = Source.of(where.grad_fn).code or where.source.code
     if is_written_here(code):  # `grad_pass_through` lists gradients in the order of the leaves
         return
-    _warn(text, code, getattr(where.grad_fn, "__globals__", {}).get("__name__", ""))
+    warn(text, code, getattr(where.grad_fn, "__globals__", {}).get("__name__", ""))
 
 
 def warn_of_no_output(source: Source, types: Sequence[Any]) -> None:
-    _warn(
+    warn(
         f"{source} is differentiated, and returned no output that has a gradient, but "
         f"{types_of(types)}: its gradient is zero, whatever its gradient function returns. To "
         "declare one (a surrogate), return a float, as in `(x > 0).astype(x.dtype)`.",
@@ -165,7 +165,7 @@ def warn_of_no_output(source: Source, types: Sequence[Any]) -> None:
 _REGISTRY: dict[Any, Any] = {}  # of the warnings that were shown, as modules of users have one
 
 
-def _warn(text: str, code: types.CodeType | None, module: str = "") -> None:
+def warn(text: str, code: types.CodeType | None, module: str = "") -> None:
     """Warn at a function of the user's: Python's filters then show it once for each place."""
     file, line = (code.co_filename, code.co_firstlineno) if code else ("<unknown>", 0)
     module = module or file.removesuffix(".py")  # as Python does; it shows nothing without one

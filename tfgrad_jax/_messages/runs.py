@@ -7,6 +7,7 @@ import dis
 import inspect
 import itertools
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -84,3 +85,20 @@ def _reads_variables(error: Exception) -> bool:
         if i.positions is not None and i.positions.lineno == tb.tb_lineno
     ]
     return "variables" in read or any("variables" in r for r in read if isinstance(r, tuple))
+
+
+def warn_of_unlisted(
+    source: Source, values: Sequence[tuple[str, Any]], together: Sequence[str], in_instance: bool
+) -> None:
+    """Warn of values that only a rule reads, and of which variables to declare together."""
+    listed = ", ".join(errors.captured(name, s) for name, s in values)
+    how = "add the value to the `variables`"
+    if together:
+        shown = errors.declaration(source, together, in_instance)
+        how = f"declare the value, `custom_gradient(variables={shown})`,"
+    gradient_errors.warn(
+        f"{source} is differentiated with respect to {listed}, which only its gradient function "
+        f"reads: this gradient is zero. If there is one, {how} and return it; if there is none, "
+        "read `jax.lax.stop_gradient` of the value.",
+        source.code,
+    )
