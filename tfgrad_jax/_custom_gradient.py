@@ -44,6 +44,7 @@ from ._frontend.structure import split
 from ._jax.trace import is_idle
 from ._jax.types import Copied
 from ._messages import errors
+from ._messages.runs import explain_run
 from ._messages.source import Source, describe
 from ._messages.text import kind_of
 from ._messages.tracebacks import hidden, hide
@@ -174,7 +175,11 @@ class CustomGradient(Copied, Generic[_P, _R]):
             # Nothing can be differentiated, so the arguments need not be bound to names.
             if self._declaration.primal is not None:
                 return primal_value(self._source, self._declaration.primal, (*bound_to, *args), {})
-            y, _ = checked_pair(self._declaration.f, self._declaration.f(*bound_to, *args))
+            try:
+                y, _ = checked_pair(self._declaration.f, self._declaration.f(*bound_to, *args))
+            except Exception as error:  # within another function, which JAX traces
+                explain_run(error, self._source)
+                raise
             return checked_outputs(self._declaration.f, y)
         call = self._call_of(bound_to, args, kwargs, signature)
         if is_idle():

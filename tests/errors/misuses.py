@@ -480,7 +480,7 @@ with jax.set_mesh(mesh):
 ]  # fmt: skip
 
 UNDECLARED = "is differentiated with respect to values that it closes over"
-REMEDIES = ("Pass them as arguments", "`def grad(dy, variables): ... return grad_xs, grad_vars`")
+REMEDIES = ("pass them as arguments", "`def grad(dy, variables): ... return grad_xs, grad_vars`")
 GROUPS = "was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned "
 FEW = "for the undeclared variable `variables[0]: float32[2,4]`"
 LOSS: Any = {"of": "loss.f"}
@@ -502,8 +502,9 @@ def loss(w, x):
 
 VARIABLES = [
     misuse("Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
-        UNDECLARED, "takes no `variables`", "float32[2, 4], first used at model.py:6\n", *REMEDIES,
-        'or decorate with `custom_gradient(variables="autodiff")`', **LOSS),
+        UNDECLARED, "takes no `variables`", "  `w`: float32[2, 4], first used at model.py:6\nDeclare "
+        "them, `custom_gradient(variables=w)`, and return their gradients", *REMEDIES,
+        'Or decorate with `custom_gradient(variables="autodiff")`', **LOSS),
     misuse("Close over what is computed from a weight", """
 def loss(w, x):
     scale = jnp.sum(w)
@@ -703,6 +704,27 @@ def loss(w0, w1):
 jax.grad(loss)(1.0, 2.0)
 """,
         "'w2'", error=KeyError, of="", jitted=False),
+    misuse("Make a parameter in a function that reads its weights from a table", """
+PARAMETERS, made = {}, []
+
+def parameter():
+    made.append(f"w{len(made)}")
+    return PARAMETERS[made[-1]]
+
+@custom_gradient(variables="autodiff")
+def f(x):
+    return parameter() * x, lambda dy: dy
+
+def loss(w):
+    PARAMETERS.update(w0=w)
+    made.clear()
+    return f(2.0)
+
+jax.grad(loss)(1.0)
+""",
+        "'w1'", "`f` (model.py:7) ran again: JAX traces it, because it reads a traced value that "
+        "no variable holds", "such as the parameters of a flax or haiku module, make or read "
+        "before the function, which closes over the arrays", error=KeyError, jitted=False),
     misuse("Count the calls of a layer on the layer, which holds its weight", """
 class Layer:
     def __init__(self, w):
@@ -763,6 +785,36 @@ jax.grad(loss)(w, x)
         "reads weights that are not declared, so JAX traces it, as `jit` does",
         "declare them, `custom_gradient(variables=...)`",
         of="loss.f", error=jax.errors.TracerBoolConversionError, jitted=False),
+    misuse("Use NumPy on a weight that is not declared", """
+class Layer:
+    def __init__(self, w):
+        self.w = w
+
+    @custom_gradient
+    def f(self, x):
+        y = x @ np.asarray(self.w)
+        return y, lambda dy, variables: (dy @ self.w.T, [x.T @ dy])
+
+jax.grad(lambda w: Layer(w).f(x).sum())(w)
+""",
+        "`Layer.f` (model.py:5) needs the value of an array that JAX is tracing. `Layer.f` "
+        "(model.py:5) reads weights that are not declared, so JAX traces it, as `jit` does",
+        of="Layer.f", error=jax.errors.TracerArrayConversionError, jitted=False),
+    misuse("Read a learned temperature in the rule alone", """
+def loss(w, t, x):
+    @custom_gradient
+    def f(x):
+        def grad(dy, variables):
+            return dy @ w.T / t, [x.T @ dy / t for _ in variables]
+        return x @ w, grad
+    return f(x).sum()
+
+jax.grad(loss, (0, 1))(w, 2.0, x)
+""",
+        "is differentiated with respect to `t`: float32[], which only its gradient function reads: "
+        "this gradient is zero", "declare the value, `custom_gradient(variables=[w, t])`, and "
+        "return it; if there is none, read `jax.lax.stop_gradient` of the value",
+        of="loss.f", error=UserWarning),
     misuse("Read what an earlier call left behind", """
 kept = []
 
@@ -887,13 +939,15 @@ squared.defvjp(lambda x: (x**2, x), lambda x, dy: (2 * x * dy,))
 
 BODIES = [
     misuse("Call back to Python in the function, and ask for the second order", outside(CUBED),
-        "Pure callbacks do not support JVP", BODY + "3.", STOP, error=ValueError),
+        "ValueError: `f` (model.py:1) " + BODY + "3.", STOP,
+        "JAX says: Pure callbacks do not support JVP", error=ValueError),
     misuse("Call a `jax.custom_vjp` in the function, and ask for a Hessian",
         VJP + function("jax.hessian(lambda x: f(x).sum())(x)", "squared(x), lambda dy: 2 * x * dy"),
-        BODY + "9.", "call its function without the decorator"),
+        BODY + "9.", "This is the call of a `jax.custom_vjp`", "its function without the decorator"),
     misuse("Return what a `custom_vmap` computes, and ask for the second order",
         outside("cubed(x), lambda dy: 3 * x**2 * dy", VMAPPED),
-        "Linearization failed to produce known values", BODY + "9.", STOP, error=ValueError),
+        BODY + "9.", STOP, "JAX says: Linearization failed to produce known values",
+        error=ValueError),
 ]  # fmt: skip
 
 MATCH = "the gradient of the corresponding output, so inputs and outputs must match in number"
@@ -997,16 +1051,42 @@ JAX_ITSELF = [
         function("jax.jit(f)(x)", "x if x.sum() > 0 else -x, lambda dy: dy"),
         "boolean conversion of traced array", LINE_1,
         "it depends on the value of the argument x.",
-        error=jax.errors.TracerBoolConversionError, of=""),
+        "`f` (model.py:1) needs the value of an array that JAX is tracing. JAX traces this call "
+        "for `jit`. Write it with `jax.numpy`, `jnp.where` instead of `if` and `jax.debug.print` "
+        "instead of `print`", error=jax.errors.TracerBoolConversionError),
+    misuse("Branch on a value under `jax.vmap`",
+        function("jax.vmap(f)(x)", "x if x.sum() > 0 else -x, lambda dy: dy"),
+        "JAX traces this call for `vmap`, which `jax.jacfwd` and `jax.hessian` use, too",
+        error=jax.errors.TracerBoolConversionError, jitted=False),
+    misuse("Convert a value to a Python number in a loop",
+        function("jax.lax.fori_loop(0, 3, lambda i, x: f(x), 1.0)", "x * float(x), lambda dy: dy"),
+        "JAX traces this call for `fori_loop`",
+        error=jax.errors.ConcretizationTypeError),
+    misuse("Fill an array of NumPy in a rule, and ask for the second order", """
+@custom_gradient
+def f(x):
+    def grad(dy):
+        slope = np.zeros(1)
+        slope[0] = 2 * x
+        return dy * slope[0]
+    return x**2, grad
+
+jax.grad(jax.grad(f))(1.0)
+""",
+        "setting an array element with a sequence", "The gradient function `f.grad` (model.py:3)",
+        "JAX differentiates its operations, for a second derivative or `variables=\"autodiff\"`, "
+        "and NumPy and `float` cannot read what JAX differentiates", error=ValueError,
+        jitted=False),
     misuse("Branch on a leaf of an argument under `jax.jit`",
         function("jax.jit(f)(x, {'w': w})", "x if p['w'].sum() > 0 else -x, lambda dy: dy",
                  "x, p"),
         LINE_1, "it depends on the value of the argument p['w'].",
-        error=jax.errors.TracerBoolConversionError, of=""),
+        error=jax.errors.TracerBoolConversionError),
     misuse("Use NumPy in a rule that JAX traces",
         function("jax.jit(jax.grad(f))(1.0)", "x**2, lambda dy: dy * np.sin(x)"),
         "conversion method __array__() was called on traced array with shape float32[]",
-        error=jax.errors.TracerArrayConversionError, of="", jitted=False),
+        "The gradient function `f.<lambda>`", "JAX traces this call for `jit`",
+        error=jax.errors.TracerArrayConversionError, jitted=False),
     misuse("Let `jax.jit` trace a number that is a setting",
         function("jax.jit(f)(x, 6)", "x.reshape(n), lambda dy: (dy.reshape(3, 2), None)", "x, n"),
         LINE_1, "static_argnums", of=""),
@@ -1017,7 +1097,7 @@ JAX_ITSELF = [
         "grad requires real- or complex-valued inputs", "but got int32", of=""),
     misuse("Compute with Python's `math` under `jax.jit`",
         function("jax.jit(f)(1.0)", "float(x) ** 2, lambda dy: dy"),
-        "concrete value is expected", LINE_1, error=jax.errors.ConcretizationTypeError, of=""),
+        "concrete value is expected", LINE_1, error=jax.errors.ConcretizationTypeError),
     misuse("Let a value out by a list",
         function("jax.jit(f)(x)\nkept[0] + 1").replace("    return", "    kept.append(2 * x)\n    "
         "return").replace("@", "kept = []\n\n@", 1),
