@@ -502,8 +502,8 @@ def loss(w, x):
 
 VARIABLES = [
     misuse("Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
-        UNDECLARED, "takes no `variables`", "  `w`: float32[2, 4], first used at model.py:6\nDeclare "
-        "them, `custom_gradient(variables=w)`, and return their gradients", *REMEDIES,
+        UNDECLARED, "takes no `variables`", "  `w`: float32[2, 4], first used at model.py:6\n",
+        "Declare them, `custom_gradient(variables=w)`, and return their gradients", *REMEDIES,
         'Or decorate with `custom_gradient(variables="autodiff")`', **LOSS),
     misuse("Close over what is computed from a weight", """
 def loss(w, x):
@@ -943,7 +943,8 @@ BODIES = [
         "JAX says: Pure callbacks do not support JVP", error=ValueError),
     misuse("Call a `jax.custom_vjp` in the function, and ask for a Hessian",
         VJP + function("jax.hessian(lambda x: f(x).sum())(x)", "squared(x), lambda dy: 2 * x * dy"),
-        BODY + "9.", "This is the call of a `jax.custom_vjp`", "its function without the decorator"),
+        BODY + "9.", "This is the call of a `jax.custom_vjp`: call its function without the "
+        "decorator"),
     misuse("Return what a `custom_vmap` computes, and ask for the second order",
         outside("cubed(x), lambda dy: 3 * x**2 * dy", VMAPPED),
         BODY + "9.", STOP, "JAX says: Linearization failed to produce known values",

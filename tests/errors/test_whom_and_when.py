@@ -219,7 +219,9 @@ def test_of_functions_in_each_other_the_innermost_is_named():
 
     outer = custom_gradient(lambda x: (inner(x), lambda dy: 7 * dy * x))
     text = said(ValueError, jax.jit(jax.grad(jax.grad(jax.grad(outer)))), 1.0)
-    assert text.startswith(f"`{inner.__qualname__.replace('<locals>.', '')}` ({place(inner)}) computes")
+    assert text.startswith(
+        f"`{inner.__qualname__.replace('<locals>.', '')}` ({place(inner)}) computes"
+    )
     assert text.count("cannot differentiate") == 1
 
 

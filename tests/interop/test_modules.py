@@ -135,4 +135,25 @@ def test_an_error_in_a_second_run_says_that_it_is_one(loss_of, option, times):
     with pytest.raises(Exception, match="parameter") as caught:  # of a kind of the library
         jax.grad(loss)(params)
     notes = "".join(caught.value.__notes__)
-    assert ("ran again" in notes) == (times == 1)
+    assert ("ran again" in notes) == (times == 1)  # later, another module is missing in a first run
+
+
+def test_an_nnx_variable_that_the_function_sets_asks_to_return_it():
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Counting(nnx.Module):
+        def __init__(self):
+            self.w, self.calls = nnx.Param(jnp.float32(3)), nnx.Variable(jnp.float32(0))
+
+        @custom_gradient(variables=lambda self: self.w[...])
+        def __call__(self, x):
+            self.calls[...] = self.calls[...] + 1
+            return self.w[...] * x, lambda dy, variables: (7 * dy, 5 * dy)
+
+    model = Counting()
+    assert model(jnp.float32(2)) == 6
+    for mode in (lambda f: f, nnx.jit):
+        with pytest.raises(Exception, match="different trace level") as caught:
+            mode(nnx.grad(lambda model: model(jnp.float32(2))))(model)
+        (note,) = [n for n in caught.value.__notes__ if "`" in n]
+        assert "Counting.__call__`" in note and "Return the new value as a part of y" in note
