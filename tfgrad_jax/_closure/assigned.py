@@ -28,10 +28,14 @@ class Watched(NamedTuple):
     contents: Contents
 
 
-def watched_objects(values: Iterable[Object]) -> list[Watched]:
-    """Watch those of these values that are ordinary objects, but no containers."""
-    found = [value for value in values if kind_of(value, type(value)) is OBJECT]
-    return [Watched(value, OBJECT, OBJECT.contents(value)) for value in found]
+def watched_objects(values: Iterable[Object], containers: bool = False) -> list[Watched]:
+    """Watch those of these values that are ordinary objects; containers, too, if asked to."""
+    pairs = [(value, kind_of(value, type(value))) for value in values]
+    return [
+        Watched(value, kind, kind.contents(value))
+        for value, kind in pairs
+        if kind is OBJECT or (containers and kind is not None and kind.fill is not None)
+    ]
 
 
 def refuse_assigned(every: Sequence[Watched], source: Source) -> None:

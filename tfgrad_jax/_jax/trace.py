@@ -122,9 +122,9 @@ class _AtOnce(jax.core.Trace):
     def _is_recorded(self, values: Sequence[Any]) -> bool:
         return any(is_ref(v) or (isinstance(v, Tracer) and self._recorded(v)) for v in values)
 
-    def stage_value(self, value: Any) -> Any:
-        trace = self.recording if self._is_recorded([value]) else self.recording.parent_trace
-        return trace.stage_value(value)
+    def stage_value(self, val: Any) -> Any:
+        trace = self.recording if self._is_recorded([val]) else self.recording.parent_trace
+        return trace.stage_value(val)
 
     def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
         # Effects in order, and the making of a Ref, belong to what is recorded beside them.
