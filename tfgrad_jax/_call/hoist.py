@@ -59,12 +59,12 @@ def by_trace(call: Call, hoisted: Hoisted) -> Hoisted:
     known.
     """
     program, values = hoisted
-    traced, uses, accepts_variables = traced_call(call, program.held, values)
+    traced, uses, *facts = traced_call(call, program.held, values)
     if traced is not None:
         program, values = _copied(traced, _reached(traced))
     place = {id(v): i for i, v in enumerate(values)}
     known = {place[key]: at for key, at in uses.items() if key in place}
-    return program.with_uses(known, accepts_variables), values
+    return program.with_uses(known, *facts), values
 
 
 def _reached(call: Call, budget: int = BUDGET) -> Reached:

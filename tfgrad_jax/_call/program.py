@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
 from tfgrad_jax._autodiff.function import Forward
-from tfgrad_jax._closure.assigned import Watched
 from tfgrad_jax._closure.skeleton import Skeleton
 from tfgrad_jax._closure.traced import Uses
 from tfgrad_jax._frontend.grad_fn import Apply, Call, CallSpec, Primal, Result, Within
@@ -34,7 +33,7 @@ from tfgrad_jax._messages.source import Source
 
 from .ordinary import with_ordinary_gradients
 from .rule import CapturedIndex, Listing, Refused, UserRule, Values, Wanted, hoisted, kept, made
-from .transparent import evaluated, run_copy
+from .transparent import Ran, evaluated, run_copy
 
 
 class TypeOfY:
@@ -67,6 +66,7 @@ class Program(Inert):
     undeclared: Mapping[CapturedIndex, Spec]  # those that the rule lists or refuses, if used
     chooses: bool  # whether a rule that accepts `variables` gets these
     uses: Uses | None  # how `y` uses them; None: not known yet
+    reads_hidden: bool  # whether a trace has shown a tracer that was not captured
     y: TypeOfY
 
     @classmethod
@@ -89,16 +89,17 @@ class Program(Inert):
             {i: spec(v) for i, v in others.items() if i not in ordinary},
             call.variables is None,
             None,
+            False,
             TypeOfY(),
         )
 
-    def with_uses(self, uses: Uses, accepts_variables: bool) -> "Program":
+    def with_uses(self, uses: Uses, accepts_variables: bool, reads_hidden: bool) -> "Program":
         """Return the program, where a trace has shown how `y` uses the captured values."""
         is_listed = accepts_variables and self.chooses
         # All is constant for a function that is written inside a rule and lists no variables.
         has_rule = is_listed or self.spec.within is not Within.RULE
         some = {i: of for i, of in self.undeclared.items() if has_rule and i in uses}
-        return dataclasses.replace(self, undeclared=some, uses=uses)
+        return dataclasses.replace(self, undeclared=some, uses=uses, reads_hidden=reads_hidden)
 
     @property
     def source(self) -> Source:
@@ -126,10 +127,10 @@ class Program(Inert):
         with plainly():
             copies = self.held.copies(captured)
             if self.primal is None:
-                (leaves, outputs, _), _ = run_copy(self.spec, self.apply, copies, inputs)
+                leaves, outputs, _ = run_copy(self.spec, self.apply, copies, inputs).result
                 treedef = outputs.treedef
             else:
-                y, _ = run_copy(self.spec, self.primal, copies, inputs)
+                y = run_copy(self.spec, self.primal, copies, inputs).result
                 leaves, treedef = tree_flatten(y)
                 leaves = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
         self.y.note(self.source, treedef, leaves)
@@ -145,11 +146,13 @@ class Program(Inert):
             by_rule = dataclasses.replace(self, ordinary=())
             return with_ordinary_gradients(by_rule.forward, self.ordinary, operands, perturbed)
         captured, inputs = self._parted(operands)
-        (leaves, outputs, grad_fn), watched, uses = self._ran(captured, inputs)
+        ((leaves, outputs, grad_fn), watched, owned), uses = self._ran(captured, inputs)
         listing, refused = self._given(grad_fn.accepts_variables, captured, uses)
         refused.check(perturbed)
         values = [captured[i] for i in listing.gives]
-        rule = UserRule(grad_fn, self.source, listing, refused, self.captured, values, watched)
+        rule = UserRule(
+            grad_fn, self.source, listing, refused, self.captured, values, watched, owned
+        )
         self.y.note(self.source, outputs.treedef, leaves)
         if is_traced((*operands, *leaves)):
             # A rule that branches on a value of the forward pass finds it concrete one level down,
@@ -157,12 +160,12 @@ class Program(Inert):
             with contextlib.suppress(*NEEDS_VALUES):
                 ys = [leaves[i] for i in outputs.differentiable]
                 if self.uses is None:  # else the trace has shown it
-                    ys = made(self.held.copies(captured).values[0], ys)
+                    ys = made(ys, owned)
                 as_residuals = hoisted(rule, outputs.cotangents(leaves), ys, perturbed)
                 return Forward(leaves, outputs.differentiable, *as_residuals)
         return Forward(leaves, outputs.differentiable, *kept(rule))
 
-    def _ran(self, captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched], Uses]:
+    def _ran(self, captured: Values, inputs: Values) -> tuple[Ran[Result], Uses]:
         """Run a copy of `f`; if it is not known how `y` uses undeclared values, in a trace."""
         uses = self.uses or {}
         if self.undeclared and self.uses is None:
@@ -174,9 +177,9 @@ class Program(Inert):
                 error.add_note(errors.undeclared_needs_values(self.source))
                 raise
             if result is not None:
-                return result, [], uses
+                return Ran(result, [], dict), uses
         copies = self.held.copies(captured)
-        return *run_copy(self.spec, self.apply, copies, inputs), uses
+        return run_copy(self.spec, self.apply, copies, inputs), uses
 
     def _given(self, accepts: bool, captured: Values, uses: Uses) -> tuple[Listing, Refused]:
         """Return what the rule gives gradients for, and which values must not need one."""

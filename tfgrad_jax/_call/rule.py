@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
-from tfgrad_jax._closure.assigned import Watched, refuse_assigned
-from tfgrad_jax._closure.objects import Object
+from tfgrad_jax._closure.assigned import refuse_assigned
+from tfgrad_jax._closure.objects import Watched
 from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, is_captured, reach
 from tfgrad_jax._closure.skeleton import Copies, frozen, hoist_tracers
-from tfgrad_jax._closure.snapshot import Snapshot
+from tfgrad_jax._closure.snapshot import Owned, Snapshot
 from tfgrad_jax._closure.traced import SourceInfo, traced
 from tfgrad_jax._frontend.grad_fn import GradFn, HeldByRule, Variables
 from tfgrad_jax._jax.trace import is_staging
@@ -77,6 +77,7 @@ class UserRule(NamedTuple):
     captured: int  # how many of the operands are captured values
     values: Values  # of what it may list
     watched: Sequence[Watched]
+    owned: Owned  # what `f` has not made
 
     def parts(self) -> Parts:
         """Return what it holds, in a new list; copies are made of what is in it."""
@@ -85,7 +86,8 @@ class UserRule(NamedTuple):
     def run(self, parts: Callable[[Values], Copies]) -> Run:
         """Return what runs the rule on parts, which hold the residuals. JAX keeps it."""
         bare = self.grad_fn._replace(held=None)
-        return functools.partial(self._replace(grad_fn=bare, values=(), watched=())._run, parts)
+        code = self._replace(grad_fn=bare, values=(), watched=(), owned=dict)
+        return functools.partial(code._run, parts)
 
     def _run(
         self,
@@ -134,16 +136,15 @@ def hoisted(
         rule = rule._replace(grad_fn=by_jaxpr)
         parts = rule.parts()
         found = reach(parts, takes)
-    skeleton, residuals = hoist_tracers(parts, found, rule.watched)
+    skeleton, residuals = hoist_tracers(parts, found, rule.watched, owned=rule.owned)
     return rule.run(skeleton.copies), residuals
 
 
-def made(held: Object, ys: Values) -> Values:
+def made(ys: Values, owned: Owned) -> Values:
     """Return the outputs that `f` has made itself: not a constant that it holds and returns."""
     if is_traced(ys):  # a tracer that it holds is an operand
         return ys
-    visited = reach([held], lenient=True).visited
-    return [y for y in ys if id(y) not in visited]
+    return [y for y in ys if id(y) not in owned()]
 
 
 def takes_also(ys: Values) -> Callable[[Leaf], bool]:
@@ -157,7 +158,7 @@ def kept(rule: UserRule) -> tuple[Run, list[Leaf]]:
     parts = rule.parts()
     copies = {id(w.value) for w in rule.watched}
     found = reach(parts, lambda _: False, ends=copies, lenient=True)
-    snapshot = Snapshot(found)
+    snapshot = Snapshot(found, owned=rule.owned)
     # If the rule reaches none of them, do not hold them: the batch that `f` alone reads would stay
     # in memory until the backward pass.
     reaches_copies = not found.is_complete or not copies.isdisjoint(found.visited)

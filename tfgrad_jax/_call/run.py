@@ -38,9 +38,8 @@ def run(call: Call, name: str) -> PyTree:
         # variable. JAX has refused the tracer, whose linearize trace is no longer valid in the
         # forward pass, or we have met it (`errors.hidden_tracer`). A trace shows it among its
         # constants. If there is none, the error is of the user's code.
-        again = _, found = by_trace(call, hoisted)
-        known = set(map(id, values))
-        if all(id(v) in known for v in found):
+        again = program, _ = by_trace(call, hoisted)
+        if not program.reads_hidden:
             raise
     return _value(call, again, name)
 

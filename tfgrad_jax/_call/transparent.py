@@ -8,14 +8,17 @@ that `f` uses, and of those that its rule reaches, whatever the call closed over
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from jax.errors import UnexpectedTracerError
 
-from tfgrad_jax._closure.assigned import Watched, refuse_assigned, watched_objects
+from tfgrad_jax._closure.assigned import refuse_assigned, watched_objects
+from tfgrad_jax._closure.objects import Watched
 from tfgrad_jax._closure.reach import reach
 from tfgrad_jax._closure.skeleton import Copies, Skeleton, hoist_tracers
+from tfgrad_jax._closure.snapshot import Owned
 from tfgrad_jax._closure.traced import SourceInfo, Traced, Uses, traced
 from tfgrad_jax._frontend.grad_fn import (
     Apply,
@@ -39,20 +42,24 @@ from .rule import CapturedIndex, Values, made, takes_also, transparent_rule
 _T = TypeVar("_T")
 
 
-def run_copy(
-    spec: CallSpec, run: Callable[[Any], _T], copies: Copies, inputs: Values
-) -> tuple[_T, list[Watched]]:
-    """Run `f`, or a `primal`, on a copy of what a call holds, and on its inputs.
+class Ran(NamedTuple, Generic[_T]):
+    """A run of a copy."""
 
-    Also return what may not be assigned to: copies, and the containers around the inputs.
-    """
+    result: _T
+    watched: list[Watched]  # what may not be assigned to: copies, containers around the inputs
+    owned: Owned  # what it held
+
+
+def run_copy(spec: CallSpec, run: Callable[[Any], _T], copies: Copies, inputs: Values) -> Ran[_T]:
+    """Run `f`, or a `primal`, on a copy of what a call holds, and on its inputs."""
     (held,) = copies.values
     filled = held.filled(spec.inputs, inputs)
     rebuilt = spec.inputs.rebuilt(filled.inputs, held.inputs)
     watched = [*copies.watched, *watched_objects(rebuilt, containers=True)]
     result = run(filled)
     refuse_assigned(watched, spec.source)
-    return result, watched
+    owned = functools.cache(lambda: reach([filled], lenient=True).visited)
+    return Ran(result, watched, owned)
 
 
 class _Shown(NamedTuple):
@@ -99,11 +106,12 @@ def evaluated(
 
 def traced_call(
     call: Call, skeleton: Skeleton, captured: Values
-) -> tuple[Call | None, dict[int, SourceInfo], bool]:
+) -> tuple[Call | None, dict[int, SourceInfo], bool, bool]:
     """Return the same call, which evaluates a jaxpr; None if its rule cannot be returned from one.
 
     `f` runs once, now: a copy of it, or `f` itself if nothing of it is captured. Also return how
-    `y` uses values, by their ids, and whether the rule accepts `variables`.
+    `y` uses values, by their ids; whether the rule accepts `variables`; and whether `f` reads a
+    tracer that was not captured.
     """
     values = {i: v for i, v in enumerate(captured) if not is_ref(v)}  # a trace gets no Ref
 
@@ -124,10 +132,8 @@ def traced_call(
     reads = zip(values.values(), f.reads(), strict=False)
     consts = [*f.consts, *(v if is_read else None for v, is_read in reads)]
     uses = {id(consts[i]): at for i, at in _uses(f, call.spec, shown).items() if i < len(consts)}
-    accepts = shown.accepts_variables
-    if shown.rule is None:
-        return None, uses, accepts
-    return _evaluating(call, f.run, consts, shown, shown.rule), uses, accepts
+    evaluating = None if shown.rule is None else _evaluating(call, f.run, consts, shown, shown.rule)
+    return evaluating, uses, shown.accepts_variables, bool(hidden)
 
 
 def _uses(f: Traced, spec: CallSpec, shown: _Shown) -> Uses:
@@ -166,8 +172,8 @@ def _shown(
     spec: CallSpec, apply: Apply, copies: Copies, inputs: Values, itself: Call | None = None
 ) -> tuple[PyTree, _Shown]:
     """Run `f` in a trace, copied or `itself`: return arrays, and what else the trace shows."""
-    (leaves, outputs, grad_fn), watched = run_copy(spec, apply, copies, inputs)
-    takes = takes_also(made(copies.values[0], [leaves[i] for i in outputs.differentiable]))
+    (leaves, outputs, grad_fn), watched, owned = run_copy(spec, apply, copies, inputs)
+    takes = takes_also(made([leaves[i] for i in outputs.differentiable], owned))
     found = reach([grad_fn.held], takes)
     makes_ref = any(is_ref(v) and is_own(v) for v in found.captured.values())
     accepts = grad_fn.accepts_variables
@@ -182,7 +188,7 @@ def _shown(
         found = reach([grad_fn.held], takes)
     if itself is not None:  # what its rule holds may be the user's, or made by `f`
         watched += watched_objects(found.on_way())
-    rule, kept = hoist_tracers([grad_fn.held], found, watched)
+    rule, kept = hoist_tracers([grad_fn.held], found, watched, owned=owned)
     refs = {i: v for i, v in enumerate(kept) if is_ref(v)}
     arrays = [v for v in kept if not is_ref(v)]
     return (leaves, arrays), _Shown(outputs, _around(rule, grad_fn), accepts, refs)
