@@ -101,7 +101,7 @@ def evaluated(
     leaves, kept = f.run(f.consts, [*some.values()])
     for i, ref in shown.refs.items():
         kept.insert(i, ref)
-    return (leaves, shown.outputs, shown.rule._replace(held=kept)), uses
+    return (leaves, shown.outputs, shown.rule._replace(held=tuple(kept))), uses
 
 
 def traced_call(
@@ -155,16 +155,16 @@ def _evaluating(
         leaves, kept = evaluate(held.consts, held.inputs)
         for i, ref in zip(refs, held.refs, strict=True):
             kept.insert(i, ref)
-        return leaves, outputs, rule._replace(held=kept)
+        return leaves, outputs, rule._replace(held=tuple(kept))
 
-    held, primal = HeldByTrace(consts, list(shown.refs.values())), None
+    held, primal = HeldByTrace(tuple(consts), tuple(shown.refs.values())), None
     if (run := call.primal) is not None:
         layout = call.spec.inputs
         value, of_primal, *_ = traced(
             lambda *xs: (run(call.held.filled(layout, xs)), None), *call.operands
         )
         primal = lambda held: value(held.of_primal, held.inputs)  # noqa: E731
-        held = held._replace(of_primal=of_primal)
+        held = held._replace(of_primal=tuple(of_primal))
     return dataclasses.replace(call, apply=apply, primal=primal, held=held)
 
 

@@ -26,7 +26,7 @@ Owned: TypeAlias = Callable[[], Container[Id]]  # the ids of what the user holds
 
 _CELL = kind_of(types.CellType(), types.CellType)
 # Where these lead to a tracer, they are not copied, so `kind_of` does not know them.
-_COLLECTIONS = {
+_COLLECTIONS: dict[type, Kind] = {
     set: Kind(
         lambda value: set,
         lambda value: (),
