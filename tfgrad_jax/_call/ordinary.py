@@ -9,8 +9,7 @@ from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._jax.types import Leaf, LeafIndex, OperandIndex, PyTree
 
-from .capture import CapturedIndex, Values
-from .rule import Gradient, Wanted
+from .rule import CapturedIndex, Gradient, Values, Wanted
 
 
 @register_static

@@ -9,25 +9,27 @@ the parts; these are the residuals. If there are no tracers, `kept` leaves the p
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
-from tfgrad_jax._closure.assigned import Watched, refuse_assigned
-from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, is_captured, reach
+from tfgrad_jax._closure.assigned import refuse_assigned
+from tfgrad_jax._closure.objects import Object, Watched
+from tfgrad_jax._closure.path import path
+from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, Id, is_captured, reach
 from tfgrad_jax._closure.skeleton import Copies, frozen, hoist_tracers
-from tfgrad_jax._closure.snapshot import Snapshot
+from tfgrad_jax._closure.snapshot import Owned, Snapshot
 from tfgrad_jax._closure.traced import SourceInfo, traced
-from tfgrad_jax._frontend.grad_fn import GradFn, Held, Variables
+from tfgrad_jax._frontend.grad_fn import GradFn, Held, HeldByRule, Variables
 from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, Spec, is_traced
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-from .capture import CapturedIndex, Names, Values
-
+CapturedIndex: TypeAlias = int  # an `OperandIndex` of a captured value: these come first
+Values: TypeAlias = Sequence[Leaf]  # arrays or tracers
 Wanted: TypeAlias = Sequence[OperandIndex]  # those that are being differentiated
 Gradient: TypeAlias = Leaf | None
-Parts: TypeAlias = Values  # the values of the variables that a rule may list, then `GradFn.held`
+Parts: TypeAlias = tuple[Values, HeldByRule]  # of the variables that a rule may list; `GradFn.held`
 
 
 class Listing(NamedTuple):
@@ -48,6 +50,26 @@ class Listing(NamedTuple):
         some = [k for k, i in enumerate(self.gives) if i in wanted]
         values = [values[k] for k in some]
         return Variables.listed(values, [self.specs[k] for k in some]) if some else None, values
+
+
+class Names(NamedTuple):
+    """How the user writes captured values."""
+
+    paths: Mapping[CapturedIndex, str]  # such as `self.w`; "" if it is not known
+    in_instance: bool = False  # of a method, which holds all of them
+
+    @classmethod
+    def of(
+        cls, held: Any, visited: Mapping[Id, Sequence[Object]], values: Mapping[CapturedIndex, Leaf]
+    ) -> "Names":
+        """Name values that a walk from what a call holds has visited."""
+        if not isinstance(held, Held):  # of a call that was traced before
+            return cls(dict.fromkeys(values, ""))
+        roots = {id(v): "" for v in held} | {id(v): name for name, v in held.keywords.items()}
+        roots |= {id(v): "self" for v in held.bound_to}
+        paths = {i: path(visited, v, roots) for i, v in values.items()}
+        in_instance = all(p.startswith("self.") for p in paths.values())
+        return cls(paths, in_instance and bool(held.bound_to))
 
 
 class Refused(NamedTuple):
@@ -78,15 +100,17 @@ class UserRule(NamedTuple):
     captured: int  # how many of the operands are captured values
     values: Values  # of what it may list
     watched: Sequence[Watched]
+    owned: Owned  # what `f` has not made
 
-    @property
     def parts(self) -> Parts:
-        return [*self.values, *self.grad_fn.held]
+        """Return what it holds."""
+        return tuple(self.values), self.grad_fn.held
 
     def run(self, parts: Callable[[Values], Copies]) -> Run:
         """Return what runs the rule on parts, which hold the residuals. JAX keeps it."""
-        bare = self.grad_fn._replace(held=())
-        return functools.partial(self._replace(grad_fn=bare, values=(), watched=())._run, parts)
+        bare = self.grad_fn._replace(held=None)
+        code = self._replace(grad_fn=bare, values=(), watched=(), owned=dict)
+        return functools.partial(code._run, parts)
 
     def _run(
         self,
@@ -97,10 +121,9 @@ class UserRule(NamedTuple):
     ) -> list[Gradient]:
         """Return the gradients of the wanted operands. With its first argument, it is a `Run`."""
         self.refused.check(wanted)
-        current, watched = parts(residuals)
-        count = len(self.listing.gives)
-        variables = self.listing.argument(current[:count], wanted)
-        returned = self.grad_fn.gradients(current[count:], cotangents, *variables)
+        (values, held), watched = parts(residuals)
+        variables = self.listing.argument(values, wanted)
+        returned = self.grad_fn.gradients(held, cotangents, *variables)
         refuse_assigned(watched, self.grad_fn.source)
         listed = self.listing.listed(wanted)
         inputs = range(self.captured, self.captured + len(returned) - len(listed))
@@ -127,23 +150,24 @@ def hoisted(
     # through more objects before it is traced.
     is_patient = bool(rule.listing.specs) or not is_staging()
     takes = takes_also(ys)
-    found = reach(rule.parts, takes, budget=BUDGET if is_patient else BUDGET_STAGED)
+    parts = rule.parts()
+    found = reach(parts, takes, budget=BUDGET if is_patient else BUDGET_STAGED)
     if found.obstacle:
         variables = rule.listing.argument(rule.values, wanted)
         by_jaxpr = transparent_rule(rule.source, rule.grad_fn, upstreams, *variables)
         refuse_assigned(rule.watched, by_jaxpr.source)
         rule = rule._replace(grad_fn=by_jaxpr)
-        found = reach(rule.parts, takes)
-    skeleton, residuals = hoist_tracers(rule.parts, found, rule.watched)
+        parts = rule.parts()
+        found = reach(parts, takes)
+    skeleton, residuals = hoist_tracers(parts, found, rule.watched, owned=rule.owned)
     return rule.run(skeleton.copies), residuals
 
 
-def made(held: Held, ys: Values) -> Values:
+def made(ys: Values, owned: Owned) -> Values:
     """Return the outputs that `f` has made itself: not a constant that it holds and returns."""
     if is_traced(ys):  # a tracer that it holds is an operand
         return ys
-    visited = reach(held, lenient=True).visited
-    return [y for y in ys if id(y) not in visited]
+    return [y for y in ys if id(y) not in owned()]
 
 
 def takes_also(ys: Values) -> Callable[[Leaf], bool]:
@@ -154,10 +178,10 @@ def takes_also(ys: Values) -> Callable[[Leaf], bool]:
 
 def kept(rule: UserRule) -> tuple[Run, list[Leaf]]:
     """Return the rule around its parts as they are."""
-    parts = rule.parts
+    parts = rule.parts()
     copies = {id(w.value) for w in rule.watched}
     found = reach(parts, lambda _: False, ends=copies, lenient=True)
-    snapshot = Snapshot(found)
+    snapshot = Snapshot(found, owned=rule.owned)
     # If the rule reaches none of them, do not hold them: the batch that `f` alone reads would stay
     # in memory until the backward pass.
     reaches_copies = not found.is_complete or not copies.isdisjoint(found.visited)
@@ -188,11 +212,11 @@ def transparent_rule(
     count = len(values)
 
     def gradients(
-        consts: Held, cotangents: Values, _: Variables | None, values: Values
+        consts: HeldByRule, cotangents: Values, _: Variables | None, values: Values
     ) -> list[Gradient]:
         if len(values) not in (0, count):
             raise errors.fixed_variables(source)
         every = run(consts, cotangents)
         return every[: len(every) - count + len(values)]
 
-    return grad_fn._replace(gradients=gradients, held=consts)
+    return grad_fn._replace(gradients=gradients, held=tuple(consts))

@@ -4,28 +4,29 @@ import contextlib
 import functools
 import itertools
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from tfgrad_jax._jax.types import Copied
 
 from .objects import Key, Kind, Label, Object, Slot, attributes_of, content_of, kind_of
-from .reach import Id, Reached, is_leaf
+from .reach import Id, is_leaf
 
 _Names: TypeAlias = frozenset[str]
 
 
-def path(found: Reached, value: Object, roots: Mapping[Id, str]) -> str:
+def path(visited: Mapping[Id, Sequence[Object]], value: Object, roots: Mapping[Id, str]) -> str:
     """Return how to write a value that a walk has found, from the nearest root; "" if not known.
 
     Roots have names; "" is that of what needs none, such as `f`, whose variables are its own.
+    `visited` is that of a walk.
     """
     way = [value]
     while id(way[-1]) not in roots:
-        _, *holders = found.visited.get(id(way[-1]), [None])
-        if not holders or holders[0] not in found.visited:
+        _, *holders = visited.get(id(way[-1]), [None])
+        if not holders or holders[0] not in visited:
             return ""
-        way.append(found.visited[holders[0]][0])  # the walk began with the nearest ones
+        way.append(visited[holders[0]][0])  # the walk began with the nearest ones
     name = roots[id(way[-1])]
     for holder, held in itertools.pairwise(reversed(way)):
         step = _step(holder, held)

@@ -39,9 +39,12 @@ class Traced(NamedTuple):
     aside: Any  # what it returned besides arrays
     closed: ClosedJaxpr
 
-    def uses(self, results: int) -> Uses:
-        """Return how the first so many results use the constants and then the arguments."""
-        jaxpr, used = without_consts(self.closed), self.used(range(results))
+    def uses(self, results: int, differentiable: bool = False) -> Uses:
+        """Return how the first so many results use the constants and then the arguments.
+
+        If `differentiable`, a use in a comparison does not count, since it has no derivative.
+        """
+        jaxpr, used = without_consts(self.closed), self.used(range(results), differentiable)
         relevant = {v: i for i, v in enumerate(jaxpr.invars) if i in used}
         uses: Uses = {}
         for eqn in jaxpr.eqns:
@@ -51,9 +54,9 @@ class Traced(NamedTuple):
                     uses.setdefault(relevant[atom], eqn.source_info)
         return uses | {i: None for i in relevant.values() if i not in uses}
 
-    def used(self, results: Iterable[int]) -> set[int]:
+    def used(self, results: Iterable[int], differentiable: bool = False) -> set[int]:
         """Return on which constants and then arguments these results depend."""
-        masks = dependence(jaxpr := without_consts(self.closed))
+        masks = dependence(jaxpr := without_consts(self.closed), differentiable)
         mask = functools.reduce(operator.or_, (masks[i] for i in results), 0)
         return {i for i in range(len(jaxpr.invars)) if mask >> i & 1}
 
