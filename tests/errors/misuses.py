@@ -782,7 +782,7 @@ def loss(w, x):
 
 jax.grad(loss)(w, x)
 """,
-        "reads weights that are not declared, so JAX traces it, as `jit` does",
+        "reads weights that are not declared (`w`), so JAX traces it, as `jit` does",
         "declare them, `custom_gradient(variables=...)`",
         of="loss.f", error=jax.errors.TracerBoolConversionError, jitted=False),
     misuse("Use NumPy on a weight that is not declared", """
@@ -798,7 +798,7 @@ class Layer:
 jax.grad(lambda w: Layer(w).f(x).sum())(w)
 """,
         "`Layer.f` (model.py:5) needs the value of an array that JAX is tracing. `Layer.f` "
-        "(model.py:5) reads weights that are not declared, so JAX traces it, as `jit` does",
+        "(model.py:5) reads weights that are not declared (`self.w`), so JAX traces it, as `jit`",
         of="Layer.f", error=jax.errors.TracerArrayConversionError, jitted=False),
     misuse("Read a learned temperature in the rule alone", """
 def loss(w, t, x):
@@ -943,8 +943,8 @@ BODIES = [
         "JAX says: Pure callbacks do not support JVP", error=ValueError),
     misuse("Call a `jax.custom_vjp` in the function, and ask for a Hessian",
         VJP + function("jax.hessian(lambda x: f(x).sum())(x)", "squared(x), lambda dy: 2 * x * dy"),
-        BODY + "9.", "This is the call of a `jax.custom_vjp`: call its function without the "
-        "decorator"),
+        BODY + "9.", "This is the call of a `jax.custom_vjp`: if the ordinary derivative of its "
+        "function is right here, call that without the decorator"),
     misuse("Return what a `custom_vmap` computes, and ask for the second order",
         outside("cubed(x), lambda dy: 3 * x**2 * dy", VMAPPED),
         BODY + "9.", STOP, "JAX says: Linearization failed to produce known values",

@@ -36,7 +36,7 @@ from tfgrad_jax._jax.compat import (
     zeros,
 )
 from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, without_consts
-from tfgrad_jax._jax.reasons import because
+from tfgrad_jax._jax.reasons import noting
 from tfgrad_jax._jax.trace import below, is_reverse, is_staging, is_transposed
 from tfgrad_jax._jax.types import (
     AnyFunction,
@@ -153,7 +153,7 @@ def _value(function: Function, *operands: Leaf) -> list[Leaf]:
     # output must be mapped, even one that ignores the operand: the rule may use it.
 
     def run(*operands: Leaf) -> list[Leaf]:
-        with because(""):
+        with noting():
             return function.value(operands)
 
     value = function.source.named(run, function.names())

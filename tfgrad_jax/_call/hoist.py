@@ -16,6 +16,7 @@ A trace shows what `y` uses, in which order. So only what is traced has undeclar
 on copies is one level down, in `Program.forward`, where the inputs have values.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -23,6 +24,7 @@ from tfgrad_jax._closure.objects import Object
 from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, Id, Reached, reach
 from tfgrad_jax._closure.skeleton import hoist_tracers
 from tfgrad_jax._frontend.grad_fn import Call
+from tfgrad_jax._jax.reasons import Why
 from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import NEEDS_VALUES, Leaf
 from tfgrad_jax._messages import errors
@@ -45,9 +47,9 @@ def hoist(call: Call) -> Hoisted:
     if not found.obstacle and (is_known or not records):
         return hoisted
     # Where JAX records operations, `f` would see no values in any case.
-    why = "" if records else errors.obstructed(call.spec.source, found.obstacle)
+    why = functools.partial(errors.obstructed, call.spec.source, found.obstacle)
     try:
-        return by_trace(call, hoisted, why, found.visited)
+        return by_trace(call, hoisted, None if records else why, found.visited)
     except NEEDS_VALUES:
         if not (found.is_complete or found.captured):
             # So far no tracer was found among very much: `f` runs as it is, and may capture none.
@@ -56,7 +58,7 @@ def hoist(call: Call) -> Hoisted:
 
 
 def by_trace(
-    call: Call, hoisted: Hoisted, why: str, visited: Mapping[Id, Sequence[Object]]
+    call: Call, hoisted: Hoisted, why: Why, visited: Mapping[Id, Sequence[Object]]
 ) -> Hoisted:
     """Return the same call, which evaluates a jaxpr.
 

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
 from tfgrad_jax._autodiff.function import Forward
-from tfgrad_jax._closure.reach import reach
 from tfgrad_jax._closure.skeleton import Skeleton
 from tfgrad_jax._closure.traced import Uses
 from tfgrad_jax._frontend.grad_fn import Apply, Call, CallSpec, Primal, Result, Within
@@ -228,11 +227,7 @@ class Program(Inert):
 
     def _named(self, captured: Values, some: Sequence[CapturedIndex]) -> Names:
         """Return how the user writes captured values."""
-        if self.paths is not None:
-            return self.paths
-        (held,) = self.held.copies(captured).values
-        visited = reach([held], lenient=True).visited
-        return Names.of(held, visited, {i: captured[i] for i in some})
+        return self.paths or Names.of_copies(self.held, captured, some)
 
     def _parted(self, operands: Values) -> tuple[Values, Values]:
         """Return the captured values and the inputs."""

@@ -8,7 +8,7 @@ the parts; these are the residuals. If there are no tracers, `kept` leaves the p
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
@@ -16,7 +16,7 @@ from tfgrad_jax._closure.assigned import refuse_assigned
 from tfgrad_jax._closure.objects import Object, Watched
 from tfgrad_jax._closure.path import path
 from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, Id, is_captured, reach
-from tfgrad_jax._closure.skeleton import Copies, frozen, hoist_tracers
+from tfgrad_jax._closure.skeleton import Copies, Skeleton, frozen, hoist_tracers
 from tfgrad_jax._closure.snapshot import Owned, Snapshot
 from tfgrad_jax._closure.traced import SourceInfo, traced
 from tfgrad_jax._frontend.grad_fn import GradFn, Held, HeldByRule, Variables
@@ -70,6 +70,15 @@ class Names(NamedTuple):
         paths = {i: path(visited, v, roots) for i, v in values.items()}
         in_instance = all(p.startswith("self.") for p in paths.values())
         return cls(paths, in_instance and bool(held.bound_to))
+
+    @classmethod
+    def of_copies(
+        cls, skeleton: Skeleton, captured: Values, some: Collection[CapturedIndex]
+    ) -> "Names":
+        """Name some of the values around which a skeleton copies what a call holds."""
+        (held,) = skeleton.copies(captured).values
+        visited = reach([held], lenient=True).visited
+        return cls.of(held, visited, {i: captured[i] for i in some})
 
 
 class Refused(NamedTuple):

@@ -11,12 +11,14 @@ hold them with other values in their places. `_autodiff` makes JAX run the funct
 `_frontend` calls `f` and its rule as the user wrote them.
 """
 
+import functools
+
 from jax.errors import UnexpectedTracerError
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from tfgrad_jax._autodiff.custom import differentiated
 from tfgrad_jax._frontend.grad_fn import Call
-from tfgrad_jax._jax.reasons import because
+from tfgrad_jax._jax.reasons import noting
 from tfgrad_jax._jax.types import PyTree, is_traced
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.tracebacks import frames_of_jax, is_own, note
@@ -51,17 +53,17 @@ def run(call: Call, name: str) -> PyTree:
 
 def _traced_again(call: Call, hoisted: Hoisted) -> Hoisted:
     """Run `f` a second time, in a trace: what it makes once, it made in the first."""
-    why = errors.ran_again(call.spec.source)
+    why = functools.partial(errors.ran_again, call.spec.source)
     try:
         return by_trace(call, hoisted, why, {})
     except Exception as error:
-        note(error, why)
+        note(error, why())
         raise
 
 
 def _value(call: Call, hoisted: Hoisted, name: str) -> PyTree:
     """Return `y`, whose derivative is the declared one."""
     program, values = hoisted
-    with because(None):
+    with noting(is_ours=False):
         leaves = differentiated(program, name, [*values, *call.operands])
     return tree_unflatten(program.y.treedef, leaves)

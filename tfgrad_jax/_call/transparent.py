@@ -35,11 +35,12 @@ from tfgrad_jax._frontend.grad_fn import (
 )
 from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.reasons import Why
 from tfgrad_jax._jax.trace import is_idle, is_live, is_own, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
 
-from .rule import CapturedIndex, Values, made, takes_also, transparent_rule
+from .rule import CapturedIndex, Names, Values, made, takes_also, transparent_rule
 
 _T = TypeVar("_T")
 
@@ -98,7 +99,12 @@ def evaluated(
             return _shown(spec, apply, copies, inputs)
 
     some = {i: captured[i] for i in sorted(undeclared)}
-    why, names = errors.undeclared(spec.source), ["closed over"] * len(some)
+
+    def why() -> str:
+        names = Names.of_copies(skeleton, captured, some).paths.values()
+        return errors.undeclared(spec.source, [*names])
+
+    names = ["closed over"] * len(some)
     f = traced(run, some, source=spec.source, names=names, outside=True, why=why)
     first, shown = len(f.consts), f.aside
     if not all(map(is_live, (c for c in f.consts if is_traced([c])))):
@@ -124,7 +130,7 @@ class TracedCall(NamedTuple):
     reads_hidden: bool  # whether `f` reads a tracer that was not captured
 
 
-def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: str) -> TracedCall:
+def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> TracedCall:
     """Return the same call, which evaluates a jaxpr.
 
     `f` runs once, now: a copy of it, or `f` itself if nothing of it is captured. A note says `why`

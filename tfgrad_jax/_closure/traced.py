@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.tree_util import tree_structure, tree_unflatten
 
 from tfgrad_jax._jax.jaxpr import dependence, evaluate, in_order_of_use, without_consts
-from tfgrad_jax._jax.reasons import because
+from tfgrad_jax._jax.reasons import Why, noting
 from tfgrad_jax._jax.trace import at_once
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree
 from tfgrad_jax._messages import errors
@@ -73,7 +73,7 @@ def traced(
     source: Source | None = None,
     names: Sequence[str] = (),
     outside: bool = False,
-    why: str = "",
+    why: Why = None,
 ) -> Traced:
     """Trace a function of arrays, which returns a pair: arrays, and anything else.
 
@@ -94,7 +94,7 @@ def traced(
         # Not as a static part of the result: JAX keeps the structures of thousands of results, and
         # each call of a jitted function left ten objects there.
         nonlocal aside
-        with because(why), context():
+        with noting(why), context():
             arrays, aside = f(*args)
         return arrays
 

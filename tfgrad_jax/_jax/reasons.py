@@ -6,8 +6,8 @@ The types of the traces tell: each is learned once, inside the transformation. O
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -19,21 +19,27 @@ _current_trace = core_name("find_top_trace")
 DERIVATIVE, VMAP, SHARD_MAP = "a derivative", "vmap", "shard_map"
 
 
+Why: TypeAlias = Callable[[], str] | None  # says why we trace; None: for a trace of the user's
+
+
+class _Noted(NamedTuple):
+    trace: Any
+    is_ours: bool  # whether this package has started it; else a decorated function is called there
+    why: Why
+
+
 class _Local(threading.local):
-    # The traces that this package has started, and why; with None those of the calls that run.
-    noted: tuple[tuple[Any, str | None], ...] = ()
+    noted: tuple[_Noted, ...] = ()  # from the outside in
 
 
 _local = _Local()
 
 
 @contextlib.contextmanager
-def because(why: str | None) -> Iterator[None]:
-    """Note why this package has started the current trace; "" if it serves one of the user's.
-
-    None if it is the user's, who calls a function there.
-    """
-    before, _local.noted = _local.noted, (*_local.noted, (_current_trace(()), why))
+def noting(why: Why = None, *, is_ours: bool = True) -> Iterator[None]:
+    """Note why this package has started the current trace, or that a function is called there."""
+    before = _local.noted
+    _local.noted = (*before, _Noted(_current_trace(()), is_ours, why))
     try:
         yield
     finally:
@@ -43,20 +49,21 @@ def because(why: str | None) -> Iterator[None]:
 def why_traced(tracer: Any, in_branch: bool) -> tuple[str, str]:
     """Return why code that needs the value of a tracer, in a branch or elsewhere, gets none.
 
-    First what `because` says, if the trace is ours; second JAX's name of the transformation. Both
+    First what has been noted, if the trace is ours; second JAX's name of the transformation. Both
     are empty if it is not known.
     """
-    ours = [(trace, why) for trace, why in _local.noted if why is not None]
+    ours = {id(one.trace): one.why for one in _local.noted if one.is_ours}
     # What encloses the trace of a function that has a derivative of its own, JAX does not say.
-    calls = [trace for trace, why in reversed(_local.noted) if why is None]
+    calls = [one.trace for one in reversed(_local.noted) if not one.is_ours]
     last = ""
     for trace in (getattr(tracer, "_trace", None), *calls):
         while trace is not None:
-            why = next((why for one, why in ours if one is trace), None)
-            by = "" if why is not None else _transformation(trace)
+            if why := ours.get(id(trace)):
+                return why(), ""
+            by = "" if id(trace) in ours else _transformation(trace)
             # A branch takes a tracer of a derivative for its value; NumPy and `float` do not.
-            if why or by not in ("", last, DERIVATIVE, VMAP if last else ""):
-                return why or "", by
+            if by not in ("", DERIVATIVE, VMAP if last else ""):
+                return "", by
             last = DERIVATIVE if by == DERIVATIVE and not in_branch else last
             trace = getattr(trace, "parent_trace", None)
     return "", last
