@@ -26,12 +26,26 @@ def path(visited: Mapping[Id, Sequence[Object]], value: Object, roots: Mapping[I
         _, *holders = visited.get(id(way[-1]), [None])
         if not holders or holders[0] not in visited:
             return ""
-        way.append(visited[holders[0]][0])  # the walk began with the nearest ones
+        holder = visited[holders[0]][0]  # the walk began with the nearest ones
+        if len(way) > 1 and _is_table(way[-1], holder):
+            way.pop()
+        way.append(holder)
     name = roots[id(way[-1])]
     for holder, held in itertools.pairwise(reversed(way)):
         step = _step(holder, held)
         name = name + step if name else step.removeprefix(".")
     return name
+
+
+def _is_table(value: Object, holder: Object) -> bool:
+    """Return whether a value is the table of the attributes of an object.
+
+    In Python 3.11, a walk visits it on the way to them.
+    """
+    try:  # not by `getattr`, which may run the code of the user's class
+        return type(value) is dict and object.__getattribute__(holder, "__dict__") is value
+    except AttributeError:
+        return False
 
 
 def _step(holder: Object, held: Object) -> str:
