@@ -390,6 +390,83 @@ def test_a_bare_none_is_no_gradient_and_warns_once_for_each_rule():
     assert kept == [1.0] and caught[0].filename == __file__
 
 
+class Scaled:
+    def __init__(self, w, t):
+        self.w, self.t = w, t
+
+    @custom_gradient
+    def of(self, x):
+        def grad(dy, variables):
+            return dy * self.w / self.t, [5 * dy * x for _ in variables]
+
+        return self.w * x, grad
+
+    @custom_gradient
+    def without(self, x):
+        """Its rule holds `self.t`, too."""
+        return self.w * x, lambda dy, variables: (dy * self.w, [5 * dy * x for _ in variables])
+
+
+def ruled(rule, **options):
+    return lambda w, t: custom_gradient(lambda x: (w * x, rule(w, t)), **options)(jnp.float32(2))
+
+
+def undeclared(w, t):
+    return lambda dy, variables: (dy * w / t, [5 * dy for _ in variables])
+
+
+UNLISTED = {
+    "a variable": (ruled(undeclared), "`t`", "variables=[w, t]"),
+    "an attribute": (lambda w, t: Scaled(w, t).of(2.0), "`self.t`",
+                     "variables=lambda self: [self.w, self.t]"),
+    "what is computed from it": (
+        ruled(lambda w, t: undeclared(w, 2 * t)), "`t`", "variables=[w, t]",
+    ),
+    "beside a declared one": (
+        lambda w, t: ruled(lambda w, t: lambda dy, variables: (dy / t, 5 * dy), variables=w)(w, t),
+        "`t`", "add the value to the `variables`",
+    ),
+}  # fmt: skip
+LISTED = {
+    "held, and not read": lambda w, t: Scaled(w, t).without(2.0),
+    "no variables": lambda w, t: custom_gradient(lambda x: (2 * x, lambda dy: dy * t))(w),
+    "autodiff": ruled(lambda w, t: lambda dy: dy * t, variables="autodiff"),
+    "declared": lambda w, t: ruled(
+        lambda w, t: lambda dy, variables: (dy / t, [5 * dy, 3 * dy]), variables=[w, t]
+    )(w, t),
+    "not differentiated": lambda w, t: ruled(undeclared)(w, lax.stop_gradient(t)),
+    "in a rule": lambda w, t: ruled(lambda w, t: lambda dy, variables: (
+        custom_gradient(lambda dy: (dy * w, undeclared(w, t)))(dy), [5 * dy, 3 * dy],
+    ), variables=[w, t])(w, t),
+    "at the second order": lambda w, t: jax.grad(lambda x: custom_gradient(
+        lambda x: (x * 1.0, lambda dy, variables: (dy * t, [0 * dy for _ in variables]))
+    )(x))(w),
+}  # fmt: skip
+
+
+def warned(mode, loss):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gradients = mode(jax.grad(lambda w, t: jnp.sum(loss(w, t)), (0, 1)))(3.0, 4.0)
+    return gradients, [str(warning.message) for warning in caught]
+
+
+@eager_and_jit
+@pytest.mark.parametrize("case", UNLISTED)
+def test_a_value_that_only_the_rule_reads_draws_a_warning(case, mode):
+    loss, name, remedy = UNLISTED[case]
+    (_, by_t), (text,) = warned(mode, loss)
+    assert_same(by_t, jnp.float32(0))
+    assert name in text and "which only its gradient function reads" in text and remedy in text
+
+
+@eager_and_jit
+@pytest.mark.parametrize("case", LISTED)
+def test_what_a_rule_need_not_list_draws_no_warning(case, mode):
+    _, texts = warned(mode, LISTED[case])
+    assert not texts
+
+
 def test_hints_that_do_not_fit_are_not_given():
     """An input may be an object that holds an array, and a variable an array itself."""
 

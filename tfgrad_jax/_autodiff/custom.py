@@ -156,12 +156,12 @@ def _value(function: Function, *operands: Leaf) -> list[Leaf]:
         with noting():
             return function.value(operands)
 
-    value = function.source.named(run, function.names())
-    closed = jax.jit(value).trace(*operands).jaxpr
+    jitted = jax.jit(function.source.named(run, function.names()), inline=True)
+    closed = jitted.trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise errors.hidden_tracer(function.source)
     jaxpr, first = without_consts(closed), len(closed.consts)
-    masks, leaves = dependence(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
+    masks, leaves = dependence(jaxpr), jitted(*operands)
     for i, mask in enumerate(masks):
         ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
         if ignored:
