@@ -155,7 +155,7 @@ def test_rule_or_function_that_cannot_run():
     outside = declare(jnp.square, lambda x, dy: dy * jax.pure_callback(lambda x: 2 * x, x, x))
     report = quick(outside, X, order=2)
     assert notes(report) == {"x": ""} and fact(report, "order 2").ok is False
-    assert "that JAX cannot differentiate, at checking.py:" in fact(report, "order 2").text
+    assert "JAX cannot differentiate" in fact(report, "order 2").text
     with pytest.raises(ZeroDivisionError):
         check_gradient(declare(lambda x: 1 / 0, None), X)
 
