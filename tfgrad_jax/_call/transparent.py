@@ -20,7 +20,7 @@ from tfgrad_jax._closure.objects import Watched
 from tfgrad_jax._closure.path import named_in
 from tfgrad_jax._closure.reach import Id, reach
 from tfgrad_jax._closure.skeleton import Copies, Skeleton, hoist_tracers
-from tfgrad_jax._closure.snapshot import Owned
+from tfgrad_jax._closure.snapshot import Owned, owned_by
 from tfgrad_jax._closure.traced import SourceInfo, Traced, Uses, traced
 from tfgrad_jax._frontend.grad_fn import (
     Apply,
@@ -61,8 +61,7 @@ def run_copy(spec: CallSpec, run: Callable[[Any], _T], copies: Copies, inputs: V
     watched = [*copies.watched, *watched_objects(rebuilt, containers=True)]
     result = run(filled)
     refuse_assigned(watched, spec.source)
-    owned = functools.cache(lambda: reach([filled], lenient=True).visited)
-    return Ran(result, watched, owned)
+    return Ran(result, watched, functools.cache(lambda: owned_by(filled)))
 
 
 class _Shown(NamedTuple):

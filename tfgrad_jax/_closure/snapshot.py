@@ -19,8 +19,10 @@ import types
 from collections.abc import Callable, Container, Sequence
 from typing import TypeAlias
 
-from .objects import Kind, Watched, kind_of
-from .reach import Id, Reached
+from tfgrad_jax._messages.source import codes_inside
+
+from .objects import Kind, Object, Watched, kind_of
+from .reach import Id, Reached, reach
 
 Owned: TypeAlias = Callable[[], Container[Id]]  # the ids of what the user holds, if it is needed
 
@@ -40,6 +42,23 @@ _COLLECTIONS: dict[type, Kind] = {
         lambda new, contents: new.extend(contents.values()),
     ),
 }
+
+
+def owned_by(held: Object) -> Container[Id]:
+    """Return the ids of all that a call holds, and of what the globals lead to that its code names.
+
+    (`f` may take a global log into a variable. A rule that appends to it did not make it.)
+    """
+    visited = reach([held], lenient=True).visited
+    functions = [v for v, *_ in visited.values() if type(v) is types.FunctionType]
+    named = {
+        name: f.__globals__[name]
+        for f in functions
+        for code in (f.__code__, *codes_inside(f.__code__))
+        for name in code.co_names
+        if name in f.__globals__
+    }
+    return visited | reach(list(named.values()), lenient=True).visited
 
 
 class Snapshot:
