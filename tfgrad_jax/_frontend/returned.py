@@ -295,6 +295,8 @@ def _cast(gradient: Gradient, expected: Any) -> Gradient:
     if gradient is None:
         return None
     dtype = tangent_dtype(expected.dtype)
+    if isinstance(gradient, NUMPY):  # a copy: the rule may write to it again, and JAX may share it
+        return jnp.array(gradient, dtype)
     if getattr(gradient, "dtype", None) == dtype:  # the common case
         return gradient
     return lax.convert_element_type(gradient, dtype)
