@@ -196,7 +196,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
                 error.add_note(errors.variables_failed(self._source))
                 raise
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
-        inputs.accept_omitted(bound.inputs, bound.omitted)
+        inputs.accept_omitted(signature.names, bound.omitted)
         declared = self._declaration
         spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.within)
         primal = None if declared.primal is None else spec.primal

@@ -41,7 +41,7 @@ def tree_full(p, scale=2.0, bias=None, extra=()):
 
 @custom_gradient
 def flat_full(p, scale=2.0):
-    return p["a"] * p["b"] * scale, lambda dy: [7 * dy, 5 * dy, 3 * dy]
+    return p[0] * p[1] * scale, lambda dy: [7 * dy, 5 * dy, 3 * dy]
 
 
 @custom_gradient
@@ -81,8 +81,8 @@ CALLS = {  # of two differentiated numbers, and their gradients
     "one between left out": (lambda a, b: full(a, z=b), (7, 3)),
     "a default beside a tree": (lambda a, b: tree_full({"a": a, "b": b}), (7, 5)),
     "a default between": (lambda a, b: tree_full({"a": a, "b": 1.0}, extra=[b]), (7, 0)),
-    "flat, a default left out": (lambda a, b: flat_full({"a": a, "b": b}), (7, 5)),
-    "flat, nothing left out": (lambda a, b: flat_full({"a": a, "b": 1.0}, b), (7, 3)),
+    "flat, a default left out": (lambda a, b: flat_full([a, b]), (7, 5)),
+    "flat, nothing left out": (lambda a, b: flat_full([a, 1.0], b), (7, 3)),
     "an array left out": (lambda a, b: array_default(a, y=b), (7, 5)),
     "gradients of what is given": (lambda a, b: given_only(a, z=b), (7, 5)),
     "variadic": (lambda a, b: variadic(a, 2.0, b), (7, 3)),

@@ -28,7 +28,7 @@ from tfgrad_jax._messages.text import kind_of
 
 from .returned import gradients as read_gradients
 from .returned import read
-from .signature import accepts_variables, names_upstreams, requires_variables
+from .signature import accepts_variables, requires_variables, upstream_names
 from .structure import Layout, Outputs, conjugate, split
 
 Arguments: TypeAlias = Sequence[PyTree]
@@ -217,16 +217,20 @@ class CallSpec(Inert):
     ) -> list[Leaf | None]:
         """Run a rule; return the gradients of the operands, then those of the traced variables."""
         upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)
-        if (orders := outputs.swappable()) and names_upstreams(grad_fn):
+        if (orders := outputs.swappable()) and len(upstream_names(grad_fn) or ()) > 1:
             gradient_errors.warn_of_upstreams(where, *orders)
         if variables is None and requires_variables(grad_fn):
             variables = NO_VARIABLES
         keywords = {} if variables is None else {"variables": variables.value(traced)}
-        mirrored = self.convention == "tf"
-        arity = functools.partial(gradient_errors.wrong_arity, where, len(upstreams), mirrored)
+
+        def misfit(error: TypeError) -> TypeError:
+            takes = accepts_variables(grad_fn) if keywords else None
+            counts = len(upstreams), upstream_names(grad_fn), takes
+            return gradient_errors.wrong_arity(where, *counts, self.convention == "tf", error)
+
         token = _enter(grad_fn, Within.RULE)
         try:
-            result = _called(grad_fn, upstreams, keywords, arity)
+            result = _called(grad_fn, upstreams, keywords, misfit)
         except Exception as error:
             explain_rule(error, where, not keywords and accepts_variables(grad_fn))
             raise
@@ -240,11 +244,12 @@ class CallSpec(Inert):
         if variables is None:
             if result is None and any(self.inputs.differentiable):
                 gradient_errors.warn_of_bare_none(where, self.inputs.names)
-            if is_pair and accepts_variables(where.grad_fn) and read(self.inputs, result) is None:
+            if is_pair and accepts_variables(where.grad_fn) and not read(self.inputs, result):
                 result = result[0]  # no variable is differentiated
             return self._finished(self.inputs, result, where)
         if not is_pair:
-            raise gradient_errors.no_variable_pair(where, kind_of(result))
+            facts = kind_of(result), self.inputs, variables.layout, variables is NO_VARIABLES
+            raise gradient_errors.no_variable_pair(where, *facts)
         gradients = self._finished(self.inputs, result[0], where)
         if any(s is not None for s in variables.layout.specs):
             where = where._replace(of="variable" if variables.declared else "undeclared variable")
