@@ -223,7 +223,7 @@ def test_the_gradient_of_an_array_for_what_is_none_is_refused(mode):
     """If no array gets one; else no structure tells, and it is ignored."""
     for given in (jnp.ones(3), 1.0):
         h = custom_gradient(lambda x, n: (2.0 * x, lambda dy: (None, 7 * dy)))
-        with pytest.raises(TypeError, match="for `n`, passed as None, and None for `x`, which has"):
+        with pytest.raises(TypeError, match="a gradient for `n`, which JAX does not differentiate"):
             mode(jax.grad(lambda x, h=h: jnp.sum(h(x, None))))(given)
     h = custom_gradient(lambda x, n, t: (x - t, lambda dy: (7 * dy, 5 * dy, None)))
     got = mode(jax.grad(lambda x, t: jnp.sum(h(x, None, t)), (0, 1)))(W, W)

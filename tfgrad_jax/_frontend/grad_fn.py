@@ -224,9 +224,14 @@ class CallSpec(Inert):
         keywords = {} if variables is None else {"variables": variables.value(traced)}
 
         def misfit(error: TypeError) -> TypeError:
-            takes = accepts_variables(grad_fn) if keywords else None
-            counts = len(upstreams), upstream_names(grad_fn), takes
-            return gradient_errors.wrong_arity(where, *counts, self.convention == "tf", error)
+            count, names = len(upstreams), upstream_names(grad_fn)
+            if keywords and not accepts_variables(grad_fn):
+                return gradient_errors.takes_no_variables(where, (names or [])[count:])
+            by_leaf, more = (
+                count if self.convention == "tf" else None,
+                ", variables" * len(keywords),
+            )
+            return gradient_errors.wrong_arity(where, by_leaf, names, more, error)
 
         token = _enter(grad_fn, Within.RULE)
         try:
@@ -248,8 +253,10 @@ class CallSpec(Inert):
                 result = result[0]  # no variable is differentiated
             return self._finished(self.inputs, result, where)
         if not is_pair:
-            facts = kind_of(result), self.inputs, variables.layout, variables is NO_VARIABLES
-            raise gradient_errors.no_variable_pair(where, *facts)
+            written = map(gradient_errors.written_out, (self.inputs, variables.layout))
+            if variables is NO_VARIABLES:
+                raise gradient_errors.needless_variables(where, kind_of(result), *written)
+            raise gradient_errors.no_variable_pair(where, kind_of(result), *written)
         gradients = self._finished(self.inputs, result[0], where)
         if any(s is not None for s in variables.layout.specs):
             where = where._replace(of="variable" if variables.declared else "undeclared variable")

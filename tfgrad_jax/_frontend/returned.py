@@ -1,6 +1,6 @@
 """Read the gradients that a rule returned: which form they have, and whether they are right.
 
-The accepted forms are `STRUCTURED` and `flat`; those that fit must agree. `gradients` reads a
+The accepted forms are `structured` and `flat`; those that fit must agree. `gradients` reads a
 result, checks each gradient against its leaf, and returns those of the operands.
 """
 
@@ -42,30 +42,24 @@ class Reading(NamedTuple):
 # --- the forms ----------------------------------------------------------------------------------
 
 
-def structure_of_the_only_value(layout: Layout, result: Returned) -> Reading | None:
-    """`f(p)` returns `{"w": dw, "b": db}`."""
-    values = layout.treedef.children()
-    return _as_structured(layout, values[0], result) if len(values) == 1 else None
+def structured(layout: Layout, result: Returned) -> Iterator[Reading]:
+    """`f(p)` returns `{"w": dw, "b": db}`, and `f(x, p)` returns `(dx, {"w": dw, "b": db})`.
 
-
-def structure(layout: Layout, result: Returned) -> Reading | None:
-    """`f(x, p)` returns `(dx, {"w": dw, "b": db})`."""
-    return _as_structured(layout, layout.treedef, result)
-
-
-def structure_with_omitted_defaults(layout: Layout, result: Returned) -> Reading | None:
-    """`f(x, scale=1.0)`, called as `f(x)`, returns `(dx, dscale)`."""
-    parts, omitted = _listed(result), layout.omitted
-    if not omitted or len(parts) != len(layout.names) + len(omitted):
-        return None
-    given = [g for i, g in enumerate(parts) if i not in omitted]
-    reading = _as_structured(layout, layout.treedef, given)
+    `f(x, scale=1.0)`, called as `f(x)`, may return `(dx, dscale)`.
+    """
+    values, parts, omitted = layout.treedef.children(), _listed(result), layout.omitted
+    if len(values) == 1:
+        yield from _matched(layout, values[0], result)
+    yield from _matched(layout, layout.treedef, result)
+    if not omitted or len(parts) != len(values) + len(omitted):
+        return
     kinds = {i: [-mark for mark in tree_leaves(marks)] for i, (_, marks) in omitted.items()}
     never = [parts[i] for i, kind in kinds.items() if all(k & STATIC for k in kind)]
-    if reading is None or any(map(_has_gradient, never)):
-        return None
     for_none = [parts[i] for i, kind in kinds.items() if all(k & NONE for k in kind)]
-    return reading._replace(for_none=[*reading.for_none, *for_none])
+    if not any(map(_has_gradient, never)):
+        given = [g for i, g in enumerate(parts) if i not in omitted]
+        for reading in _matched(layout, layout.treedef, given):
+            yield reading._replace(for_none=[*reading.for_none, *for_none])
 
 
 def flat(layout: Layout, result: Returned) -> Iterator[Reading]:
@@ -93,15 +87,12 @@ def _may_have(place: Place, given: Returned) -> bool:
     return is_one or (bool(place.kind) and not _has_gradient(given))
 
 
-STRUCTURED = (structure_of_the_only_value, structure, structure_with_omitted_defaults)
-
-
 def read(layout: Layout, result: Returned) -> list[Reading]:
     """Return the gradients of all leaves, as each form reads them that fits."""
     values = layout.treedef.children()
     if values == [_LEAF] and not isinstance(result, (list, tuple, dict)):  # the common case
         return [Reading([result])]
-    found = [r for form in STRUCTURED if (r := form(layout, result)) is not None]
+    found = list(structured(layout, result))
     # Only a None may stand for several leaves by structure, and for one of them in a list.
     may_be_both = any(g is None for g in _listed(result)) and any(v != _LEAF for v in values)
     if found and not may_be_both:
@@ -110,7 +101,7 @@ def read(layout: Layout, result: Returned) -> list[Reading]:
     return [*found, *([r for r in listed if _in_place(layout, r.gradients)] or listed)]
 
 
-def _as_structured(layout: Layout, treedef: PyTreeDef, result: Returned) -> Reading | None:
+def _matched(layout: Layout, treedef: PyTreeDef, result: Returned) -> Iterator[Reading]:
     """Read a result that has a structure.
 
     It does not, if a gradient is in the place of a leaf that has none, such as a callable. Then it
@@ -118,9 +109,8 @@ def _as_structured(layout: Layout, treedef: PyTreeDef, result: Returned) -> Read
     """
     found: list[Gradient] = []
     for_none: list[Gradient] = []
-    if not _match(treedef, result, found, for_none):
-        return None
-    return Reading(found, for_none) if _in_place(layout, found) else None
+    if _match(treedef, result, found, for_none) and _in_place(layout, found):
+        yield Reading(found, for_none)
 
 
 def _in_place(layout: Layout, given: Sequence[Gradient]) -> bool:
@@ -229,20 +219,21 @@ def _check_places(layout: Layout, result: Returned, reading: Reading, where: Whe
     ]
     if misplaced and any(g is None for g in _where(has, given)):
         raise gradient_errors.gradient_of_no_array(where, layout.leaf_paths()[misplaced[0]])
-    # A number may have a gradient: another call may differentiate it. But it is a scalar.
-    is_odd = [n and not h for n, h in zip(layout.numbers, has, strict=True)]
-    odd = [(k, g) for k, g in enumerate(given) if is_odd[k] and getattr(g, "shape", ())]
     # What is None has no shape of its own. But if it alone gets a gradient, this is for an array.
+    of_operands = ((i, layout.specs[i]) for i in layout.operands if has[i] and given[i] is None)
+    without = {i: spec.shape for i, spec in of_operands if spec is not None}
     if all(g is None for g in _where(layout.counted(), given)):
-        odd += [(None, g) for g in tree_leaves(reading.for_none) if _has_gradient(g)]
-    for k, gradient in odd:
-        for i in layout.operands:
-            if has[i] and given[i] is None and gradient.shape == layout.specs[i].shape:
-                places = layout.places()
-                is_none = k is None
-                names = [p.name for p in places if (p.kind & NONE if is_none else p.leaf == k)]
-                path = layout.leaf_paths()[i]
-                raise gradient_errors.swapped(where, gradient.shape, names, is_none, path)
+        shapes = [g.shape for g in tree_leaves(reading.for_none) if _has_gradient(g)]
+        if any(shape in shapes for shape in without.values()):
+            nones = "`, `".join(place.name for place in layout.places() if place.kind & NONE)
+            raise gradient_errors.gradient_of_no_array(where, nones)
+    # A number may have a gradient: another call may differentiate it. But it is a scalar.
+    for i, own in without.items():
+        for k, is_number in enumerate(layout.numbers):
+            shape = getattr(given[k], "shape", ()) if is_number and not has[k] else ()
+            if shape and shape == own:
+                paths = layout.leaf_paths()
+                raise gradient_errors.swapped(where, shape, paths[k], paths[i])
 
 
 def _check(layout: Layout, leaf: LeafIndex, given: Sequence[Gradient], where: Where) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import types
 import warnings
 from collections.abc import Collection, Sequence
@@ -18,6 +19,18 @@ gradient_of_no_array = builder(
     "Return the gradients in the order of the inputs."
 )
 
+_PAIR = (
+    "{} was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned {}. "
+)
+no_variable_pair = builder(_PAIR + "Write `return {}, {}`.")
+needless_variables = builder(
+    _PAIR + "Nothing that the function closes over is differentiated here: drop `variables`. Or "
+    "write `return {}, {}`."
+)
+swapped = builder(
+    "{} returned a gradient of shape {} for `{}`, which is a number, and None for `{}`, which has "
+    "this shape: are they swapped? Return the gradients in the order of the inputs."
+)
 keys_without_names = builder(
     "{} returned a flat list of gradients for a dict. A list does not name the keys, and JAX sorts "
     "them, so it may be in another order: return `{}`."
@@ -46,52 +59,37 @@ reads_ended_tracer = builder(
 def written_out(layout: Any) -> str:
     """Write what to return for some values, as in `(dx, {'scale': ..., 'bias': ...})`."""
     values = layout.treedef.children()
-    parts = tree_of(values[0] if len(values) == 1 else layout.treedef).split("*")
-    leaves = [f"d{path}" if path.isidentifier() else "..." for path in layout.leaf_paths()]
-    leaves = [s if c else "None" for s, c in zip(leaves, layout.counted(), strict=True)]
-    if len(parts) != len(leaves) + 1:  # a key with an asterisk
-        return "*".join(parts)
-    return "".join(itertools.chain(*zip(parts, leaves, strict=False), parts[-1:]))
+    text = tree_of(values[0] if len(values) == 1 else layout.treedef)
+    leaves = zip(layout.leaf_paths(), layout.counted(), strict=True)
+    each = (("d" + p if p.isidentifier() else "...") if has else "None" for p, has in leaves)
+    return re.sub(r"\*", lambda _: next(each, "*"), text)
 
 
-def no_variable_pair(
-    where: Where, came: str, inputs: Any, variables: Any, is_needless: bool
-) -> TypeError:
-    drop = " Nothing that the function closes over is differentiated here: drop `variables`."
+def takes_no_variables(where: Where, others: Sequence[str]) -> TypeError:
+    """`others` are parameters that get no upstream."""
+    hint = "Write `def grad(dy, variables)`, which returns (grad_xs, grad_vars)."
+    if others:
+        hint = f"If `{others[0]}` is meant for them, name this parameter `variables`."
     return TypeError(
-        f"{where} was called with `variables=` and must return a pair (grad_xs, grad_vars), but "
-        f"returned {came}.{drop * is_needless} {'Or write' if is_needless else 'Write'} "
-        f"`return {written_out(inputs)}, {written_out(variables)}`."
+        f"{where} takes no `variables`, but `custom_gradient(variables=...)` declares them. {hint}"
     )
 
 
 def wrong_arity(
-    where: Where,
-    upstreams: int,
-    names: Sequence[str] | None,
-    takes_variables: bool | None,
-    mirrored: bool,
-    error: TypeError,
+    where: Where, upstreams: int | None, names: Any, variables: str, error: TypeError
 ) -> TypeError:
-    """`names` are those of its upstreams, None for `*dys`; it may be called without variables."""
-    if takes_variables is False:
-        hint = "Write `def grad(dy, variables)`, which returns (grad_xs, grad_vars)."
-        if len(names or ()) > upstreams:
-            hint = f"If `{names[upstreams]}` is meant for them, name this parameter `variables`."
-        return TypeError(
-            f"{where} takes no `variables`, but `custom_gradient(variables=...)` declares them. "
-            + hint
-        )
-    count = counted(upstreams, "upstream gradient")
-    expected = f"{count}, one positional argument per leaf of y (dicts in the order of sorted keys)"
+    """`upstreams` is None for one in the structure of `y`, `names` for `*dys`."""
+    expected = "one argument, the upstream gradients in the structure of y"
     hint = "A rule takes only upstreams: it reads anything else from the function around it."
-    if not mirrored:
-        expected = "one argument, the upstream gradients in the structure of y"
+    if upstreams is None:
         hint += " It unpacks several upstreams itself, as in `da, db = dy`."
-    elif names is not None and len(names) < upstreams:
-        each = "dy" if upstreams == 1 else "da, db" + ", ..." * (upstreams > 2)
-        more = ", variables" if takes_variables else ""
-        hint = f"Write `def grad({each}{more})` or `def grad(*dys{more})`."
+    else:
+        count = counted(upstreams, "upstream gradient")
+        each = "one positional argument per leaf of y (dicts in the order of sorted keys)"
+        expected = f"{count}, {each}"
+        if names is not None and len(names) < upstreams:
+            each = "dy" if upstreams == 1 else "da, db" + ", ..." * (upstreams > 2)
+            hint = f"Write `def grad({each}{variables})` or `def grad(*dys{variables})`."
     return TypeError(f"{where} cannot be called with {expected}: {error}. {hint}")
 
 
@@ -106,15 +104,6 @@ def _the(where: Where, paths: Sequence[str]) -> str:
 
 def _returned(kind: type[Exception], where: Where, what: str, expected: str, hint: str) -> Any:
     return kind(f"{where} returned {what}; expected {expected}. {hint}".rstrip())
-
-
-def swapped(where: Where, shape: Any, odd: Sequence[str], is_none: bool, path: str) -> TypeError:
-    kind = "passed as None" if is_none else "which is a number"
-    return TypeError(
-        f"{where} returned a gradient of shape {shape} for {_listed(odd)}, {kind}, and None for "
-        f"`{path}`, which has this shape: are they swapped? Return the gradients in the order of "
-        "the inputs."
-    )
 
 
 def wrong_structure(
