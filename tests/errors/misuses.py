@@ -380,8 +380,8 @@ def f(x, p):
 
 jax.grad(f, 1)(2.0, {"scale": 3.0, "bias": 1.0})
 """,
-        "returned a flat list of gradients for a dict. A list does not name the keys, and JAX "
-        "sorts them, so it may be in another order: "
+        "returned a flat list of gradients for a dict. A list does not name the keys, and JAX may "
+        "have sorted them, so its order is unknown: "
         "return `(dx, {'bias': ..., 'scale': ...})`"),
     misuse("Return None for a list, in a list that could be one for its arrays",
         function("jax.grad(lambda p: f(p).sum())([x, x])", "p[0] + scale * p[1], "

@@ -71,6 +71,16 @@ def none_for_a_pair(p, omitted=None):
     return p[0] * p[1], lambda dy: ((None, None), None)
 
 
+@custom_gradient
+def none_and_variables(n, x, y):
+    return x * y, lambda dy, variables=None: ((None, 7 * dy, 5 * dy), None)
+
+
+@custom_gradient
+def none_for_first(n, x):
+    return x * 2, lambda dy, variables=None: ((None, 7 * dy), None)
+
+
 CALLS = {  # of two differentiated numbers, and their gradients
     "by position": (lambda a, b: named(a, b), (7, 5)),
     "second by name": (lambda a, b: named(a, y=b), (7, 5)),
@@ -88,6 +98,8 @@ CALLS = {  # of two differentiated numbers, and their gradients
     "variadic": (lambda a, b: variadic(a, 2.0, b), (7, 3)),
     "variadic with options": (lambda a, b: variadic(a, b, start=1.0, other="o"), (7, 5)),
     "no gradient for a pair, a default left out": (lambda a, b: none_for_a_pair((a, b)), (0, 0)),
+    "beside None and unasked variables": (lambda a, b: none_and_variables(None, a, b), (7, 5)),
+    "two of them": (lambda a, b: none_for_first(None, a) + none_for_first(None, b), (7, 7)),
     "beside unasked variables": (lambda a, b: with_variables(a, b), (7, 5)),
 }
 

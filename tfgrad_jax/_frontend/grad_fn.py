@@ -27,7 +27,7 @@ from tfgrad_jax._messages.source import Source, Where, is_within
 from tfgrad_jax._messages.text import kind_of
 
 from .returned import gradients as read_gradients
-from .returned import read
+from .returned import is_pair
 from .signature import accepts_variables, requires_variables, upstream_names
 from .structure import Layout, Outputs, conjugate, split
 
@@ -245,14 +245,14 @@ class CallSpec(Inert):
 
     def _read(self, variables: Variables | None, result: PyTree, where: Where) -> list[Leaf | None]:
         """Return the gradients of the operands, then of the traced variables."""
-        is_pair = isinstance(result, (tuple, list)) and len(result) == 2
+        are_two = isinstance(result, (tuple, list)) and len(result) == 2
         if variables is None:
             if result is None and any(self.inputs.differentiable):
                 gradient_errors.warn_of_bare_none(where, self.inputs.names)
-            if is_pair and accepts_variables(where.grad_fn) and not read(self.inputs, result):
+            if are_two and accepts_variables(where.grad_fn) and is_pair(self.inputs, result):
                 result = result[0]  # no variable is differentiated
             return self._finished(self.inputs, result, where)
-        if not is_pair:
+        if not are_two:
             written = map(gradient_errors.written_out, (self.inputs, variables.layout))
             if variables is NO_VARIABLES:
                 raise gradient_errors.needless_variables(where, kind_of(result), *written)

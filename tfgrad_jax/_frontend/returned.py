@@ -53,13 +53,11 @@ def structured(layout: Layout, result: Returned) -> Iterator[Reading]:
     yield from _matched(layout, layout.treedef, result)
     if not omitted or len(parts) != len(values) + len(omitted):
         return
-    kinds = {i: [-mark for mark in tree_leaves(marks)] for i, (_, marks) in omitted.items()}
-    never = [parts[i] for i, kind in kinds.items() if all(k & STATIC for k in kind)]
-    for_none = [parts[i] for i, kind in kinds.items() if all(k & NONE for k in kind)]
+    marks = {i: tree_leaves(tree) for i, (_, tree) in omitted.items()}
+    never = [parts[i] for i in omitted if all(-mark & STATIC for mark in marks[i])]
     if not any(map(_has_gradient, never)):
         given = [g for i, g in enumerate(parts) if i not in omitted]
-        for reading in _matched(layout, layout.treedef, given):
-            yield reading._replace(for_none=[*reading.for_none, *for_none])
+        yield from _matched(layout, layout.treedef, given)
 
 
 def flat(layout: Layout, result: Returned) -> Iterator[Reading]:
@@ -67,7 +65,10 @@ def flat(layout: Layout, result: Returned) -> Iterator[Reading]:
 
     There may be nothing for what has no gradient: strings, None, defaults that are left out.
     """
-    parts, places = _listed(result), layout.places()
+    parts = _listed(result)
+    if len(parts) < sum(layout.counted()):  # before names are made, which takes long for a model
+        return
+    places = layout.places()
     present = functools.reduce(operator.or_, (p.kind for p in places), 0)
     for kinds in range(present + 1):
         listed = [p for p in places if not p.kind & ~kinds]
@@ -75,7 +76,7 @@ def flat(layout: Layout, result: Returned) -> Iterator[Reading]:
             continue
         given = {p.leaf: g for p, g in zip(listed, parts, strict=True)}
         gradients = [given.get(i) for i in range(len(layout.specs))]
-        for_none = _where([bool(p.kind & NONE) for p in listed], parts)
+        for_none = _where([p.kind == NONE for p in listed], parts)
         yield Reading(gradients, for_none, are_in_a_dict(listed))
 
 
@@ -99,6 +100,14 @@ def read(layout: Layout, result: Returned) -> list[Reading]:
         return found
     listed = [r for r in flat(layout, result) if not (found and r.in_a_dict)]
     return [*found, *([r for r in listed if _in_place(layout, r.gradients)] or listed)]
+
+
+def is_pair(layout: Layout, result: Returned) -> bool:
+    """Return whether two values are `(grad_xs, grad_vars)`, and not the gradients of two inputs."""
+    readings = read(layout, result)
+    if not readings:
+        return True
+    return isinstance(result[0], (list, tuple)) and bool(_only_for_none(layout, readings[0]))
 
 
 def _matched(layout: Layout, treedef: PyTreeDef, result: Returned) -> Iterator[Reading]:
@@ -222,11 +231,10 @@ def _check_places(layout: Layout, result: Returned, reading: Reading, where: Whe
     # What is None has no shape of its own. But if it alone gets a gradient, this is for an array.
     of_operands = ((i, layout.specs[i]) for i in layout.operands if has[i] and given[i] is None)
     without = {i: spec.shape for i, spec in of_operands if spec is not None}
-    if all(g is None for g in _where(layout.counted(), given)):
-        shapes = [g.shape for g in tree_leaves(reading.for_none) if _has_gradient(g)]
-        if any(shape in shapes for shape in without.values()):
-            nones = "`, `".join(place.name for place in layout.places() if place.kind & NONE)
-            raise gradient_errors.gradient_of_no_array(where, nones)
+    shapes = [g.shape for g in _only_for_none(layout, reading)]
+    if any(shape in shapes for shape in without.values()):
+        nones = "`, `".join(place.name for place in layout.places() if place.kind == NONE)
+        raise gradient_errors.gradient_of_no_array(where, nones)
     # A number may have a gradient: another call may differentiate it. But it is a scalar.
     for i, own in without.items():
         for k, is_number in enumerate(layout.numbers):
@@ -234,6 +242,13 @@ def _check_places(layout: Layout, result: Returned, reading: Reading, where: Whe
             if shape and shape == own:
                 paths = layout.leaf_paths()
                 raise gradient_errors.swapped(where, shape, paths[k], paths[i])
+
+
+def _only_for_none(layout: Layout, reading: Reading) -> list[Gradient]:
+    """Return the gradients for what is None, if nothing else has one."""
+    if any(g is not None for g in _where(layout.counted(), reading.gradients)):
+        return []
+    return [g for g in tree_leaves(reading.for_none) if _has_gradient(g)]
 
 
 def _check(layout: Layout, leaf: LeafIndex, given: Sequence[Gradient], where: Where) -> None:

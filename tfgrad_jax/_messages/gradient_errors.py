@@ -32,8 +32,8 @@ swapped = builder(
     "this shape: are they swapped? Return the gradients in the order of the inputs."
 )
 keys_without_names = builder(
-    "{} returned a flat list of gradients for a dict. A list does not name the keys, and JAX sorts "
-    "them, so it may be in another order: return `{}`."
+    "{} returned a flat list of gradients for a dict. A list does not name the keys, and JAX may "
+    "have sorted them, so its order is unknown: return `{}`."
 )
 ambiguous = builder(
     "{} returned a list that can be read in two ways, with another gradient for `{}` in each. "
