@@ -34,14 +34,13 @@ from ._frontend.grad_fn import (
     Call,
     CallSpec,
     Held,
-    Within,
     checked_outputs,
     checked_pair,
     primal_value,
-    written_within,
 )
 from ._frontend.signature import Signature, annotations_of
 from ._frontend.structure import split
+from ._frontend.within import Within, written_within
 from ._jax.trace import is_idle
 from ._jax.types import Copied
 from ._messages import errors
