@@ -31,9 +31,9 @@ from tfgrad_jax._frontend.grad_fn import (
     HeldByTrace,
     Result,
     Variables,
-    Within,
 )
 from tfgrad_jax._frontend.structure import Outputs
+from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.reasons import Why
 from tfgrad_jax._jax.trace import is_idle, is_live, is_own, plainly

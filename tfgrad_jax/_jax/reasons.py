@@ -11,10 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-
-from .compat import core_name
-
-_current_trace = core_name("find_top_trace")
+from jax.extend.core import find_top_trace as _current_trace
 
 DERIVATIVE, VMAP, SHARD_MAP = "a derivative", "vmap", "shard_map"
 

@@ -42,6 +42,8 @@ def explain_rule(error: Exception, where: Where, lists_none: bool) -> None:
         note(error, gradient_errors.no_variables(where))
     elif isinstance(error, UnexpectedTracerError) and frames_of_jax(error):
         note(error, gradient_errors.reads_ended_tracer(where))
+    elif isinstance(error, NameError) and frames_of_jax(error):
+        note(error, errors.unbound_axis(where))
     elif is_of_derivative(error):
         line = Source.of(where.grad_fn).line_in(error)
         note(error, gradient_errors.not_differentiable(where, line), first=True)
