@@ -32,7 +32,7 @@ from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
 from .ordinary import with_ordinary_gradients
-from .rule import CapturedIndex, Listing, Refused, UserRule, Values, Wanted, hoisted, kept, made
+from .rule import CapturedIndex, Listing, Own, Refused, UserRule, Values, Wanted, hoisted, kept
 from .transparent import Ran, evaluated, run_copy
 
 
@@ -158,10 +158,8 @@ class Program(Inert):
             # A rule that branches on a value of the forward pass finds it concrete one level down,
             # where it runs, if anywhere: it stays as it is.
             with contextlib.suppress(*NEEDS_VALUES):
-                ys = [leaves[i] for i in outputs.differentiable]
-                if self.uses is None:  # else the trace has shown it
-                    ys = made(ys, owned)
-                as_residuals = hoisted(rule, outputs.cotangents(leaves), ys, perturbed)
+                own = Own(grad_fn, outputs.only(leaves), owned)
+                as_residuals = hoisted(rule, outputs.cotangents(leaves), own, perturbed)
                 return Forward(leaves, outputs.differentiable, *as_residuals)
         return Forward(leaves, outputs.differentiable, *kept(rule))
 

@@ -37,7 +37,7 @@ from tfgrad_jax._jax.trace import is_live, is_own, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
 
-from .rule import CapturedIndex, Values, made, takes_also, transparent_rule
+from .rule import CapturedIndex, Own, Values, transparent_rule
 
 _T = TypeVar("_T")
 
@@ -101,7 +101,8 @@ def evaluated(
     leaves, kept = f.run(f.consts, [*some.values()])
     for i, ref in shown.refs.items():
         kept.insert(i, ref)
-    return (leaves, shown.outputs, shown.rule._replace(held=kept)), uses
+    rule = shown.rule._replace(held=kept, y=shown.outputs.only(leaves))
+    return (leaves, shown.outputs, rule), uses
 
 
 def traced_call(
@@ -155,7 +156,7 @@ def _evaluating(
         leaves, kept = evaluate(held.consts, held.inputs)
         for i, ref in zip(refs, held.refs, strict=True):
             kept.insert(i, ref)
-        return leaves, outputs, rule._replace(held=kept)
+        return leaves, outputs, rule._replace(held=kept, y=outputs.only(leaves))
 
     held, primal = HeldByTrace(consts, list(shown.refs.values())), None
     if (run := call.primal) is not None:
@@ -173,8 +174,8 @@ def _shown(
 ) -> tuple[PyTree, _Shown]:
     """Run `f` in a trace, copied or `itself`: return arrays, and what else the trace shows."""
     (leaves, outputs, grad_fn), watched, owned = run_copy(spec, apply, copies, inputs)
-    takes = takes_also(made([leaves[i] for i in outputs.differentiable], owned))
-    found = reach([grad_fn.held], takes)
+    own = Own(grad_fn, outputs.only(leaves), owned)
+    found = reach([grad_fn.held], own.takes)
     makes_ref = any(is_ref(v) and is_own(v) for v in found.captured.values())
     accepts = grad_fn.accepts_variables
     if itself is None and (found.obstacle or makes_ref):
@@ -185,10 +186,11 @@ def _shown(
         # It may hold tracers of this trace, which ends: so the rule is traced now, too. Then it
         # runs where nobody differentiates.
         grad_fn = _traced_rule(itself, leaves, outputs, grad_fn)
-        found = reach([grad_fn.held], takes)
+        found = reach([grad_fn.held], own.takes)
     if itself is not None:  # what its rule holds may be the user's, or made by `f`
         watched += watched_objects(found.on_way())
     rule, kept = hoist_tracers([grad_fn.held], found, watched, owned=owned)
+    kept = own.as_array(kept)
     refs = {i: v for i, v in enumerate(kept) if is_ref(v)}
     arrays = [v for v in kept if not is_ref(v)]
     return (leaves, arrays), _Shown(outputs, _around(rule, grad_fn), accepts, refs)
@@ -204,7 +206,7 @@ def _around(rule: Skeleton, grad_fn: GradFn) -> GradFn:
         refuse_assigned(copies.watched, source)
         return returned
 
-    return grad_fn._replace(gradients=gradients, held=None)
+    return grad_fn._replace(gradients=gradients, held=None, y=None)
 
 
 def _traced_rule(call: Call, leaves: Values, outputs: Outputs, grad_fn: GradFn) -> GradFn:

@@ -15,13 +15,14 @@ Variables to which the code itself assigns, such as a counter, are the user's ow
 import collections
 import functools
 import types
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from .objects import Kind, Watched, kind_of
+from .objects import Kind, Object, Watched, kind_of
 from .reach import Id, Reached
 
-Owned: TypeAlias = Callable[[], Container[Id]]  # the ids of what the user holds, if it is needed
+# What the user holds, by its ids, each with those that hold it; asked if it is needed.
+Owned: TypeAlias = Callable[[], Mapping[Id, Sequence[Object]]]
 
 _CELL = kind_of(types.CellType(), types.CellType)
 # Where these lead to a tracer, they are not copied, so `kind_of` does not know them.
