@@ -151,11 +151,12 @@ def _value(function: Function, *operands: Leaf) -> list[Leaf]:
     # JAX may map the staged call later, and then differentiate it. If an operand is mapped, each
     # output must be mapped, even one that ignores the operand: the rule may use it.
     value = function.source.named(lambda *args: function.value(args), function.names())
-    closed = jax.jit(value).trace(*operands).jaxpr
+    jitted = jax.jit(value, inline=True)
+    closed = jitted.trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise errors.hidden_tracer(function.source)
     jaxpr, first = without_consts(closed), len(closed.consts)
-    masks, leaves = dependence(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
+    masks, leaves = dependence(jaxpr), jitted(*operands)
     for i, mask in enumerate(masks):
         ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
         if ignored:

@@ -82,8 +82,8 @@ class UserRule(NamedTuple):
     owned: Owned  # what `f` has not made
 
     def parts(self) -> Parts:
-        """Return what it holds, in a new list; copies are made of what is in it."""
-        return list(self.values), self.grad_fn.held
+        """Return what it holds."""
+        return tuple(self.values), self.grad_fn.held
 
     def run(self, parts: Callable[[Values], Copies]) -> Run:
         """Return what runs the rule on parts, which hold the residuals. JAX keeps it."""
@@ -223,4 +223,4 @@ def transparent_rule(
         every = run(consts, cotangents)
         return every[: len(every) - count + len(values)]
 
-    return grad_fn._replace(gradients=gradients, held=consts)
+    return grad_fn._replace(gradients=gradients, held=tuple(consts))

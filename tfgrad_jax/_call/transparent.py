@@ -7,6 +7,7 @@ filled for it, raise where nobody differentiates, or write. A traced call holds 
 that `f` uses, and of those that its rule reaches, whatever the call closed over.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection
@@ -33,7 +34,7 @@ from tfgrad_jax._frontend.grad_fn import (
 )
 from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._jax.compat import is_ref
-from tfgrad_jax._jax.trace import is_live, is_own, plainly
+from tfgrad_jax._jax.trace import is_idle, is_live, is_own, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
 
@@ -85,9 +86,14 @@ def evaluated(
     be returned from a trace.
     """
 
+    # At the first order nothing differentiates what is recorded here, so functions inside need no
+    # rules. With them, each level of a nest of such functions would trace all that are inside.
+    without_rules = plainly if is_idle() else contextlib.nullcontext
+
     def run(some: dict[CapturedIndex, Leaf]) -> tuple[PyTree, _Shown]:
         copies = skeleton.copies([some.get(i, v) for i, v in enumerate(captured)])
-        return _shown(spec, apply, copies, inputs)
+        with without_rules():
+            return _shown(spec, apply, copies, inputs)
 
     some = {i: captured[i] for i in sorted(undeclared)}
     f = traced(run, some, source=spec.source, names=["closed over"] * len(some), outside=True)
@@ -101,7 +107,7 @@ def evaluated(
     leaves, kept = f.run(f.consts, [*some.values()])
     for i, ref in shown.refs.items():
         kept.insert(i, ref)
-    rule = shown.rule._replace(held=kept, y=shown.outputs.only(leaves))
+    rule = shown.rule._replace(held=tuple(kept), y=shown.outputs.only(leaves))
     return (leaves, shown.outputs, rule), uses
 
 
@@ -156,16 +162,16 @@ def _evaluating(
         leaves, kept = evaluate(held.consts, held.inputs)
         for i, ref in zip(refs, held.refs, strict=True):
             kept.insert(i, ref)
-        return leaves, outputs, rule._replace(held=kept, y=outputs.only(leaves))
+        return leaves, outputs, rule._replace(held=tuple(kept), y=outputs.only(leaves))
 
-    held, primal = HeldByTrace(consts, list(shown.refs.values())), None
+    held, primal = HeldByTrace(tuple(consts), tuple(shown.refs.values())), None
     if (run := call.primal) is not None:
         layout = call.spec.inputs
         value, of_primal, *_ = traced(
             lambda *xs: (run(call.held.filled(layout, xs)), None), *call.operands
         )
         primal = lambda held: value(held.of_primal, held.inputs)  # noqa: E731
-        held = held._replace(of_primal=of_primal)
+        held = held._replace(of_primal=tuple(of_primal))
     return dataclasses.replace(call, apply=apply, primal=primal, held=held)
 
 

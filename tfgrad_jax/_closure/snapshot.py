@@ -9,7 +9,8 @@ Nothing of the user's is written, not even for a while: when 8 threads pulled ba
 made in one loop, 1,229 of 1,600 gradients were wrong. Instead the functions that lead to something
 that has changed are copied around what it held.
 
-Variables to which the code itself assigns, such as a counter, are the user's own, and live.
+Variables of an outer scope to which the code itself assigns, such as a counter, are the user's own,
+and live.
 """
 
 import collections
@@ -26,7 +27,7 @@ Owned: TypeAlias = Callable[[], Mapping[Id, Sequence[Object]]]
 
 _CELL = kind_of(types.CellType(), types.CellType)
 # Where these lead to a tracer, they are not copied, so `kind_of` does not know them.
-_COLLECTIONS = {
+_COLLECTIONS: dict[type, Kind] = {
     set: Kind(
         lambda value: set,
         lambda value: (),
@@ -46,7 +47,7 @@ class Snapshot:
     """What code reads that leads to no tracer, as it is now.
 
     These are the variables of functions; and if it is known what the user `owned`, what `f` has
-    made: all other containers and objects.
+    made: all other containers and objects, and variables to which the code assigns.
 
     What code reads that `runs_now` cannot change before. Then nothing is held: the call of a layer
     would keep the batch that its callback reads alive, as long as the gradient is not computed.
@@ -57,10 +58,11 @@ class Snapshot:
     ) -> None:
         cells = {id(c): c for f in reached.functions for c in f.__closure__ or ()}
         noted = [(c, _CELL) for key, c in cells.items() if key not in reached.assigned]
-        if owned is not None and reached.mutable:
+        live = [*reached.mutable, *(c for key, c in cells.items() if key in reached.assigned)]
+        if owned is not None and live:
             users = owned()
-            made = [v for v in reached.mutable if id(v) not in users]
-            noted += [(v, _COLLECTIONS.get(type(v)) or kind_of(v, type(v))) for v in made]
+            made = [(v, type(v)) for v in live if id(v) not in users]
+            noted += [(v, _COLLECTIONS.get(cls) or kind_of(v, cls)) for v, cls in made]
         every = [(v, kind) for v, kind in noted if kind is not None and id(v) not in reached.way]
         found = [] if runs_now else [Watched(v, kind, kind.contents(v)) for v, kind in every]
         # A variable that is not assigned yet has its value later.

@@ -11,8 +11,8 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -39,14 +39,15 @@ _PLAIN = (jax.Array, int, float, complex)
 
 
 class Within(enum.Enum):
-    """What a decorated function is written inside: see `_running`."""
+    """What a decorated function is written inside: see `_enter`."""
 
     NOTHING = enum.auto()
     FUNCTION = enum.auto()  # another decorated function
     RULE = enum.auto()  # the rule of one
 
 
-_now: ContextVar[tuple[tuple[types.CodeType, Within], ...]] = ContextVar(
+Running: TypeAlias = tuple[tuple[types.CodeType, Within], ...]
+_now: ContextVar[Running] = ContextVar(
     "the code of the decorated functions and of the rules that are running", default=()
 )
 
@@ -193,13 +194,14 @@ class CallSpec(Inert):
 
     def _pair(self, f: AnyFunction, args: Arguments, keywords: Keywords) -> Pair:
         # If `f` is written in a rule, so are the functions that are decorated in it.
-        within = Within.RULE if self.within is Within.RULE else Within.FUNCTION
+        token = _enter(f, Within.RULE if self.within is Within.RULE else Within.FUNCTION)
         try:
-            with _running(f, within):
-                return checked_pair(f, f(*args, **keywords))
+            return checked_pair(f, f(*args, **keywords))
         except Exception as error:
             explain_run(error, self.source)
             raise
+        finally:
+            _now.reset(token)
 
     def _arguments(self, held: Held) -> tuple[Arguments, Keywords]:
         values = [*held.bound_to, *held.inputs]
@@ -224,12 +226,14 @@ class CallSpec(Inert):
         keywords = {} if variables is None else {"variables": variables.value(traced)}
         mirrored = self.convention == "tf"
         arity = functools.partial(gradient_errors.wrong_arity, where, len(upstreams), mirrored)
+        token = _enter(grad_fn, Within.RULE)
         try:
-            with _running(grad_fn, Within.RULE):
-                result = _called(grad_fn, upstreams, keywords, arity)
+            result = _called(grad_fn, upstreams, keywords, arity)
         except Exception as error:
             explain_rule(error, where, not keywords and accepts_variables(grad_fn))
             raise
+        finally:
+            _now.reset(token)
         return self._read(variables, result, where)
 
     def _read(self, variables: Variables | None, result: PyTree, where: Where) -> list[Leaf | None]:
@@ -302,9 +306,8 @@ class Call:
         return Variables.of(self.variables)
 
 
-@contextlib.contextmanager
-def _running(f: AnyFunction, within: Within) -> Iterator[None]:
-    """Run a decorated function or a rule: what is decorated now and written in it is inside it.
+def _enter(f: AnyFunction, within: Within) -> Token[Running]:
+    """Note that a decorated function or a rule runs: what is decorated now may be written in it.
 
     A decorated function that is a rule, such as an operator that is its own, is not inside itself.
     """
@@ -315,11 +318,7 @@ def _running(f: AnyFunction, within: Within) -> Iterator[None]:
     while isinstance(f, functools.partial):
         f = f.func
     code = getattr(f, "__code__", None)
-    token = _now.set((*_now.get(), (code, within)) if code else _now.get())
-    try:
-        yield
-    finally:
-        _now.reset(token)
+    return _now.set((*_now.get(), (code, within)) if code else _now.get())
 
 
 def written_within(source: Source) -> Within:
