@@ -65,10 +65,8 @@ def of(holder, declared, product, w, x):
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
 @pytest.mark.parametrize(
     ("holder", "product"),
-    # Not a callback on what an object that is not copied holds: in forward mode `stop_gradient`
-    # takes the value out of the tracer there, and `y` then depends on no weight.
-    [(Holder, rounded), (Holder, called_back), (Finalized, rounded)],
-    ids=["rounded", "callback", "not copied"],
+    [(Holder, rounded), (Holder, called_back), (Finalized, rounded), (Finalized, called_back)],
+    ids=["rounded", "callback", "not copied", "not copied, callback"],
 )
 def test_its_derivative_is_the_declared_one(holder, declared, product, way):
     loss = lambda w, x: of(holder, declared, product, w, x) ** 2  # noqa: E731

@@ -17,7 +17,7 @@ from jax.errors import UnexpectedTracerError
 
 from tfgrad_jax._closure.assigned import refuse_assigned, watched_objects
 from tfgrad_jax._closure.objects import Watched
-from tfgrad_jax._closure.reach import reach
+from tfgrad_jax._closure.reach import Id, reach
 from tfgrad_jax._closure.skeleton import Copies, Skeleton, hoist_tracers
 from tfgrad_jax._closure.snapshot import Owned
 from tfgrad_jax._closure.traced import SourceInfo, Traced, Uses, traced
@@ -33,7 +33,7 @@ from tfgrad_jax._frontend.grad_fn import (
     Within,
 )
 from tfgrad_jax._frontend.structure import Outputs
-from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.compat import is_ref, value_in
 from tfgrad_jax._jax.trace import is_idle, is_live, is_own, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
@@ -129,7 +129,8 @@ def traced_call(
 
     paths, operands = call.spec.inputs.leaf_paths(), call.spec.inputs.operands
     names = [*["closed over"] * len(values), *(paths[i] for i in operands)]
-    f = traced(run, values, *call.operands, source=call.spec.source, names=names)
+    stopped = {} if len(captured) > len(call.declared[1]) else _stopped(call)
+    f = traced(run, values, *call.operands, source=call.spec.source, names=names, stopped=stopped)
     shown: _Shown = f.aside
     hidden = [c for c in f.consts if is_traced([c]) and not is_ref(c)]
     if not all(map(is_live, hidden)):
@@ -141,6 +142,17 @@ def traced_call(
     uses = {id(consts[i]): at for i, at in _uses(f, call.spec, shown).items() if i < len(consts)}
     evaluating = None if shown.rule is None else _evaluating(call, f.run, consts, shown, shown.rule)
     return evaluating, uses, shown.accepts_variables, bool(hidden)
+
+
+def _stopped(call: Call) -> dict[Id, Leaf]:
+    """Return tracers of forward mode that a call holds, by the ids of the values in them.
+
+    The values that `stop_gradient` takes out of these tracers stand for them, where the objects
+    that hold them are not copied: `y` depends on them, as in reverse mode.
+    """
+    found = reach([call.held], lenient=True)
+    values = [(value_in(tracer), tracer) for tracer in found.captured.values()]
+    return {id(v): t for v, t in values if v is not t and id(v) not in found.visited}
 
 
 def _uses(f: Traced, spec: CallSpec, shown: _Shown) -> Uses:
@@ -224,7 +236,9 @@ def _traced_rule(call: Call, leaves: Values, outputs: Outputs, grad_fn: GradFn) 
             with plainly():
                 return call.apply(call.held.filled(call.spec.inputs, operands))[0], None
 
-        f = traced(y, *call.operands)  # `f` runs again: the trace that shows its uses has not ended
+        f = traced(
+            y, *call.operands, stopped=_stopped(call)
+        )  # `f` runs again: the trace that shows its uses has not ended
         used = [f.consts[i] for i in f.uses(outputs.count) if i < len(f.consts)]
         values = [v for v in used if is_traced([v]) and spec(v).differentiable]
         variables = Variables.listed(values, list(map(spec, values))) if values else None

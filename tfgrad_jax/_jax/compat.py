@@ -26,6 +26,16 @@ _LITERAL = type(_OF_NUMPY.consts[0] if _OF_NUMPY.consts else _OF_NUMPY.jaxpr.out
 NUMPY = (np.ndarray, np.generic, _LITERAL)
 
 
+def value_in(tracer: Any) -> Any:
+    """Return what `stop_gradient` makes of a tracer of forward mode: the value in it.
+
+    JAX takes it out in Python, where no trace sees it. Of other tracers, return them.
+    """
+    while isinstance(tracer, ad.JVPTracer):
+        tracer = tracer.primal
+    return tracer
+
+
 def core_name(name: str) -> Any:
     """Return the function of JAX with this name, or None."""
     # In `jax.core` before JAX 0.9. Remove when that is the oldest supported.
