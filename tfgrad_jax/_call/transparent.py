@@ -19,7 +19,7 @@ from tfgrad_jax._closure.assigned import refuse_assigned, watched_objects
 from tfgrad_jax._closure.objects import Watched
 from tfgrad_jax._closure.reach import Id, reach
 from tfgrad_jax._closure.skeleton import Copies, Skeleton, hoist_tracers
-from tfgrad_jax._closure.snapshot import Owned
+from tfgrad_jax._closure.snapshot import Owned, owned_by
 from tfgrad_jax._closure.traced import SourceInfo, Traced, Uses, traced
 from tfgrad_jax._frontend.grad_fn import (
     Apply,
@@ -59,8 +59,7 @@ def run_copy(spec: CallSpec, run: Callable[[Any], _T], copies: Copies, inputs: V
     watched = [*copies.watched, *watched_objects(rebuilt, containers=True)]
     result = run(filled)
     refuse_assigned(watched, spec.source)
-    owned = functools.cache(lambda: reach([filled], lenient=True).visited)
-    return Ran(result, watched, owned)
+    return Ran(result, watched, functools.cache(lambda: owned_by(filled)))
 
 
 class _Shown(NamedTuple):
@@ -85,7 +84,6 @@ def evaluated(
     Return what `f` returned, from the jaxpr, and how `y` uses these values. None if the rule cannot
     be returned from a trace.
     """
-
     # At the first order nothing differentiates what is recorded here, so functions inside need no
     # rules. With them, each level of a nest of such functions would trace all that are inside.
     without_rules = plainly if is_idle() else contextlib.nullcontext

@@ -59,17 +59,17 @@ def describe(f: Callable[..., Any]) -> str:
     return str(Source.of(f))
 
 
-def _inside(code: types.CodeType | None) -> Iterator[types.CodeType]:
+def codes_inside(code: types.CodeType | None) -> Iterator[types.CodeType]:
     """Yield the code objects of the functions that are written inside another one."""
     for constant in code.co_consts if code else ():
         if isinstance(constant, types.CodeType):
             yield constant
-            yield from _inside(constant)
+            yield from codes_inside(constant)
 
 
 def is_within(outer: types.CodeType | None, code: types.CodeType | None) -> bool:
     """Return whether the function of `code` is written inside that of `outer`."""
-    return any(inner is code for inner in _inside(outer))
+    return any(inner is code for inner in codes_inside(outer))
 
 
 class Source(NamedTuple):
@@ -137,7 +137,7 @@ class Source(NamedTuple):
         `lines` come from the inside out.
         """
         lines = [line for line in lines if not line[0].startswith(_LIBRARIES)]
-        codes = [self.code, *_inside(self.code)] if self.code else []
+        codes = [self.code, *codes_inside(self.code)] if self.code else []
         written = {(code.co_filename, n) for code in codes for _, _, n in code.co_lines()}
         found = next((line for line in lines if line in written), next(iter(lines), None))
         return f"{found[0]}:{found[1]}" if found else ""
