@@ -194,12 +194,9 @@ DECORATING = [
         of=""),
     misuse("Pass weights by position", "custom_gradient([w])(lambda x: (x @ w, None))",
         NO_FUNCTION + " a list of length 1", "Pass options by name, as in `variables=...`", of=""),
-    misuse("Pass weights and a function by position", "custom_gradient([w], jnp.sin)",
-        NO_FUNCTION + " a list of length 1", "Pass options by name, as in `variables=...`", of=""),
     misuse("Pass an option by position",
         "def f(x):\n    return x @ w, lambda dy: dy @ w.T\n\ncustom_gradient(f, [w])",
-        "custom_gradient takes one positional argument, the function `f` (model.py:1), but got a "
-        "list of length 1 after it. Pass options by name, as in `variables=...`"),
+        "custom_gradient() takes from 0 to 1 positional arguments but 2 were given", of=""),
     misuse("Decorate a property",
         """
 class Model:
@@ -211,21 +208,10 @@ class Model:
         "got an object of type property", "Write `@property` above `@custom_gradient`", of="",
     ),
     misuse("Misspell an option", "custom_gradient(varables=[w])",
-        "has no option 'varables'", "options are `variables`, `primal` and `convention`", of=""),
+        "custom_gradient() got an unexpected keyword argument 'varables'", of=""),
     misuse("Name arguments that are not differentiated, as for `jax.custom_vjp`",
         "custom_gradient(nondiff_argnums=(1,))",
-        "has no option 'nondiff_argnums'", "Leave it out", "reaches the function unchanged", of=""),
-    *(
-        misuse(
-            f"Ask for `{option}`, as of `jax.custom_gradient`", f"custom_gradient({option}=True)",
-            f"has no option '{option}'", instead, of="",
-        )
-        for option, instead in {
-            "with_logs": "let it write to a Ref", "with_accums": "let the rule add to a Ref",
-            "remat": "or decorate with `recompute_grad`",
-            "forward_mode": "Leave it out: both modes always work",
-        }.items()
-    ),
+        "custom_gradient() got an unexpected keyword argument 'nondiff_argnums'", of=""),
     misuse("Ask for another convention", 'custom_gradient(convention="torch")',
         "got convention='torch'; expected 'tf' or 'jax'", **VALUE),
     misuse("Pass a kernel by its result", "custom_gradient(primal=x)",
@@ -334,6 +320,15 @@ UPSTREAMS = [
         "takes no `variables`, but `custom_gradient(variables=...)` declares them",
         "Write `def grad(dy, variables)`, which returns (grad_xs, grad_vars)",
         of="loss.f"),
+    misuse("Take declared variables by another name",
+        weight("return dy @ w.T, [x.T @ dy]", "dy, vars", "variables=[w]"),
+        "takes no `variables`, but `custom_gradient(variables=...)` declares them",
+        "If `vars` is meant for them, name this parameter `variables`",
+        of="loss.f"),
+    misuse("Take one upstream of two outputs, and variables",
+        weight("return dy @ w.T, [x.T @ dy]", y="(x @ w, x)").replace("f(x).sum()", "f(x)[1].sum()"
+               ).replace("(loss, (0, 1))(w, x)", "(lambda w: loss(w, x))(w)"),
+        "Write `def grad(da, db, variables)` or `def grad(*dys, variables)`", of="loss.f"),
 ]  # fmt: skip
 
 STRUCTURE = "returned gradients in a structure that does not fit the inputs"
@@ -372,22 +367,33 @@ GRADIENTS = [
         f"returned an object of type generator {WANTED}"),
     misuse("Return a dictionary by argument", rule('return {"x": dy, "b": dy.sum(0)}'),
         STRUCTURE, "expected: (*, *), for the inputs `x`, `b`", "got:      {'b': *, 'x': *}", FLAT),
-    misuse("Return a flat list in another order than that of sorted keys",
-        of_tree("[dy, dy.sum(0)]"),
-        "returned a gradient of shape (3, 2) for the input `p['b']`; expected its own shape, (2,)",
-        "It fits the input `p['w']`: return the gradients in the order of the inputs", **COUNT),
-    misuse("Return a flat list for a dict whose keys are not written in sorted order",
+    misuse("Return one gradient beside settings",
+        function("jax.grad(lambda x, b: f(x, b, 4, None).sum(), (0, 1))(x, b)",
+                 "x * b, lambda dy: dy * b", "x, b, bits, mask"),
+        "returned 1 gradient; expected 2, for the inputs `x`, `b`, or 4, with None for `bits`, "
+        "`mask`. Return None for every input that has no gradient", **COUNT),
+    misuse("Return a flat list for a dict",
         """
 @custom_gradient
 def f(x, p):
     return x * p["scale"] + p["bias"], lambda dy: (dy * p["scale"], dy * x, dy)
 
-jax.grad(lambda s, b: f(2.0, {"scale": s, "bias": b}), (0, 1))(3.0, 1.0)
+jax.grad(f, 1)(2.0, {"scale": 3.0, "bias": 1.0})
 """,
-        "returned a flat list of gradients, which is read by the sorted keys of a dict, as in "
-        "TensorFlow: for `p['bias']`, `p['scale']`. The keys were written in another order, "
-        "`p['scale']`, `p['bias']`, in which the list fits, too. Return a dict with these keys in "
-        "the place of the list, or write the keys in sorted order", **WARNING),
+        "returned a flat list of gradients for a dict. A list does not name the keys, and JAX may "
+        "have sorted them, so its order is unknown: "
+        "return `(dx, {'bias': ..., 'scale': ...})`"),
+    misuse("Return None for a list, in a list that could be one for its arrays",
+        function("jax.grad(lambda p: f(p).sum())([x, x])", "p[0] + scale * p[1], "
+                 "lambda dy: (None, dy)", "p, scale=2.0"),
+        "returned a list that can be read in two ways, with another gradient for `p[1]` in each. "
+        "Return the structure of the inputs, with a None for each array that has no gradient: "
+        "`[..., ...]`"),
+    misuse("Return the gradient in the place of what is None",
+        function("jax.grad(lambda x: f(None, x).sum())(x)", "2 * x, lambda dy: (2 * dy, None)",
+                 "mask, x"),
+        "returned a gradient for `mask`, which JAX does not differentiate; expected None. Return "
+        "the gradients in the order of the inputs"),
     misuse("Take upstreams in the order in which the keys of y were written",
         """
 @custom_gradient
@@ -540,7 +546,12 @@ jax.grad(loss, (0, 1))(x, x)
         UNDECLARED, "missing from its `variables`", "Add them, `custom_gradient(variables=",
         **LOSS),
     misuse("Return the gradient of the input alone", weight("return dy @ w.T"),
-        GROUPS + "an array of dtype float32 and shape (3, 2).", **LOSS),
+        GROUPS + "an array of dtype float32 and shape (3, 2). Write `return dx, [...]`", **LOSS),
+    misuse("Take `variables` where nothing is closed over",
+        function("jax.grad(lambda x: f(x).sum())(x)",
+                 "x**2, lambda dy, variables: 2 * x * dy"),
+        GROUPS + "an array of dtype float32 and shape (3, 2). Nothing that the function closes "
+        "over is differentiated here: drop `variables`. Or write `return dx, []`"),
     misuse("Return the gradient of a frozen weight too",
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v").replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
@@ -614,8 +625,7 @@ jax.grad(loss)(1.0, 2.0)
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v",
                option='variables={"w": w, "v": v}').replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
-        "returned a flat list for the declared variables, which are in a dict", 
-        "JAX sorts its keys", "return the gradients in their structure, {'v': *, 'w': *}", **LOSS),
+        "returned a flat list of gradients for a dict", "return `{'v': ..., 'w': ...}`", **LOSS),
     misuse("Misspell a declared variable",
         weight('return dy @ w.T, {"weight": x.T @ dy}', option='variables={"w": w}'),
         "returned gradients in a structure that does not fit the variables",

@@ -92,9 +92,10 @@ def test_a_message_names_the_leaf_as_the_user_would_write_it():
     beside = custom_gradient(lambda mode, x: (x.sum(), lambda dy: (None, jnp.ones(5))))
     text = said(ValueError, jax.grad(lambda x: beside("m", x)), jnp.ones(3))
     assert text.endswith("(5,) for the input `x`; expected its own shape, (3,).")
-    static = custom_gradient(lambda mode, p, n: (p["w"] * p["b"], lambda dy: (dy,) * 5))
-    text = said(ValueError, jax.grad(lambda p: static("m", p, 3)), {"w": 1.0, "b": 2.0})
-    assert text.endswith("5 gradients; expected 2 or 4, for the inputs `p['b']`, `p['w']`.")
+    static = custom_gradient(lambda mode, p, n: (p[0] * p[1], lambda dy: (dy,) * 5))
+    text = said(ValueError, jax.grad(lambda p: static("m", p, 3)), [1.0, 2.0])
+    wanted = "2, for the inputs `p[0]`, `p[1]`, or 4, with None for `mode`, `n`."
+    assert text.endswith(f"5 gradients; expected {wanted}")
 
 
 # --- wherever it is raised ------------------------------------------------------------------------

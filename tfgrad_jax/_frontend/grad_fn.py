@@ -27,8 +27,8 @@ from tfgrad_jax._messages.source import Source, Where, is_within
 from tfgrad_jax._messages.text import kind_of
 
 from .returned import gradients as read_gradients
-from .returned import read
-from .signature import accepts_variables, names_upstreams, requires_variables
+from .returned import is_pair
+from .signature import accepts_variables, requires_variables, upstream_names
 from .structure import Layout, Outputs, conjugate, split
 
 Arguments: TypeAlias = Sequence[PyTree]
@@ -219,16 +219,25 @@ class CallSpec(Inert):
     ) -> list[Leaf | None]:
         """Run a rule; return the gradients of the operands, then those of the traced variables."""
         upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)
-        if (orders := outputs.swappable()) and names_upstreams(grad_fn):
+        if (orders := outputs.swappable()) and len(upstream_names(grad_fn) or ()) > 1:
             gradient_errors.warn_of_upstreams(where, *orders)
         if variables is None and requires_variables(grad_fn):
             variables = NO_VARIABLES
         keywords = {} if variables is None else {"variables": variables.value(traced)}
-        mirrored = self.convention == "tf"
-        arity = functools.partial(gradient_errors.wrong_arity, where, len(upstreams), mirrored)
+
+        def misfit(error: TypeError) -> TypeError:
+            count, names = len(upstreams), upstream_names(grad_fn)
+            if keywords and not accepts_variables(grad_fn):
+                return gradient_errors.takes_no_variables(where, (names or [])[count:])
+            by_leaf, more = (
+                count if self.convention == "tf" else None,
+                ", variables" * len(keywords),
+            )
+            return gradient_errors.wrong_arity(where, by_leaf, names, more, error)
+
         token = _enter(grad_fn, Within.RULE)
         try:
-            result = _called(grad_fn, upstreams, keywords, arity)
+            result = _called(grad_fn, upstreams, keywords, misfit)
         except Exception as error:
             explain_rule(error, where, not keywords and accepts_variables(grad_fn))
             raise
@@ -238,15 +247,18 @@ class CallSpec(Inert):
 
     def _read(self, variables: Variables | None, result: PyTree, where: Where) -> list[Leaf | None]:
         """Return the gradients of the operands, then of the traced variables."""
-        is_pair = isinstance(result, (tuple, list)) and len(result) == 2
+        are_two = isinstance(result, (tuple, list)) and len(result) == 2
         if variables is None:
             if result is None and any(self.inputs.differentiable):
                 gradient_errors.warn_of_bare_none(where, self.inputs.names)
-            if is_pair and accepts_variables(where.grad_fn) and read(self.inputs, result) is None:
+            if are_two and accepts_variables(where.grad_fn) and is_pair(self.inputs, result):
                 result = result[0]  # no variable is differentiated
             return self._finished(self.inputs, result, where)
-        if not is_pair:
-            raise gradient_errors.no_variable_pair(where, kind_of(result))
+        if not are_two:
+            written = map(gradient_errors.written_out, (self.inputs, variables.layout))
+            if variables is NO_VARIABLES:
+                raise gradient_errors.needless_variables(where, kind_of(result), *written)
+            raise gradient_errors.no_variable_pair(where, kind_of(result), *written)
         gradients = self._finished(self.inputs, result[0], where)
         if any(s is not None for s in variables.layout.specs):
             where = where._replace(of="variable" if variables.declared else "undeclared variable")
