@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero, linear_call
+from jax.custom_derivatives import SymbolicZero
 
 from tfgrad_jax._jax.compat import (
     KEEPS_CUSTOM_JVP,
@@ -35,7 +35,7 @@ from tfgrad_jax._jax.compat import (
     weakly_typed,
     zeros,
 )
-from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, without_consts
+from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, mapped_with, without_consts
 from tfgrad_jax._jax.trace import below, is_reverse, is_staging, is_transposed
 from tfgrad_jax._jax.types import (
     AnyFunction,
@@ -52,8 +52,8 @@ from tfgrad_jax._messages.runs import is_of_derivative
 from tfgrad_jax._messages.tracebacks import hidden, is_own
 
 from .function import Function
-from .primitives import attach, depend, push, zero_tangent
-from .rule import Rule, replaced
+from .primitives import attach, depend, push, push_by_type, zero_tangent
+from .rule import Pull, Rule, replaced
 
 
 def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> list[Leaf]:
@@ -149,14 +149,15 @@ def _value(function: Function, *operands: Leaf) -> list[Leaf]:
     if not is_staging():
         return _with_axis_in_front(function, map(_not_transposable, function.value(operands)))
     # JAX may map the staged call later, and then differentiate it. If an operand is mapped, each
-    # output must be mapped, even one that ignores the operand: the rule may use it.
+    # output must be mapped: also one that ignores the operand, which the rule may use, and one that
+    # all examples share, as they share a sum over them, while each has its own upstream.
     value = function.source.named(lambda *args: function.value(args), function.names())
     jitted = jax.jit(value, inline=True)
     closed = jitted.trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise errors.hidden_tracer(function.source)
     jaxpr, first = without_consts(closed), len(closed.consts)
-    masks, leaves = dependence(jaxpr), jitted(*operands)
+    masks, leaves = mapped_with(jaxpr), jitted(*operands)
     for i, mask in enumerate(masks):
         ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
         if ignored:
@@ -187,13 +188,11 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     The rule of a linear function is the same at every point, so it runs at zero; a gradient that
     depends on the point raises.
     """
+    operands = _arrays(operands)
     linear = {i: o for i, o in enumerate(operands) if is_transposed(o)}
     known = {i: o for i, o in enumerate(operands) if i not in linear}
     types = {i: tangent_type(o) for i, o in linear.items()}
     count = len(operands)
-
-    def value(known: dict[OperandIndex, Leaf], linear: dict[OperandIndex, Leaf]) -> list[Leaf]:
-        return function.value([{**known, **linear}[i] for i in range(count)])
 
     def gradients(
         linear: dict[OperandIndex, Leaf], known: dict[OperandIndex, Leaf], cotangents: Cotangents
@@ -203,19 +202,22 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
         dxs = rule([cotangents[i] for i in rule.outputs])
         return [at[i] if dxs[i] is None else dxs[i] for i in linear]
 
-    def transpose(
-        known: dict[OperandIndex, Leaf], cotangents: Cotangents
-    ) -> dict[OperandIndex, Leaf]:
+    def transpose(values: Sequence[Leaf], cotangents: Cotangents, wanted: Any) -> list[Leaf]:
         at = {i: zeros(t) for i, t in types.items()}
-        closed = jax.make_jaxpr(gradients)(at, known, cotangents)
+        known_then = dict(zip(known, values, strict=True))
+        closed = jax.make_jaxpr(gradients)(at, known_then, cotangents)
         jaxpr, first = without_consts(closed), len(closed.consts)
         if any(depends_on(mask, first, first + len(at)) for mask in dependence(jaxpr)):
             text = "a gradient that depends on its inputs"
             raise errors.not_linear(function.source, text)
-        leaves = jax.tree.leaves((at, known, cotangents))
-        return dict(zip(at, evaluate(jaxpr, *closed.consts, *leaves), strict=True))
+        leaves = jax.tree.leaves((at, known_then, cotangents))
+        every = evaluate(jaxpr, *closed.consts, *leaves)
+        return [every[x] for x in wanted]
 
-    return linear_call(value, transpose, known, linear)
+    ys = jax.make_jaxpr(lambda *operands: function.value(operands))(*operands).out_avals
+    pull = Pull(transpose, range(len(linear)), function.source)
+    types_of_y = tuple(y.to_tangent_aval() for y in ys)
+    return push_by_type(list(known.values()), list(linear.values()), pull, types_of_y)
 
 
 def _with_axis_in_front(function: Function, values: Iterable[Leaf]) -> list[Leaf]:

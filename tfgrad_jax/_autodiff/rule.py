@@ -99,6 +99,11 @@ class Pull:
         """Return the residuals, with the only output where they have it."""
         return replaced(residuals, self.own, [*ys] * len(self.own))
 
+    def with_mark(self) -> "Pull":
+        """Return the rule with one more residual, which it ignores."""
+        at = self.at
+        return dataclasses.replace(self, at=lambda residuals, *others: at(residuals[:-1], *others))
+
     def only(self, some: Sequence[int]) -> "Pull":
         """Return the rule for some of these operands; the others are not being differentiated."""
         return dataclasses.replace(self, perturbed=[self.perturbed[i] for i in some])

@@ -16,7 +16,8 @@ from jax.tree_util import PyTreeDef, register_static, tree_flatten
 from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._closure.skeleton import Skeleton
 from tfgrad_jax._closure.traced import Uses
-from tfgrad_jax._frontend.grad_fn import Apply, Call, CallSpec, Primal, Result, Within
+from tfgrad_jax._frontend.grad_fn import Apply, Call, CallSpec, Primal, Result
+from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import plainly
 from tfgrad_jax._jax.types import (

@@ -30,9 +30,9 @@ from tfgrad_jax._frontend.grad_fn import (
     HeldByTrace,
     Result,
     Variables,
-    Within,
 )
 from tfgrad_jax._frontend.structure import Outputs
+from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref, value_in
 from tfgrad_jax._jax.trace import is_idle, is_live, is_own, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec

@@ -7,12 +7,9 @@ here differentiates; `_autodiff` decides what runs when.
 
 import contextlib
 import dataclasses
-import enum
 import functools
 import inspect
-import types
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -23,33 +20,20 @@ from tfgrad_jax._jax.compat import summed_over, varying
 from tfgrad_jax._jax.types import AnyFunction, Cotangents, Inert, Leaf, PyTree, Spec, is_array
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.runs import explain_rule, explain_run
-from tfgrad_jax._messages.source import Source, Where, is_within
+from tfgrad_jax._messages.source import Source, Where
 from tfgrad_jax._messages.text import kind_of
 
 from .returned import gradients as read_gradients
 from .returned import is_pair
 from .signature import accepts_variables, requires_variables, upstream_names
 from .structure import Layout, Outputs, conjugate, split
+from .within import Within, enter, leave
 
 Arguments: TypeAlias = Sequence[PyTree]
 Keywords: TypeAlias = Mapping[str, PyTree]
 Pair: TypeAlias = tuple[PyTree, AnyFunction]  # `(y, grad_fn)`
 
 _PLAIN = (jax.Array, int, float, complex)
-
-
-class Within(enum.Enum):
-    """What a decorated function is written inside: see `_enter`."""
-
-    NOTHING = enum.auto()
-    FUNCTION = enum.auto()  # another decorated function
-    RULE = enum.auto()  # the rule of one
-
-
-Running: TypeAlias = tuple[tuple[types.CodeType, Within], ...]
-_now: ContextVar[Running] = ContextVar(
-    "the code of the decorated functions and of the rules that are running", default=()
-)
 
 
 def checked_pair(f: AnyFunction, result: Any) -> Pair:
@@ -194,14 +178,14 @@ class CallSpec(Inert):
 
     def _pair(self, f: AnyFunction, args: Arguments, keywords: Keywords) -> Pair:
         # If `f` is written in a rule, so are the functions that are decorated in it.
-        token = _enter(f, Within.RULE if self.within is Within.RULE else Within.FUNCTION)
+        token = enter(f, Within.RULE if self.within is Within.RULE else Within.FUNCTION)
         try:
             return checked_pair(f, f(*args, **keywords))
         except Exception as error:
             explain_run(error, self.source)
             raise
         finally:
-            _now.reset(token)
+            leave(token)
 
     def _arguments(self, held: Held) -> tuple[Arguments, Keywords]:
         values = [*held.bound_to, *held.inputs]
@@ -235,14 +219,14 @@ class CallSpec(Inert):
             )
             return gradient_errors.wrong_arity(where, by_leaf, names, more, error)
 
-        token = _enter(grad_fn, Within.RULE)
+        token = enter(grad_fn, Within.RULE)
         try:
             result = _called(grad_fn, upstreams, keywords, misfit)
         except Exception as error:
             explain_rule(error, where, not keywords and accepts_variables(grad_fn))
             raise
         finally:
-            _now.reset(token)
+            leave(token)
         return self._read(variables, result, where)
 
     def _read(self, variables: Variables | None, result: PyTree, where: Where) -> list[Leaf | None]:
@@ -316,27 +300,6 @@ class Call:
         if leaves and not any(is_array(v) or isinstance(v, _PLAIN) for v in leaves):
             raise errors.no_array_among_variables(self.spec.source, leaves[0])
         return Variables.of(self.variables)
-
-
-def _enter(f: AnyFunction, within: Within) -> Token[Running]:
-    """Note that a decorated function or a rule runs: what is decorated now may be written in it.
-
-    A decorated function that is a rule, such as an operator that is its own, is not inside itself.
-    """
-    # TensorFlow's documented `op_with_fused_backprop` depends on it: what a decorated function in a
-    # rule closes over is constant for it. "In" is meant as written, not as called; but no code says
-    # where it is written. So what runs is noted here, and `written_within` asks once, when a
-    # function is decorated. Nothing else reads the note, so no cache of `jit` depends on it.
-    while isinstance(f, functools.partial):
-        f = f.func
-    code = getattr(f, "__code__", None)
-    return _now.set((*_now.get(), (code, within)) if code else _now.get())
-
-
-def written_within(source: Source) -> Within:
-    """Return what a function that is being decorated is written inside."""
-    found = {within for code, within in _now.get() if is_within(code, source.code)}
-    return next((w for w in (Within.RULE, Within.FUNCTION) if w in found), Within.NOTHING)
 
 
 def _called(
