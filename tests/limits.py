@@ -720,6 +720,34 @@ limit(
 )
 
 
+def pulled_back_twice(next_of: Callable[[list[Any]], Callable[[], Any]]) -> Any:
+    """Return the gradient by a second run of the rule."""
+
+    @custom_gradient
+    def f(x: Any) -> Any:
+        scale = next_of([3.0, 5.0])
+        return x * 1.0, lambda dy: 7 * dy * scale()
+
+    _, pull = jax.vjp(f, X)
+    pull(jnp.float32(1))
+    return pull(jnp.float32(1))[0]
+
+
+limit(
+    "rules that use up an iterator",
+    "A rule that advances an iterator or writes to a NumPy array, which its function has made, "
+    "finds it so when it runs again for the same run of the function: in a second pull-back, or in "
+    "another mode of a jitted function. (A list or an object is as the function left it.) Make the "
+    "iterator in the rule.",
+    "Python cannot copy an iterator, and a copy of an array would cost its memory at each call.",
+    lambda: assert_same(pulled_back_twice(lambda k: functools.partial(next, iter(k))), 21.0),
+    AssertionError,
+    r"ACTUAL: array\(35",
+    lambda: pulled_back_twice(lambda k: lambda: next(iter(k))),
+    jnp.float32(21),
+)
+
+
 def undeclared_in_a_kernel(declare: bool) -> Any:
     def f(x: Any) -> Any:
         w = x * 3.0
@@ -856,6 +884,7 @@ GROUPS = {  # on the page of limits
         "weights in globals",
         "identities outside of a function",
         "arrays left in variables",
+        "rules that use up an iterator",
         "variables of a traced rule",
         "recursion through a class",
         "variables by identity",
