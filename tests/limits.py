@@ -277,6 +277,28 @@ limit(
 )
 
 
+def of_two_outputs(calls_itself: bool) -> Callable[[Any], Any]:
+    @custom_gradient
+    def f(x: Any) -> Any:
+        y = jnp.round(x)
+        return (y, x), lambda dy, dx: 7 * dy * (f(x)[0] if calls_itself else y) + dx
+
+    return lambda x: f(x)[0]
+
+
+limit(
+    "rules that read one of several outputs",
+    "If a rule reads `y`, its second derivative is the declared one. Not with several outputs: "
+    "there it is that of the function's own operations. Let the rule call the function.",
+    "A rule that ignores the upstream of one output would declare that this one has no derivative.",
+    lambda: assert_same(jax.grad(jax.grad(of_two_outputs(calls_itself=False)))(X), 7 * 7 * X),
+    AssertionError,
+    "differ",
+    lambda: jax.grad(jax.grad(of_two_outputs(calls_itself=True)))(X),
+    7 * 7 * X,
+)
+
+
 SEVEN = functools.partial(jnp.multiply, 7)
 
 
@@ -511,12 +533,13 @@ DROPPED_IN_SCAN = limit(
 )
 
 
-def calls_itself(held: Any, w: Any) -> Any:
+def calls_itself(held: Any, w: Any, reads_y: bool = False) -> Any:
     held.w = w
 
     @custom_gradient
     def f(x: Any) -> Any:
-        return jnp.exp(held.w * x), lambda dy, variables: (0 * dy, [7 * x * dy * f(x)])
+        y = jnp.exp(held.w * x)
+        return y, lambda dy, variables: (0 * dy, [7 * x * dy * (y if reads_y else f(x))])
 
     return f(X)
 
@@ -524,14 +547,17 @@ def calls_itself(held: Any, w: Any) -> Any:
 limit(
     "recursion through a class",
     "A rule that calls its own function raises if a class defined in a function, or an object with "
-    "a finalizer (`__del__`), holds the differentiated weight. Store the weight on an ordinary "
-    "instance.",
+    "a finalizer (`__del__`), holds the differentiated weight. Read `y` instead, or store the "
+    "weight on an ordinary instance.",
     "Such a holder is not copied, so the function is traced with its rule at each call.",
     lambda: jax.grad(lambda w: calls_itself(type("Held", (), {}), w))(X),
     RecursionError,
     "inside itself, twenty levels deep|Recursively calling",  # the second by JAX, of a `jit`
-    lambda: jax.grad(lambda w: calls_itself(type("Held", (), {})(), w))(X),
-    7 * X * jnp.exp(X * X),
+    lambda: [
+        jax.grad(lambda w: calls_itself(type("Held", (), {})(), w))(X),
+        jax.grad(lambda w: calls_itself(type("Held", (), {}), w, reads_y=True))(X),
+    ],
+    [7 * X * jnp.exp(X * X)] * 2,
 )
 
 
@@ -851,6 +877,7 @@ GROUPS = {  # on the page of limits
         "operators and unused outputs",
         "linear_transpose",
         "rules that read the result of a loop",
+        "rules that read one of several outputs",
     ),
     "Weights and state": (
         "objects that change",

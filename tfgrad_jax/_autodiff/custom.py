@@ -263,7 +263,7 @@ def _attached(
         len(operands),
         function.source,
         pure=not any(map(is_ref, operands)),
-        own=_outputs_among(residuals, [leaves[i] for i in outputs], operands),
+        own=_places_of_y(residuals, [leaves[i] for i in outputs], operands),
     )
     # Not only if an operand is traced: what `y` reads from a place that no walk reaches is none.
     if is_traced((*operands, *residuals, *leaves)):
@@ -271,8 +271,9 @@ def _attached(
             *rule.pull(), [operands[i] for i in differentiable], [leaves[i] for i in outputs]
         )
         leaves = replaced(leaves, outputs, ys)
-        own = [k for k, _ in rule.own], [ys[i] for _, i in rule.own]
-        rule = dataclasses.replace(rule, residuals=replaced(residuals, *own))
+        rule = dataclasses.replace(
+            rule, residuals=replaced(residuals, rule.own, ys * len(rule.own))
+        )
         traced = {i: o for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)}
         others = [o for i, o in traced.items() if i not in differentiable]
         for i, leaf in enumerate(leaves):
@@ -282,18 +283,19 @@ def _attached(
     return _with_axis_in_front(function, leaves), rule
 
 
-def _outputs_among(
+def _places_of_y(
     residuals: Sequence[Leaf], ys: Sequence[Leaf], operands: Sequence[Leaf]
-) -> tuple[tuple[int, int], ...]:
-    """Return which residuals are the output of the function, with its position.
+) -> tuple[int, ...]:
+    """Return which residuals are the only output of the function.
 
-    A rule that reads `y` means `h(x)`, whose derivative is the declared one: `dy * 2 * y` of a
-    rounded `y` has a second derivative, and what comes out of a callback or a kernel has one.
-    With several outputs, a rule that ignores the upstream of one declares that it has none.
+    A rule that reads `y` means `h(x)`, whose derivative is the declared one. So `dy * 2 * y` has a
+    second derivative, even if `y` was rounded, or comes out of a callback or a kernel. Not if `y`
+    is an operand: `return x, lambda dy: dy * x` means `x`. Nor with several outputs: a rule that
+    ignores the upstream of one would declare that this one has no derivative.
     """
     if len(ys) != 1 or any(ys[0] is o for o in operands):
         return ()
-    return tuple((k, 0) for k, r in enumerate(residuals) if r is ys[0])
+    return tuple(k for k, r in enumerate(residuals) if r is ys[0])
 
 
 def _is_number(y: Leaf) -> bool:

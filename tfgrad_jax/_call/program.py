@@ -39,13 +39,13 @@ from .rule import (
     CapturedIndex,
     Listing,
     Names,
+    Own,
     Refused,
     UserRule,
     Values,
     Wanted,
     hoisted,
     kept,
-    made,
 )
 from .transparent import Ran, evaluated, run_copy
 
@@ -192,10 +192,8 @@ class Program(Inert):
             # A rule that branches on a value of the forward pass finds it concrete one level down,
             # where it runs, if anywhere: it stays as it is.
             with contextlib.suppress(*NEEDS_VALUES):
-                ys = [leaves[i] for i in outputs.differentiable]
-                if self.uses is None:  # else the trace has shown it
-                    ys = made(ys, owned)
-                as_residuals = hoisted(rule, outputs.cotangents(leaves), ys, perturbed)
+                own = Own(grad_fn, outputs.only(leaves), owned)
+                as_residuals = hoisted(rule, outputs.cotangents(leaves), own, perturbed)
                 return Forward(leaves, outputs.differentiable, *as_residuals)
         return Forward(leaves, outputs.differentiable, *kept(rule))
 

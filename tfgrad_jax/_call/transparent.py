@@ -34,13 +34,13 @@ from tfgrad_jax._frontend.grad_fn import (
 )
 from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._frontend.within import Within
-from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.compat import is_ref, value_in
 from tfgrad_jax._jax.reasons import Why
 from tfgrad_jax._jax.trace import is_idle, is_live, is_own, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
 
-from .rule import CapturedIndex, Names, Values, made, takes_also, transparent_rule
+from .rule import CapturedIndex, Names, Own, Values, transparent_rule
 
 _T = TypeVar("_T")
 
@@ -116,7 +116,8 @@ def evaluated(
     leaves, kept = f.run(f.consts, [*some.values()])
     for i, ref in shown.refs.items():
         kept.insert(i, ref)
-    return (leaves, shown.outputs, shown.rule._replace(held=tuple(kept))), uses, read
+    rule = shown.rule._replace(held=tuple(kept), y=shown.outputs.only(leaves))
+    return (leaves, shown.outputs, rule), uses, read
 
 
 class TracedCall(NamedTuple):
@@ -144,7 +145,10 @@ def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> T
 
     paths, operands = call.spec.inputs.leaf_paths(), call.spec.inputs.operands
     names = [*["closed over"] * len(values), *(paths[i] for i in operands)]
-    f = traced(run, values, *call.operands, source=call.spec.source, names=names, why=why)
+    stopped = {} if len(captured) > len(call.declared[1]) else _stopped(call)
+    f = traced(
+        run, values, *call.operands, source=call.spec.source, names=names, why=why, stopped=stopped
+    )
     shown: _Shown = f.aside
     hidden = [c for c in f.consts if is_traced([c]) and not is_ref(c)]
     if not all(map(is_live, hidden)):
@@ -157,6 +161,17 @@ def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> T
     read = {id(consts[i]) for i in f.used(shown.named) if i < len(consts)}
     evaluating = None if shown.rule is None else _evaluating(call, f.run, consts, shown, shown.rule)
     return TracedCall(evaluating, uses, read, shown.accepts_variables, bool(hidden))
+
+
+def _stopped(call: Call) -> dict[Id, Leaf]:
+    """Return tracers of forward mode that a call holds, by the ids of the values in them.
+
+    The values that `stop_gradient` takes out of these tracers stand for them, where the objects
+    that hold them are not copied: `y` depends on them, as in reverse mode.
+    """
+    found = reach([call.held], lenient=True)
+    values = [(value_in(tracer), tracer) for tracer in found.captured.values()]
+    return {id(v): t for v, t in values if v is not t and id(v) not in found.visited}
 
 
 def _uses(f: Traced, spec: CallSpec, shown: _Shown) -> Uses:
@@ -178,7 +193,7 @@ def _evaluating(
         leaves, kept = evaluate(held.consts, held.inputs)
         for i, ref in zip(refs, held.refs, strict=True):
             kept.insert(i, ref)
-        return leaves, outputs, rule._replace(held=tuple(kept))
+        return leaves, outputs, rule._replace(held=tuple(kept), y=outputs.only(leaves))
 
     held, primal = HeldByTrace(tuple(consts), tuple(shown.refs.values())), None
     if (run := call.primal) is not None:
@@ -196,8 +211,8 @@ def _shown(
 ) -> tuple[PyTree, _Shown]:
     """Run `f` in a trace, copied or `itself`: return arrays, and what else the trace shows."""
     (leaves, outputs, grad_fn), watched, owned = run_copy(spec, apply, copies, inputs)
-    takes = takes_also(made([leaves[i] for i in outputs.differentiable], owned))
-    found = reach([grad_fn.held], takes)
+    own = Own(grad_fn, outputs.only(leaves), owned)
+    found = reach([grad_fn.held], own.takes)
     makes_ref = any(is_ref(v) and is_own(v) for v in found.captured.values())
     accepts = grad_fn.accepts_variables
     if itself is None and (found.obstacle or makes_ref):
@@ -208,10 +223,11 @@ def _shown(
         # It may hold tracers of this trace, which ends: so the rule is traced now, too. Then it
         # runs where nobody differentiates.
         grad_fn = _traced_rule(itself, leaves, outputs, grad_fn)
-        found = reach([grad_fn.held], takes)
+        found = reach([grad_fn.held], own.takes)
     if itself is not None:  # what its rule holds may be the user's, or made by `f`
         watched += watched_objects(found.on_way())
     rule, kept = hoist_tracers([grad_fn.held], found, watched, owned=owned)
+    kept = own.as_array(kept)
     refs = {i: v for i, v in enumerate(kept) if is_ref(v)}
     arrays = [v for v in kept if not is_ref(v)]
     ids = named_in([grad_fn.held]) if accepts else ()
@@ -229,7 +245,7 @@ def _around(rule: Skeleton, grad_fn: GradFn) -> GradFn:
         refuse_assigned(copies.watched, source)
         return returned
 
-    return grad_fn._replace(gradients=gradients, held=None)
+    return grad_fn._replace(gradients=gradients, held=None, y=None)
 
 
 def _traced_rule(call: Call, leaves: Values, outputs: Outputs, grad_fn: GradFn) -> GradFn:
@@ -241,7 +257,9 @@ def _traced_rule(call: Call, leaves: Values, outputs: Outputs, grad_fn: GradFn) 
             with plainly():
                 return call.apply(call.held.filled(call.spec.inputs, operands))[0], None
 
-        f = traced(y, *call.operands)  # `f` runs again: the trace that shows its uses has not ended
+        f = traced(
+            y, *call.operands, stopped=_stopped(call)
+        )  # `f` runs again: the trace that shows its uses has not ended
         used = [f.consts[i] for i in f.uses(outputs.count) if i < len(f.consts)]
         values = [v for v in used if is_traced([v]) and spec(v).differentiable]
         variables = Variables.listed(values, list(map(spec, values))) if values else None

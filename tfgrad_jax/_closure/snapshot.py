@@ -16,7 +16,7 @@ and live.
 import collections
 import functools
 import types
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from tfgrad_jax._messages.source import codes_inside
@@ -24,7 +24,8 @@ from tfgrad_jax._messages.source import codes_inside
 from .objects import Kind, Object, Watched, kind_of
 from .reach import Id, Reached, reach
 
-Owned: TypeAlias = Callable[[], Container[Id]]  # the ids of what the user holds, if it is needed
+# What the user holds, by its ids, each with those that hold it; asked if it is needed.
+Owned: TypeAlias = Callable[[], Mapping[Id, Sequence[Object]]]
 
 _CELL = kind_of(types.CellType(), types.CellType)
 # Where these lead to a tracer, they are not copied, so `kind_of` does not know them.
@@ -44,8 +45,8 @@ _COLLECTIONS: dict[type, Kind] = {
 }
 
 
-def owned_by(held: Object) -> Container[Id]:
-    """Return the ids of all that a call holds, and of what the globals lead to that its code names.
+def owned_by(held: Object) -> Mapping[Id, Sequence[Object]]:
+    """Return all that a call holds, and what the globals lead to that its code names.
 
     (`f` may take a global log into a variable. A rule that appends to it did not make it.)
     """

@@ -1,10 +1,11 @@
 """Trace a function, to get its captured values in a list, and to see what its results use."""
 
+import contextlib
 import contextvars
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,6 +18,8 @@ from tfgrad_jax._jax.trace import at_once
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
+
+from .reach import Id
 
 # Python's recursion limit allows fewer than twice as many nested traces.
 _DEEP = 20
@@ -74,11 +77,13 @@ def traced(
     names: Sequence[str] = (),
     outside: bool = False,
     why: Why = None,
+    stopped: Mapping[Id, Leaf] | None = None,
 ) -> Traced:
     """Trace a function of arrays, which returns a pair: arrays, and anything else.
 
     Eagerly, operations on values run at once, so no tracer gets into a cache of constants. If
-    tracers `outside` count as values, only what depends on the arguments is recorded.
+    tracers `outside` count as values, only what depends on the arguments is recorded. Constants
+    that were `stopped` belong to tracers, without their derivatives; then everything is recorded.
 
     JAX's own errors show the name and the line of `source`, and these names of the arguments. Our
     note says `why` it is traced, if a value is needed.
@@ -88,7 +93,7 @@ def traced(
     if code is not None and outer.count(code) == _DEEP:
         raise errors.endless(source)
 
-    aside, context = None, at_once(outside)
+    aside, context = None, contextlib.nullcontext if stopped else at_once(outside)
 
     def run(*args: Leaf) -> PyTree:  # a new function at each call: JAX caches no trace of it
         # Not as a static part of the result: JAX keeps the structures of thousands of results, and
@@ -105,8 +110,12 @@ def traced(
     finally:
         _tracing.reset(token)
     jaxpr, treedef = without_consts(closed), tree_structure(arrays)
+    stopped = stopped or {}
+    places = [i for i, c in enumerate(closed.consts) if id(c) in stopped]
 
     def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:
+        if places:
+            consts = [jax.lax.stop_gradient(c) if i in places else c for i, c in enumerate(consts)]
         return tree_unflatten(treedef, evaluate(jaxpr, *consts, *args))
 
-    return Traced(evaluated, list(closed.consts), aside, closed)
+    return Traced(evaluated, [stopped.get(id(c), c) for c in closed.consts], aside, closed)

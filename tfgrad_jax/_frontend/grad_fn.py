@@ -142,6 +142,7 @@ class GradFn(NamedTuple):
     held: HeldByRule
     accepts_variables: bool
     source: Source
+    y: Leaf = None  # the only output, as `f` returned it: the rule may hold it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -167,12 +168,13 @@ class CallSpec(Inert):
     def apply(self, held: Held) -> Result:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
         y, grad_fn = self._pair(held.f, *self._arguments(held))
-        leaves, treedef = tree_flatten(checked_outputs(held.f, y))
-        leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
+        returned, treedef = tree_flatten(checked_outputs(held.f, y))
+        leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in returned]
         outputs = Outputs(y, leaves, treedef, self.convention)
         gradients = functools.partial(self.gradients, outputs)
-        accepts = accepts_variables(grad_fn)
-        return leaves, outputs, GradFn(gradients, grad_fn, accepts, Source.of(grad_fn))
+        accepts, source = accepts_variables(grad_fn), Source.of(grad_fn)
+        rule = GradFn(gradients, grad_fn, accepts, source, outputs.only(returned))
+        return leaves, outputs, rule
 
     def _pair(self, f: AnyFunction, args: Arguments, keywords: Keywords) -> Pair:
         # If `f` is written in a rule, so are the functions that are decorated in it.

@@ -240,6 +240,10 @@ class Outputs(Inert):
         # If all outputs are real, the cotangents are the upstreams.
         self._plain = all(is_kind(s.dtype, jnp.floating) for s in self._specs)
 
+    def only(self, leaves: Sequence[Leaf]) -> Leaf | None:
+        """Return the only one of these outputs that has a derivative; None if there are several."""
+        return leaves[self.differentiable[0]] if len(self.differentiable) == 1 else None
+
     def cotangents(self, leaves: Sequence[Leaf]) -> list[Aval]:
         """Return the types of the cotangents of these outputs."""
         return [cotangent_type(leaves[i]) for i in self.differentiable]
