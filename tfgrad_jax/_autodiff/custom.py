@@ -162,7 +162,7 @@ def _value(function: Function, *operands: Leaf) -> list[Leaf]:
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise errors.hidden_tracer(function.source)
     jaxpr, first = without_consts(closed), len(closed.consts)
-    masks, leaves = mapped_with(jaxpr), jitted(*operands)
+    masks, leaves = mapped_with(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
     for i, mask in enumerate(masks):
         ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
         if ignored:
