@@ -157,8 +157,8 @@ def _value(function: Function, *operands: Leaf) -> list[Leaf]:
         with noting():
             return function.value(operands)
 
-    jitted = jax.jit(function.source.named(run, function.names()), inline=True)
-    closed = jitted.trace(*operands).jaxpr
+    value = function.source.named(run, function.names())
+    closed = jax.jit(value).trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise errors.hidden_tracer(function.source)
     jaxpr, first = without_consts(closed), len(closed.consts)
