@@ -292,14 +292,13 @@ def in_a_kernel(f: Callable[[Any], Any]) -> Any:
 limit(
     "forward mode in kernels",
     "Inside a Pallas kernel, a decorated function gives a value (on GPUs from JAX 0.12) or a "
-    "gradient (from JAX 0.10), not both, and no `jvp`. Decorate the function around the kernel.",
+    "gradient, not both, and no `jvp`. Decorate the function around the kernel.",
     "Forward mode is an operation of its own, and the tables of kernel compilers are not ours.",
     lambda: in_a_kernel(lambda x: jax.jvp(declared_by(SEVEN), (x,), (x,))[1]),
     NotImplementedError,
     "push",
     lambda: bool(in_a_kernel(declared_by(SEVEN))),
     True,
-    applies=lambda: hasattr(jax.extend.core, "set_current_trace"),
 )
 
 
@@ -792,7 +791,6 @@ limit(
     "$",
     lambda: undeclared_in_a_kernel(declare=True),
     True,
-    applies=lambda: hasattr(jax.extend.core, "set_current_trace"),
 )
 
 

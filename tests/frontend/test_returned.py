@@ -193,7 +193,7 @@ def test_a_gradient_for_an_integer_is_refused_where_an_array_gets_none(mode):
 
 @eager_and_jit
 def test_stop_gradient_of_a_numpy_array_is_an_input(mode):
-    """Under an eager `grad` it is of a class of JAX's own: in JAX 0.8 no subclass of NumPy's."""
+    """Under an eager `grad` it is of a class of JAX's own."""
 
     def f(p, x):
         return jnp.sum(p["a"] * x), lambda dy: ({"a": 5 * dy * x}, 7 * dy * p["a"])

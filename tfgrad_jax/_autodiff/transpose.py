@@ -192,7 +192,7 @@ class _Inlined:
             params = {name: self._traced(value, path) for name, value in eqn.params.items()}
             eqn = eqn.replace(params=params)
         atoms = {a: v for a, v in zip(eqn.invars, values, strict=True) if type(a) is not Literal}
-        one = empty().replace(invars=list(atoms), outvars=list(eqn.outvars), eqns=[eqn])
+        one = _empty().replace(invars=list(atoms), outvars=list(eqn.outvars), eqns=[eqn])
         return evaluate(one, *atoms.values())
 
     def _called(self, body: Body, values: Sequence[Leaf], path: EqnPath) -> list[Leaf]:
@@ -208,7 +208,7 @@ class _Inlined:
 
 
 @functools.cache
-def empty() -> Jaxpr:
+def _empty() -> Jaxpr:
     return jax.make_jaxpr(lambda: ())().jaxpr
 
 

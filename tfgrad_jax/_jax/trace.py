@@ -15,13 +15,12 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.errors import UnexpectedTracerError
+from jax.extend.core import find_top_trace as _current_trace
+from jax.extend.core import get_opaque_trace_state
+from jax.extend.core import set_current_trace as _set_trace
 from jax.extend.source_info_util import register_exclusion
 
-from .compat import LINEARIZED, core_name, is_ref
-
-_trace_state = core_name("get_opaque_trace_state")
-_current_trace, _set_trace = core_name("find_top_trace"), core_name("set_current_trace")
-
+from .compat import LINEARIZED, is_ref
 
 # The trace that is current when no transformation is running. JAX has one for all threads. It is
 # not simply the trace of this moment: a program may import this package inside a function that it
@@ -33,7 +32,7 @@ with jax.core.eval_context():
 register_exclusion(__file__)
 
 # The base classes of JAX's traces, and of the opaque objects that stand for their state.
-TRACES = jax.core.Trace, type(_trace_state(()))
+TRACES = jax.core.Trace, type(get_opaque_trace_state(()))
 
 
 class _Local(threading.local):
@@ -175,8 +174,7 @@ def is_transposed(value: Any) -> bool:
 def is_reverse(values: Sequence[Any]) -> bool:
     """Return whether JAX differentiates values in reverse mode alone.
 
-    JAX 0.8 does not say, so the answer is False there. It is False with JAX's new `custom_vjp`,
-    too, which would stage code that now runs eagerly.
+    The answer is False with JAX's new `custom_vjp`, which would stage code that now runs eagerly.
     """
     trace = _current_trace(())
     pair = getattr(trace, "to_primal_tangent_pair", None)
@@ -193,11 +191,10 @@ def below(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     When JAX linearizes, it runs the rule under a trace to which no primal belongs. Without this
     context every operation on the primals would go through that trace: an eager gradient took 1.6
     times as long, and a `scan` in `f` was split, so that the compiled program needed 50.7 MB for
-    33.8. This only saves time: a JAX that shows other tangents, or cannot set a trace, gives the
-    same results.
+    33.8. This only saves time: a JAX that shows other tangents gives the same results.
     """
     now = _current_trace(())
     # JAX does not say that it linearizes; but then the tangents are tracers of that trace.
     if not any(map(is_transposed, tangents)) or any(map(is_own, primals)):
         return contextlib.nullcontext()
-    return contextlib.nullcontext() if _set_trace is None else _set_trace(now.parent_trace)
+    return _set_trace(now.parent_trace)
