@@ -35,7 +35,7 @@ from tfgrad_jax._jax.compat import (
     weakly_typed,
     zeros,
 )
-from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, without_consts
+from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, mapped_with, without_consts
 from tfgrad_jax._jax.trace import below, is_reverse, is_staging, is_transposed
 from tfgrad_jax._jax.types import (
     AnyFunction,
@@ -149,13 +149,14 @@ def _value(function: Function, *operands: Leaf) -> list[Leaf]:
     if not is_staging():
         return _with_axis_in_front(function, map(_not_transposable, function.value(operands)))
     # JAX may map the staged call later, and then differentiate it. If an operand is mapped, each
-    # output must be mapped, even one that ignores the operand: the rule may use it.
+    # output must be mapped: also one that ignores the operand, which the rule may use, and one that
+    # all examples share, as they share a sum over them, while each has its own upstream.
     value = function.source.named(lambda *args: function.value(args), function.names())
     closed = jax.jit(value).trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise errors.hidden_tracer(function.source)
     jaxpr, first = without_consts(closed), len(closed.consts)
-    masks, leaves = dependence(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
+    masks, leaves = mapped_with(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
     for i, mask in enumerate(masks):
         ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
         if ignored:

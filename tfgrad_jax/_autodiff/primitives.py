@@ -18,13 +18,13 @@ from jax.interpreters import ad, batching, mlir
 
 from tfgrad_jax._jax.compat import batched_type, tangent_type, zeros
 from tfgrad_jax._jax.jaxpr import Identity
-from tfgrad_jax._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents
+from tfgrad_jax._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents, is_traced
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.tracebacks import hidden
 
 from .linearity import NotLinearError
 from .rule import Axis, Pull, replaced
-from .transpose import push_forward, refusal, transposed
+from .transpose import explained, push_forward, refusal, transposed
 
 _Values: TypeAlias = Sequence[Leaf]
 _Batched: TypeAlias = tuple[list[Leaf], list[Dim]]  # values, and which axis of each is mapped
@@ -158,6 +158,12 @@ def _attach_batch(
 
 def push(pull: Pull, residuals: _Values, ys: _Values, tangents: Tangents) -> list[Leaf]:
     """Return the tangents of `ys` for those of the `xs`."""
+    # Where `ys` are mapped, each example has its own upstream, even if nothing that the rule reads
+    # is mapped: `y = x + k`, mapped along `k`. The rule would get the sum of all upstreams, and run
+    # where the name of the axis is not bound. So an empty array is mapped with `ys`, which the rule
+    # ignores; `ys` themselves would be kept for the backward pass.
+    if is_traced(ys):
+        pull, residuals = pull.with_mark(), [*residuals, *depend([jnp.zeros(0, bool)], ys)]
     return _push(residuals, tangents, pull, tuple(map(tangent_type, ys)))
 
 
@@ -236,7 +242,8 @@ def _push_transpose(
     if any(map(ad.is_undefined_primal, residuals)):
         text = "a gradient that depends on its inputs"
         raise errors.not_linear(pull.source, text)
-    gradients = pull.run(residuals, list(map(_instantiated, cotangents)))
+    with explained(pull.source):
+        gradients = pull.run(residuals, list(map(_instantiated, cotangents)))
     back = [
         None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g
         for g, t in zip(gradients, tangents, strict=True)
@@ -267,7 +274,8 @@ def _push_lowering(context: Any, *args: Any, pull: Pull, **params: Any) -> Any:
 
     # JAX names the function that it traces here in the error of a rule that branches on values.
     lowered = mlir.lower_fun(pull.source.named(value, ()), multiple_results=True)
-    return lowered(context, *args)
+    with explained(pull.source):
+        return lowered(context, *args)
 
 
 # --- registration with JAX ----------------------------------------------------------------------

@@ -99,6 +99,11 @@ class Pull:
         """Return the residuals; those that are outputs have the declared derivative, like `ys`."""
         return replaced(residuals, [k for k, _ in self.own], [ys[i] for _, i in self.own])
 
+    def with_mark(self) -> "Pull":
+        """Return the rule with one more residual, which it ignores."""
+        at = self.at
+        return dataclasses.replace(self, at=lambda residuals, *others: at(residuals[:-1], *others))
+
     def only(self, some: Sequence[int]) -> "Pull":
         """Return the rule for some of these operands; the others are not being differentiated."""
         return dataclasses.replace(self, perturbed=[self.perturbed[i] for i in some])

@@ -9,7 +9,7 @@ at every point. The vjp alone would accept `dy + c` and drop the `c`.
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import jax
@@ -49,9 +49,25 @@ def push_forward(
     `rule` maps cotangents of these types to a gradient, or None, for each of the tangents.
     """
     try:
-        return transposed(rule, types, tangents)
+        with explained(source):
+            return transposed(rule, types, tangents)
     except NotLinearError as error:
         raise refusal(source, error) from None
+
+
+@contextlib.contextmanager
+def explained(source: Source) -> Iterator[None]:
+    """Add a note to what may be the error of an axis that is not bound.
+
+    A `vmap` whose axis the rule names may be on the way here, and JAX runs the rule outside of it:
+    then JAX knows the name, and each of its operations fails in another way.
+    """
+    try:
+        yield
+    except (AssertionError, NameError, NotImplementedError) as error:
+        if not hasattr(error, "__notes__"):
+            error.add_note(errors.unbound_axis(f"Maybe the gradient function of {source}"))
+        raise
 
 
 def refusal(source: Source, error: NotLinearError) -> TypeError:

@@ -128,6 +128,35 @@ def dependence(jaxpr: Jaxpr) -> list[Mask]:
     return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], _Dependence())
 
 
+@functools.cache
+def _collective_effect() -> type:
+    """Return the type of the effect that marks operations over a named axis."""
+    total = jax.make_jaxpr(lambda x: jax.lax.psum(x, "i"), axis_env=[("i", 1)])(1.0)
+    (effect,) = total.effects
+    return type(effect)
+
+
+class _Mapped(_Dependence):
+    """Follow for which operands `vmap` certainly maps a value, if it maps one of them."""
+
+    def call(
+        self, eqn: Eqn, operands: Sequence[Mask], follow: Callable[..., Followed[Mask]]
+    ) -> Followed[Mask]:
+        if eqn.primitive.name == "custom_vmap_call":  # its rule says what is mapped
+            return [0] * len(eqn.outvars), operands
+        return follow(eqn, operands, self)
+
+    def step(self, eqn: Eqn, operands: Sequence[Mask]) -> list[Mask]:
+        if any(isinstance(e, _collective_effect()) for e in eqn.effects):
+            return [0] * len(eqn.outvars)  # all examples share a sum over them
+        return super().step(eqn, operands)
+
+
+def mapped_with(jaxpr: Jaxpr) -> list[Mask]:
+    """Return, for each result, with which operands `vmap` certainly maps it."""
+    return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], _Mapped())
+
+
 def depends_on(mask: Mask, start: int, stop: int) -> bool:
     """Return whether a value depends on any of the operands from `start` to `stop`."""
     these = (1 << stop) - (1 << start)

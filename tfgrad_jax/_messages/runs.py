@@ -21,6 +21,8 @@ def explain_run(error: Exception, source: Source) -> None:
 
 def explain_rule(error: Exception, where: Where, lists_none: bool) -> None:
     """Add a note to an error in a rule; `lists_none` if it takes `variables`, and got none."""
+    if type(error) is NameError and error.name is None:  # Python's own have one; so JAX raised it
+        error.add_note(errors.unbound_axis(where))
     if is_own(error) or isinstance(error, NEEDS_VALUES) or hasattr(error, "__notes__"):
         return
     if lists_none and isinstance(error, TypeError) and "NoneType" in str(error):
