@@ -7,7 +7,7 @@ the list of the rarer ones on `docs/limits.md`.
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -694,40 +694,6 @@ limit(
 )
 
 
-def used_up(kept: list[Any]) -> Iterator[Any]:
-    while kept:
-        yield kept.pop()
-
-
-def after_another_mode(items: Callable[[list[Any]], Iterable[Any]]) -> Any:
-    """Return the derivative in forward mode, where JAX has traced the function for reverse mode."""
-
-    def loss(w: Any) -> Any:
-        @custom_gradient(variables=[w])
-        def f(x: Any) -> Any:
-            kept = [x]
-            return w * x, lambda dy, variables: (dy * w, [sum(7 * dy * k for k in items(kept))])
-
-        return f(X)
-
-    jax.grad(jax.jit(loss))(X)
-    return jax.jacfwd(jax.jit(loss))(X)
-
-
-limit(
-    "rules that use up a list",
-    "A rule that empties a list of its function (`while kept: kept.pop()`) gives zeros when it "
-    "runs again for the same run of the function: in a second pull-back, or in another mode of a "
-    "jitted function. Iterate over `reversed(kept)`.",
-    "JAX keeps the trace of a jitted function, with the rule, for all derivatives of it.",
-    lambda: assert_same(after_another_mode(used_up), 7 * X),
-    AssertionError,
-    r"ACTUAL: array\(0",
-    lambda: after_another_mode(reversed),
-    7 * X,
-)
-
-
 def undeclared_in_a_kernel(declare: bool) -> Any:
     def f(x: Any) -> Any:
         w = x * 3.0
@@ -863,7 +829,6 @@ GROUPS = {  # on the page of limits
         "weights in globals",
         "identities outside of a function",
         "arrays left in variables",
-        "rules that use up a list",
         "variables of a traced rule",
         "recursion through a class",
         "variables by identity",

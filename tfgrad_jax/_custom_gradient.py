@@ -34,10 +34,12 @@ from ._closure.reach import JITTED, is_importable
 from ._frontend.grad_fn import (
     Call,
     CallSpec,
+    Held,
+    Within,
     checked_outputs,
     checked_pair,
-    is_written_in_rule,
     primal_value,
+    written_within,
 )
 from ._frontend.signature import Signature, annotations_of
 from ._frontend.structure import split
@@ -66,12 +68,12 @@ class Declaration(NamedTuple):
     variables: Any
     primal: Callable[..., Any] | None
     convention: Literal["tf", "jax"]
-    in_rule: bool  # whether `f` is written inside a rule
+    within: Within
 
     @classmethod
     def of(cls, f: Any, variables: Any, primal: Any, convention: Any) -> "Declaration":
         """Return the declaration of a function that is decorated now."""
-        return cls(f, variables, primal, convention, is_written_in_rule(Source.of(f)))
+        return cls(f, variables, primal, convention, written_within(Source.of(f)))
 
 
 class CustomGradient(Copied, Generic[_P, _R]):
@@ -196,9 +198,9 @@ class CustomGradient(Copied, Generic[_P, _R]):
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
         inputs.accept_omitted(bound.inputs, bound.omitted)
         declared = self._declaration
-        spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.in_rule)
+        spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.within)
         primal = None if declared.primal is None else spec.primal
-        held = declared.f, declared.primal, constants, bound.rest, *bound_to
+        held = Held(declared.f, declared.primal, constants, bound.rest, bound_to)
         return Call(spec, spec.apply, primal, held, operands, variables)
 
 

@@ -378,7 +378,7 @@ def test_none_is_no_gradient_for_one_variable_or_for_all(none):
     assert_same(got, (jnp.float32(0), jnp.float32(11), jnp.float32(21)))
 
 
-# --- eagerly, all but these weights has values ------------------------------------------------------
+# --- eagerly, all but these weights has values ----------------------------------------------------
 
 
 class Layer:

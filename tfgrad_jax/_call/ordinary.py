@@ -10,8 +10,7 @@ from tfgrad_jax._autodiff.primitives import depend
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._jax.types import Leaf, LeafIndex, OperandIndex, PyTree
 
-from .capture import CapturedIndex, Values
-from .rule import Gradient, Wanted
+from .rule import CapturedIndex, Gradient, Values, Wanted
 
 
 @register_static

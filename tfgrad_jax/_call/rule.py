@@ -12,22 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
-from tfgrad_jax._closure.assigned import Watched, refuse_assigned
+from tfgrad_jax._closure.assigned import refuse_assigned
+from tfgrad_jax._closure.objects import Watched
 from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, is_captured, reach
 from tfgrad_jax._closure.skeleton import Copies, frozen, hoist_tracers
-from tfgrad_jax._closure.snapshot import Snapshot
+from tfgrad_jax._closure.snapshot import Owned, Snapshot
 from tfgrad_jax._closure.traced import SourceInfo, traced
-from tfgrad_jax._frontend.grad_fn import GradFn, Held, Variables
+from tfgrad_jax._frontend.grad_fn import GradFn, HeldByRule, Variables
 from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, Spec, is_traced
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-from .capture import CapturedIndex, Values
-
+CapturedIndex: TypeAlias = int  # an `OperandIndex` of a captured value: these come first
+Values: TypeAlias = Sequence[Leaf]  # arrays or tracers
 Wanted: TypeAlias = Sequence[OperandIndex]  # those that are being differentiated
 Gradient: TypeAlias = Leaf | None
-Parts: TypeAlias = Values  # the values of the variables that a rule may list, then `GradFn.held`
+Parts: TypeAlias = tuple[Values, HeldByRule]  # of the variables that a rule may list; `GradFn.held`
 
 
 class Listing(NamedTuple):
@@ -76,15 +77,17 @@ class UserRule(NamedTuple):
     captured: int  # how many of the operands are captured values
     values: Values  # of what it may list
     watched: Sequence[Watched]
+    owned: Owned  # what `f` has not made
 
-    @property
     def parts(self) -> Parts:
-        return [*self.values, *self.grad_fn.held]
+        """Return what it holds, in a new list; copies are made of what is in it."""
+        return list(self.values), self.grad_fn.held
 
     def run(self, parts: Callable[[Values], Copies]) -> Run:
         """Return what runs the rule on parts, which hold the residuals. JAX keeps it."""
-        bare = self.grad_fn._replace(held=())
-        return functools.partial(self._replace(grad_fn=bare, values=(), watched=())._run, parts)
+        bare = self.grad_fn._replace(held=None)
+        code = self._replace(grad_fn=bare, values=(), watched=(), owned=dict)
+        return functools.partial(code._run, parts)
 
     def _run(
         self,
@@ -95,10 +98,9 @@ class UserRule(NamedTuple):
     ) -> list[Gradient]:
         """Return the gradients of the wanted operands. With its first argument, it is a `Run`."""
         self.refused.check(wanted)
-        current, watched = parts(residuals)
-        count = len(self.listing.gives)
-        variables = self.listing.argument(current[:count], wanted)
-        returned = self.grad_fn.gradients(current[count:], cotangents, *variables)
+        (values, held), watched = parts(residuals)
+        variables = self.listing.argument(values, wanted)
+        returned = self.grad_fn.gradients(held, cotangents, *variables)
         refuse_assigned(watched, self.grad_fn.source)
         listed = self.listing.listed(wanted)
         inputs = range(self.captured, self.captured + len(returned) - len(listed))
@@ -125,23 +127,24 @@ def hoisted(
     # through more objects before it is traced.
     is_patient = bool(rule.listing.specs) or not is_staging()
     takes = takes_also(ys)
-    found = reach(rule.parts, takes, budget=BUDGET if is_patient else BUDGET_STAGED)
+    parts = rule.parts()
+    found = reach(parts, takes, budget=BUDGET if is_patient else BUDGET_STAGED)
     if found.obstacle:
         variables = rule.listing.argument(rule.values, wanted)
         by_jaxpr = transparent_rule(rule.source, rule.grad_fn, upstreams, *variables)
         refuse_assigned(rule.watched, by_jaxpr.source)
         rule = rule._replace(grad_fn=by_jaxpr)
-        found = reach(rule.parts, takes)
-    skeleton, residuals = hoist_tracers(rule.parts, found, rule.watched)
+        parts = rule.parts()
+        found = reach(parts, takes)
+    skeleton, residuals = hoist_tracers(parts, found, rule.watched, owned=rule.owned)
     return rule.run(skeleton.copies), residuals
 
 
-def made(held: Held, ys: Values) -> Values:
+def made(ys: Values, owned: Owned) -> Values:
     """Return the outputs that `f` has made itself: not a constant that it holds and returns."""
     if is_traced(ys):  # a tracer that it holds is an operand
         return ys
-    visited = reach(held, lenient=True).visited
-    return [y for y in ys if id(y) not in visited]
+    return [y for y in ys if id(y) not in owned()]
 
 
 def takes_also(ys: Values) -> Callable[[Leaf], bool]:
@@ -152,10 +155,10 @@ def takes_also(ys: Values) -> Callable[[Leaf], bool]:
 
 def kept(rule: UserRule) -> tuple[Run, list[Leaf]]:
     """Return the rule around its parts as they are."""
-    parts = rule.parts
+    parts = rule.parts()
     copies = {id(w.value) for w in rule.watched}
     found = reach(parts, lambda _: False, ends=copies, lenient=True)
-    snapshot = Snapshot(found)
+    snapshot = Snapshot(found, owned=rule.owned)
     # If the rule reaches none of them, do not hold them: the batch that `f` alone reads would stay
     # in memory until the backward pass.
     reaches_copies = not found.is_complete or not copies.isdisjoint(found.visited)
@@ -186,7 +189,7 @@ def transparent_rule(
     count = len(values)
 
     def gradients(
-        consts: Held, cotangents: Values, _: Variables | None, values: Values
+        consts: HeldByRule, cotangents: Values, _: Variables | None, values: Values
     ) -> list[Gradient]:
         if len(values) not in (0, count):
             raise errors.fixed_variables(source)

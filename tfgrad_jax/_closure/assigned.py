@@ -6,41 +6,34 @@ objects that lead to no tracer, which are no copies, and those that the code its
 """
 
 import functools
-import operator
 import types
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import jax
 
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-from .objects import OBJECT, Contents, Kind, Label, Object, Slot, content_of, kind_of
+from .objects import OBJECT, Label, Object, Slot, Watched, content_of, kind_of
 from .reach import reach
 
 
-class Watched(NamedTuple):
-    """An object to which nothing may be assigned, and what it holds."""
-
-    value: Object
-    kind: Kind
-    contents: Contents
-
-
-def watched_objects(values: Iterable[Object]) -> list[Watched]:
-    """Watch those of these values that are ordinary objects, but no containers."""
-    found = [value for value in values if kind_of(value, type(value)) is OBJECT]
-    return [Watched(value, OBJECT, OBJECT.contents(value)) for value in found]
+def watched_objects(values: Iterable[Object], containers: bool = False) -> list[Watched]:
+    """Watch those of these values that are ordinary objects; containers, too, if asked to."""
+    pairs = [(value, kind_of(value, type(value))) for value in values]
+    return [
+        Watched(value, kind, kind.contents(value))
+        for value, kind in pairs
+        if kind is OBJECT or (containers and kind is not None and kind.fill is not None)
+    ]
 
 
 def refuse_assigned(every: Sequence[Watched], source: Source) -> None:
     """Raise if the code of a function has assigned something to watched objects."""
     for one in every:
-        now, before = one.kind.contents(one.value), one.contents
-        is_same = list(now) == list(before)
-        if is_same and all(map(operator.is_, now.values(), before.values())):
+        if not one.is_changed():
             continue
+        now, before = one.kind.contents(one.value), one.contents
         for label in {**before, **now}:
             if label in before and label in now and before[label] is now[label]:
                 continue

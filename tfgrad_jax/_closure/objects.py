@@ -15,6 +15,7 @@ The guide and the tables `TRACED` of the tests say what is traced.
 
 import collections
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -56,6 +57,20 @@ class Kind(NamedTuple):
     parts: Callable[[Object], Sequence[Object]]  # what is needed to make it
     contents: Callable[[Object], Contents]  # what is put into it afterwards
     fill: Filler | None  # puts it there; None: nothing can be
+
+
+class Watched(NamedTuple):
+    """An object, and what it held when it was looked at."""
+
+    value: Object
+    kind: Kind
+    contents: Contents
+
+    def is_changed(self) -> bool:
+        """Return whether it holds something else now."""
+        now = self.kind.contents(self.value)
+        is_same = list(now) == list(self.contents)
+        return not (is_same and all(map(operator.is_, now.values(), self.contents.values())))
 
 
 def kind_of(value: Object, cls: type) -> Kind | None:

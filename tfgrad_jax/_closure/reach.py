@@ -61,6 +61,7 @@ class Reached:
     # These, and all objects that lead to one, with how each is copied.
     way: dict[Id, Kind | None]
     functions: list[types.FunctionType]  # that were visited, and have variables
+    mutable: list[Object]  # what else was visited and may be changed: containers, objects
     assigned: dict[Id, str]  # the variables to which these assign: cells, with their names
     # Why the values cannot be copied around others; "" if they can be.
     obstacle: str
@@ -93,7 +94,7 @@ def reach(
     look into. If lenient, only too much to visit is an obstacle: what is not copied will be shared,
     and a jitted function will be copied without the `jit`.
     """
-    found = Reached({}, {}, [], {}, "", True, {})
+    found = Reached({}, {}, [], [], {}, "", True, {})
     visited, way = found.visited, found.way
     tables: list[tuple[Id, list[Object]]] = []  # with those of their keys that may lead to a tracer
     waiting: list[tuple[Id, Iterable[Object]]] = [(0, values)]  # what these objects hold
@@ -122,11 +123,15 @@ def reach(
             if cls is _FUNCTION and value.__closure__:
                 found.functions.append(value)
                 found.assigned |= assigned_by(value)
+            elif cls is types.GeneratorType:
+                found.assigned |= _own_variables(value)
             elif key in found.assigned and is_below(content_of(value)):
                 continue
             more = (list_held or _held)(value, budget)
             if more is not None and cls not in _CODE and not issubclass(cls, Copied):
                 budget -= 1 + len(more)
+                if cls is not tuple:
+                    found.mutable.append(value)
             if more is None or budget < 0:
                 found.obstacle, found.is_complete = "among too much to look through", False
                 return found
@@ -185,6 +190,14 @@ def _assigned(code: types.CodeType) -> frozenset[str]:
     names = {i.argval for i in dis.get_instructions(code) if i.opname in stores}
     inner = [_assigned(c) for c in code.co_consts if isinstance(c, types.CodeType)]
     return frozenset(names.union(*inner).intersection(code.co_freevars))
+
+
+def _own_variables(generator: Object) -> dict[Id, str]:
+    """Return the cells of a generator that waits, without those of outer scopes: they are live."""
+    held = gc.get_referents(generator)
+    functions = [f for f in held if type(f) is _FUNCTION and f.__code__ is generator.gi_code]
+    outer = {id(cell) for f in functions for cell in f.__closure__ or ()}
+    return {id(c): "" for c in held if type(c) is _CELL and id(c) not in outer}
 
 
 def is_leaf(value: Object, cls: type) -> bool:

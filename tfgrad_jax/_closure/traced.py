@@ -38,10 +38,13 @@ class Traced(NamedTuple):
     aside: Any  # what it returned besides arrays
     closed: ClosedJaxpr
 
-    def uses(self, results: int) -> Uses:
-        """Return how the first so many results use the constants and then the arguments."""
+    def uses(self, results: int, differentiable: bool = False) -> Uses:
+        """Return how the first so many results use the constants and then the arguments.
+
+        If `differentiable`, a use in a comparison does not count, since it has no derivative.
+        """
         jaxpr = without_consts(self.closed)
-        mask = functools.reduce(operator.or_, dependence(jaxpr)[:results], 0)
+        mask = functools.reduce(operator.or_, dependence(jaxpr, differentiable)[:results], 0)
         relevant = {v: i for i, v in enumerate(jaxpr.invars) if mask >> i & 1}
         uses: Uses = {}
         for eqn in jaxpr.eqns:

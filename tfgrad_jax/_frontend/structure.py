@@ -1,8 +1,8 @@
 """Flatten the inputs, and `y`.
 
-At the call, `split` sorts the leaves of the inputs into *operands* (those that JAX is tracing) and
-constants (all others, which stay unchanged). `Layout.join` puts them together again, with new
-operands. `returned.py` reads the gradients that a rule returns for the leaves.
+At the call, `split` takes the *operands* out of the inputs, the leaves that JAX is tracing, and
+leaves the constants: all else, as it is. `Layout.join` puts them together again, with new operands.
+`returned.py` reads the gradients that a rule returns for the leaves.
 """
 
 import collections
@@ -48,10 +48,12 @@ class Layout:
     __slots__ = (
         "differentiable",
         "full",
+        "holes",
         "names",
         "numbers",
         "operands",
         "specs",
+        "template",
         "treedef",
         "written",
     )
@@ -60,6 +62,8 @@ class Layout:
         self.treedef = treedef
         self.names = names
         self.operands: Sequence[LeafIndex] = [i for i, v in enumerate(leaves) if is_operand(v)]
+        # The structure around the constants: among its leaves, the operands are at the holes.
+        self.template, self.holes = treedef, self.operands
         self.specs = [spec(leaf) if is_array(leaf) else None for leaf in leaves]
         # By leaf: whether it has a gradient.
         self.differentiable = [s is not None and s.differentiable for s in self.specs]
@@ -84,12 +88,27 @@ class Layout:
             ours = [v for i, v in enumerate(numbered) if i not in omitted]
             self.full = full, tree_leaves(ours)
 
-    def join(self, constants: Sequence[Leaf], operands: Sequence[Leaf]) -> PyTree:
+    def join(self, constants: Sequence[PyTree], operands: Sequence[Leaf]) -> PyTree:
         """Rebuild the values: the constants, with new operands in their places."""
         leaves = list(constants)
-        for i, value in zip(self.operands, operands, strict=True):
+        for i, value in zip(self.holes, operands, strict=True):
             leaves[i] = value
-        return tree_unflatten(self.treedef, leaves)
+        return tree_unflatten(self.template, leaves)
+
+    def rebuilt(self, values: PyTree, constants: Sequence[PyTree]) -> list[PyTree]:
+        """Return the containers that `join` has made around these constants and some operands."""
+        if _is_flat(self.template):
+            return []
+        nodes: list[PyTree] = []
+        ends = set(map(id, constants))
+
+        def is_end(node: PyTree) -> bool:  # JAX asks it for each node
+            nodes.append(node)
+            return id(node) in ends
+
+        leaves = tree_leaves(values, is_leaf=is_end)
+        ends.update(map(id, (values, *leaves)))
+        return [node for node in nodes if id(node) not in ends]
 
     def leaf_paths(self) -> list[str]:
         """Name every leaf as the user would write it, such as `params['w'][0]`."""
@@ -116,17 +135,27 @@ class Layout:
 
 
 def split(values: PyTree, names: Sequence[str]) -> tuple[list[Leaf], list[Leaf], Layout]:
-    """Separate the leaves of `values`: return operands, constants, and the layout of both.
+    """Separate `values` into operands and constants; return both, and their layout.
 
-    The constants have None in the places of the operands.
+    The constants have None in the places of the operands. A container without an operand is one of
+    them: it stays the same object, so a list that `f` appends to is the caller's own.
     """
     leaves, treedef = tree_flatten(values)
     layout = Layout(treedef, leaves, names)
     layout.written = order_of_keys(values, treedef)
     operands = [leaves[i] for i in layout.operands]
-    for i in layout.operands:
+    if not _is_flat(treedef):
+        is_constant = lambda node: not any(map(is_operand, tree_leaves(node)))  # noqa: E731
+        leaves, layout.template = tree_flatten(values, is_leaf=is_constant)
+        layout.holes = [i for i, leaf in enumerate(leaves) if is_operand(leaf)]
+    for i in layout.holes:
         leaves[i] = None
     return operands, leaves, layout
+
+
+def _is_flat(treedef: PyTreeDef) -> bool:
+    """Return whether a structure is a tuple of leaves."""
+    return treedef.num_nodes == treedef.num_leaves + 1
 
 
 def order_of_keys(values: PyTree, treedef: PyTreeDef) -> Sequence[LeafIndex] | None:

@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
 
 from .compat import is_ref_type
-from .types import Aval, Eqn, Leaf
+from .types import Aval, Eqn, Leaf, is_differentiable
 
 _V = TypeVar("_V")  # the fact that is followed
 Atom: TypeAlias = Var | Literal
@@ -102,6 +102,9 @@ def _flow(jaxpr: Jaxpr, operands: Iterable[_V], analysis: Analysis[_V]) -> Follo
 class _Dependence:
     """Follow which operands a value depends on."""
 
+    def __init__(self, differentiable: bool = False) -> None:
+        self._differentiable = differentiable
+
     def constant(self, value: Leaf) -> Mask:
         return 0
 
@@ -114,7 +117,12 @@ class _Dependence:
         n = len(eqn.outvars)
         if isinstance(eqn.primitive, Identity) or eqn.primitive.name in ONE_BY_ONE:
             return list(operands[:n])
-        return [functools.reduce(operator.or_, operands, 0)] * n
+        joined = functools.reduce(operator.or_, operands, 0)
+        return [0 if self._ends(v) else joined for v in eqn.outvars]
+
+    def _ends(self, variable: Var) -> bool:
+        """Return whether nothing that is computed from a value has a derivative: it is no float."""
+        return self._differentiable and not is_differentiable(cast("Aval", variable.aval).dtype)
 
     def join(self, name: str, a: Mask, b: Mask) -> Mask:
         return a | b
@@ -123,9 +131,13 @@ class _Dependence:
         return predicate | result
 
 
-def dependence(jaxpr: Jaxpr) -> list[Mask]:
-    """Return, for each result of a jaxpr without constants, which operands it depends on."""
-    return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], _Dependence())
+def dependence(jaxpr: Jaxpr, differentiable: bool = False) -> list[Mask]:
+    """Return, for each result of a jaxpr without constants, which operands it depends on.
+
+    If `differentiable`, only through values that have derivatives.
+    """
+    analysis = _Dependence(differentiable)
+    return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], analysis)
 
 
 @functools.cache
@@ -167,6 +179,7 @@ class _Reads(_Dependence):
     """Also follow constant arrays: their bits come after those of the operands."""
 
     def __init__(self, operands: int) -> None:
+        super().__init__()
         self._operands = operands
         self.arrays: list[jax.Array] = []
 

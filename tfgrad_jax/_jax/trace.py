@@ -104,38 +104,54 @@ def is_staging() -> bool:
 
 
 class _AtOnce(jax.core.Trace):
-    """A trace inside one that records operations: runs those on values at the level outside.
+    """A trace inside one that records operations: it runs those on values at the level outside.
 
-    So code sees these values. JAX's `ensure_compile_time_eval` does so, too; but it reads a Ref
-    before what is recorded is written there, and runs nothing on tracers of the level outside.
+    So the code sees these values, and a cache of constants that it fills holds values.
     """
 
-    def __init__(self, recording: Any, recorded: Callable[[Any], bool]) -> None:
+    # JAX's `ensure_compile_time_eval` would do, but for Refs: it reads one at once whose write it
+    # has only recorded. The gradient of a Ref that `f` had made was 0, and a global Ref that was
+    # written twice lost a write. This class can go when JAX records what reads such a Ref.
+    def __init__(self, recording: Any, recorded: Callable[[Tracer], bool]) -> None:
         super().__init__()
         self.parent_trace = self.recording = recording
-        self.recorded = recorded
-        self.requires_low = getattr(recording, "requires_low", True)
+        self.requires_low = recording.requires_low
+        self._recorded = recorded
 
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("process_") and name != "stage_value":
-            return super().__getattribute__(name)
-        recording, recorded = self.recording, self.recorded
+    def _is_recorded(self, values: Sequence[Any]) -> bool:
+        return any(is_ref(v) or (isinstance(v, Tracer) and self._recorded(v)) for v in values)
 
-        def process(*args: Any, **params: Any) -> Any:
-            parts = [a if isinstance(a, list | tuple) else [a] for a in args]
-            values = [v for part in parts for v in part]
-            is_recorded = (
-                any((isinstance(v, Tracer) and recorded(v)) or is_ref(v) for v in values)
-                or getattr(values[0], "name", "") == "new_ref"
-                or (isinstance(args[-1], dict) and args[-1].get("ordered", False))
-            )
-            if not is_recorded:
-                # The function of a `custom_jvp` may hold a tracer of the recording trace.
-                with contextlib.suppress(UnexpectedTracerError):
-                    return getattr(recording.parent_trace, name)(*args, **params)
-            return getattr(recording, name)(*args, **params)
+    def stage_value(self, val: Any) -> Any:
+        trace = self.recording if self._is_recorded([val]) else self.recording.parent_trace
+        return trace.stage_value(val)
 
-        return process
+    def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
+        # Effects in order, and the making of a Ref, belong to what is recorded beside them.
+        stays = primitive.name == "new_ref" or params.get("ordered", False)
+        is_recorded = stays or self._is_recorded(values)
+        trace = self.recording if is_recorded else self.recording.parent_trace
+        return trace.process_primitive(primitive, values, params)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, f: Any, jvp: Any, values: Any, /, **params: Any
+    ) -> Any:
+        return self._called("process_custom_jvp_call", values, (primitive, f, jvp, values), params)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, f: Any, fwd: Any, bwd: Any, values: Any, /, **params: Any
+    ) -> Any:
+        parts = primitive, f, fwd, bwd, values
+        return self._called("process_custom_vjp_call", values, parts, params)
+
+    def process_shard_map(self, primitive: Any, f: Any, values: Any, /, **params: Any) -> Any:
+        return self._called("process_shard_map", values, (primitive, f, values), params)
+
+    def _called(self, name: str, values: Any, parts: tuple[Any, ...], params: Any) -> Any:
+        if not self._is_recorded(values):
+            # The function may hold a tracer of what is recorded, beside its arguments.
+            with contextlib.suppress(UnexpectedTracerError):
+                return getattr(self.recording.parent_trace, name)(*parts, **params)
+        return getattr(self.recording, name)(*parts, **params)
 
 
 def at_once(outside: bool = False) -> Callable[[], Any]:
@@ -144,7 +160,7 @@ def at_once(outside: bool = False) -> Callable[[], Any]:
     There, operations on values run at once, and if those `outside` count, on other tracers than
     those of that trace: unless JAX records all operations now, so that there are no values.
     """
-    if _set_trace is None or (is_staging() and type(_current_trace(())) is not _AtOnce):
+    if is_staging() and type(_current_trace(())) is not _AtOnce:
         return contextlib.nullcontext
 
     def context() -> Any:
