@@ -296,11 +296,11 @@ def test_a_mapped_output_has_the_upstream_of_each_example(of, own, mode):
     def y(x, k):
         f = {
             "input": lambda x: custom_gradient(
-                lambda x, i: (x + 1.0 * i, lambda dy: (7 * dy * dy, None))
+                lambda x, i: (x + i.astype(x.dtype), lambda dy: (7 * dy * dy, None))
             )(x, k.astype(int)),
             "captured": custom_gradient(lambda x: (x + k, lambda dy: 7 * dy * dy)),
             "axis": custom_gradient(
-                lambda x: (x + 1.0 * lax.axis_index("d"), lambda dy: 7 * dy * dy)
+                lambda x: (x + lax.axis_index("d").astype(x.dtype), lambda dy: 7 * dy * dy)
             ),
         }[of]
         return OWN[own](lambda x, k: f(x))(x, k)
