@@ -27,7 +27,8 @@ from typing import (
     overload,
 )
 
-from jax.tree_util import all_leaves
+from jax.core import Tracer
+from jax.tree_util import all_leaves, tree_leaves
 
 from ._call.run import run
 from ._closure.reach import JITTED, is_importable
@@ -43,8 +44,8 @@ from ._frontend.grad_fn import (
 )
 from ._frontend.signature import Signature, annotations_of
 from ._frontend.structure import split
-from ._jax.trace import is_idle
-from ._jax.types import Copied
+from ._jax.trace import is_idle, is_plain
+from ._jax.types import Copied, is_concrete, is_traced
 from ._messages import errors
 from ._messages.source import Source, describe
 from ._messages.text import kind_of
@@ -175,13 +176,34 @@ class CustomGradient(Copied, Generic[_P, _R]):
         if is_idle() and positional:
             # Nothing can be differentiated, so the arguments need not be bound to names.
             if self._declaration.primal is not None:
-                return primal_value(self._source, self._declaration.primal, (*bound_to, *args), {})
-            y, _ = checked_pair(self._declaration.f, self._declaration.f(*bound_to, *args))
-            return checked_outputs(self._declaration.f, y)
+                y = primal_value(self._source, self._declaration.primal, (*bound_to, *args), {})
+            else:
+                y, _ = checked_pair(self._declaration.f, self._declaration.f(*bound_to, *args))
+            for value in args:  # not in them: this runs at every call
+                if isinstance(value, Tracer):
+                    self._refuse_traced()
+            if is_concrete(type(y)):
+                return y
+            checked_outputs(self._declaration.f, y)
+            if is_traced(tree_leaves(y)):
+                self._refuse_traced()
+            return y
         call = self._call_of(bound_to, args, kwargs, signature)
         if is_idle():
-            return call.value()
+            y = call.value()
+            if call.operands or is_traced(tree_leaves(y)):
+                self._refuse_traced()
+            return y
         return run(call, self._name)
+
+    def _refuse_traced(self) -> None:
+        """Raise for a traced argument or result where nothing is traced.
+
+        JAX traces in one thread. In another one it would not ask the rule, and differentiate what
+        `f` returns: its argument, if it is an identity.
+        """
+        if not is_plain():
+            raise errors.traced_elsewhere(self._source)
 
     def _call_of(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature

@@ -48,6 +48,11 @@ def is_idle() -> bool:
     return now == _IDLE or now == _local.plain
 
 
+def is_plain() -> bool:
+    """Return whether `plainly` runs at this trace: what JAX traces may be on the way."""
+    return _current_trace(()) == _local.plain
+
+
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
     """Compute only the value: decorated functions called directly at this trace run without rules.

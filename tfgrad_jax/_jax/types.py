@@ -77,6 +77,12 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, NUMPY) and (leaf.dtype == bool or is_kind(leaf.dtype, jnp.number))
 
 
+@functools.cache
+def is_concrete(kind: type) -> bool:
+    """Return whether a type is one of arrays that are no tracers. Cached: runs at every call."""
+    return issubclass(kind, jax.Array) and not issubclass(kind, Tracer)
+
+
 def is_traced(values: Any) -> bool:
     """Return whether JAX is tracing any of the values."""
     return any(isinstance(v, Tracer) for v in values)
