@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero, linear_call
+from jax.custom_derivatives import SymbolicZero
 
 from tfgrad_jax._jax.compat import (
     KEEPS_CUSTOM_JVP,
@@ -52,8 +52,8 @@ from tfgrad_jax._messages.runs import is_of_derivative
 from tfgrad_jax._messages.tracebacks import hidden, is_own
 
 from .function import Function
-from .primitives import attach, depend, push, zero_tangent
-from .rule import Rule, replaced
+from .primitives import attach, depend, push, push_by_type, zero_tangent
+from .rule import Pull, Rule, replaced
 
 
 def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> list[Leaf]:
@@ -187,13 +187,11 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     The rule of a linear function is the same at every point, so it runs at zero; a gradient that
     depends on the point raises.
     """
+    operands = _arrays(operands)
     linear = {i: o for i, o in enumerate(operands) if is_transposed(o)}
     known = {i: o for i, o in enumerate(operands) if i not in linear}
     types = {i: tangent_type(o) for i, o in linear.items()}
     count = len(operands)
-
-    def value(known: dict[OperandIndex, Leaf], linear: dict[OperandIndex, Leaf]) -> list[Leaf]:
-        return function.value([{**known, **linear}[i] for i in range(count)])
 
     def gradients(
         linear: dict[OperandIndex, Leaf], known: dict[OperandIndex, Leaf], cotangents: Cotangents
@@ -203,19 +201,22 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
         dxs = rule([cotangents[i] for i in rule.outputs])
         return [at[i] if dxs[i] is None else dxs[i] for i in linear]
 
-    def transpose(
-        known: dict[OperandIndex, Leaf], cotangents: Cotangents
-    ) -> dict[OperandIndex, Leaf]:
+    def transpose(values: Sequence[Leaf], cotangents: Cotangents, wanted: Any) -> list[Leaf]:
         at = {i: zeros(t) for i, t in types.items()}
-        closed = jax.make_jaxpr(gradients)(at, known, cotangents)
+        known_then = dict(zip(known, values, strict=True))
+        closed = jax.make_jaxpr(gradients)(at, known_then, cotangents)
         jaxpr, first = without_consts(closed), len(closed.consts)
         if any(depends_on(mask, first, first + len(at)) for mask in dependence(jaxpr)):
             text = "a gradient that depends on its inputs"
             raise errors.not_linear(function.source, text)
-        leaves = jax.tree.leaves((at, known, cotangents))
-        return dict(zip(at, evaluate(jaxpr, *closed.consts, *leaves), strict=True))
+        leaves = jax.tree.leaves((at, known_then, cotangents))
+        every = evaluate(jaxpr, *closed.consts, *leaves)
+        return [every[x] for x in wanted]
 
-    return linear_call(value, transpose, known, linear)
+    ys = jax.make_jaxpr(lambda *operands: function.value(operands))(*operands).out_avals
+    pull = Pull(transpose, range(len(linear)), function.source)
+    types_of_y = tuple(y.to_tangent_aval() for y in ys)
+    return push_by_type(list(known.values()), list(linear.values()), pull, types_of_y)
 
 
 def _with_axis_in_front(function: Function, values: Iterable[Leaf]) -> list[Leaf]:

@@ -164,10 +164,10 @@ def push(pull: Pull, residuals: _Values, ys: _Values, tangents: Tangents) -> lis
     # ignores; `ys` themselves would be kept for the backward pass.
     if is_traced(ys):
         pull, residuals = pull.with_mark(), [*residuals, *depend([jnp.zeros(0, bool)], ys)]
-    return _push(residuals, tangents, pull, tuple(map(tangent_type, ys)))
+    return push_by_type(residuals, tangents, pull, tuple(map(tangent_type, ys)))
 
 
-def _push(
+def push_by_type(
     residuals: _Values, tangents: Tangents, pull: Pull, types: tuple[Aval, ...]
 ) -> list[Leaf]:
     n = len(residuals)
@@ -196,7 +196,7 @@ def _push_jvp(
     dots, dts = _split(tangents, n_residuals)
     parts = []
     if _nonzero(dts):
-        parts.append(_push(residuals, list(map(_instantiated, dts)), pull, types))
+        parts.append(push_by_type(residuals, list(map(_instantiated, dts)), pull, types))
     if some := _nonzero(dots):
         parts.append(_derivative(pull, residuals, ts, types, some, [dots[i] for i in some]))
     if not parts:
@@ -228,7 +228,7 @@ def _derivative(
     except NotLinearError as error:
         if error.error is None:
             raise refusal(pull.source, error) from None
-        return _push([*residuals, *ts], dots, pull.derivative(len(residuals), some), types)
+        return push_by_type([*residuals, *ts], dots, pull.derivative(len(residuals), some), types)
 
 
 def _push_transpose(
@@ -264,7 +264,7 @@ def _push_batch(
     residual_dims, x_dims = _split(dims, n_residuals)
     new = pull.batched(axis, residual_dims, [0] * len(types), [d is not None for d in x_dims])
     out_types = tuple(batched_type(t, axis) for t in types)
-    out = _push(residuals, _in_front(tangents, x_dims), new, out_types)
+    out = push_by_type(residuals, _in_front(tangents, x_dims), new, out_types)
     return out, [0] * len(types)
 
 

@@ -78,11 +78,14 @@ def is_operand(value: Any) -> bool:
 
 def is_live(tracer: Any) -> bool:
     """Return whether the trace of a tracer is still running; otherwise JAX refuses to use it."""
-    trace = _current_trace(())
-    while trace is not tracer._trace:
+    trace, its = _current_trace(()), tracer._trace
+    # Inside a `shard_map`, each transformation around it has another trace, with the same tag.
+    tag = getattr(its, "tag", its)
+    while trace is not its and getattr(trace, "tag", None) is not tag:
         if not hasattr(trace, "parent_trace"):
-            # JAX does not say which trace encloses that of a `shard_map`.
-            return bool(jax.sharding.get_abstract_mesh().manual_axes)
+            # Where JAX records a `shard_map`, it does not say which traces enclose the record.
+            is_known = trace is not None and trace != _IDLE and type(trace) is not _staging()
+            return not is_known and bool(jax.sharding.get_abstract_mesh().manual_axes)
         trace = trace.parent_trace
     return True
 
