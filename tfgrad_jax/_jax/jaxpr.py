@@ -155,7 +155,7 @@ class _Mapped(_Dependence):
         self, eqn: Eqn, operands: Sequence[Mask], follow: Callable[..., Followed[Mask]]
     ) -> Followed[Mask]:
         if eqn.primitive.name == "custom_vmap_call":  # its rule says what is mapped
-            return [0] * len(eqn.outvars), operands
+            return [0] * len(eqn.outvars), list(operands)
         return follow(eqn, operands, self)
 
     def step(self, eqn: Eqn, operands: Sequence[Mask]) -> list[Mask]:
