@@ -294,7 +294,7 @@ limit(
     "Forward mode is an operation of its own, and the tables of kernel compilers are not ours.",
     lambda: in_a_kernel(lambda x: jax.jvp(declared_by(SEVEN), (x,), (x,))[1]),
     NotImplementedError,
-    "push",
+    "push|attach",
     lambda: bool(in_a_kernel(declared_by(SEVEN))),
     True,
 )
