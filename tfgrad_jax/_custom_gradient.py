@@ -6,7 +6,6 @@ does the rest.
 """
 
 import functools
-import inspect
 import threading
 import types
 from collections.abc import Callable
@@ -36,19 +35,18 @@ from ._frontend.grad_fn import (
     Call,
     CallSpec,
     Held,
-    Within,
     checked_outputs,
     checked_pair,
     primal_value,
-    written_within,
 )
 from ._frontend.signature import Signature, annotations_of
 from ._frontend.structure import split
+from ._frontend.within import Within, written_within
 from ._jax.trace import is_idle, is_plain
 from ._jax.types import Copied, is_concrete, is_traced
 from ._messages import errors
+from ._messages.runs import explain_run
 from ._messages.source import Source, describe
-from ._messages.text import kind_of
 from ._messages.tracebacks import hidden, hide
 
 _P = ParamSpec("_P")
@@ -178,7 +176,11 @@ class CustomGradient(Copied, Generic[_P, _R]):
             if self._declaration.primal is not None:
                 y = primal_value(self._source, self._declaration.primal, (*bound_to, *args), {})
             else:
-                y, _ = checked_pair(self._declaration.f, self._declaration.f(*bound_to, *args))
+                try:
+                    y, _ = checked_pair(self._declaration.f, self._declaration.f(*bound_to, *args))
+                except Exception as error:  # within another function, which JAX traces
+                    explain_run(error, self._source)
+                    raise
             for value in args:  # not in them: this runs at every call
                 if isinstance(value, Tracer):
                     self._refuse_traced()
@@ -218,7 +220,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
                 error.add_note(errors.variables_failed(self._source))
                 raise
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
-        inputs.accept_omitted(bound.inputs, bound.omitted)
+        inputs.accept_omitted(signature.names, bound.omitted)
         declared = self._declaration
         spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.within)
         primal = None if declared.primal is None else spec.primal
@@ -254,27 +256,29 @@ class _Decorator(Protocol):
     def __call__(self, f: Callable[_P, _Pair[_R]], /) -> CustomGradient[_P, _R]: ...
 
 
+# `_Options` could have other keys, for a type checker: PEP 728 closes such types.
 @overload
-def custom_gradient(
+def custom_gradient(  # pyrefly: ignore[inconsistent-overload]
     f: "staticmethod[_P, _Pair[_R]]", **options: Unpack[_Options]
 ) -> "staticmethod[_P, _R]": ...
 @overload
-def custom_gradient(
+def custom_gradient(  # pyrefly: ignore[inconsistent-overload]
     f: "classmethod[_T, _P, _Pair[_R]]", **options: Unpack[_Options]
 ) -> "classmethod[_T, _P, _R]": ...
 @overload
-def custom_gradient(
+def custom_gradient(  # pyrefly: ignore[inconsistent-overload]
     f: Callable[_P, _Pair[_R]], **options: Unpack[_Options]
 ) -> CustomGradient[_P, _R]: ...
 @overload
-def custom_gradient(f: None = None, **options: Unpack[_Options]) -> _Decorator: ...
+def custom_gradient(  # pyrefly: ignore[inconsistent-overload]
+    f: None = None, **options: Unpack[_Options]
+) -> _Decorator: ...
 def custom_gradient(
     f: Any = None,
-    *_others: Any,
+    *,
     variables: Any = None,
     primal: Any = None,
     convention: Literal["tf", "jax"] = "tf",
-    **_unknown: Any,
 ) -> Any:
     """Declare the gradient of a function.
 
@@ -333,14 +337,10 @@ def custom_gradient(
         >>> float(jax.grad(log1pexp)(100.0))
         1.0
     """
-    if _unknown:
-        raise errors.unknown_option(next(iter(_unknown)))
     if convention not in _CONVENTIONS:
         raise errors.bad_option("convention", convention, "'tf' or 'jax'")
     if primal is not None and not callable(primal):
         raise errors.bad_option("primal", primal, "None or a function")
-    if _others and callable(f):
-        raise errors.too_many_positional(f, kind_of(_others[0]))
     if f is None:
         return functools.partial(
             custom_gradient, variables=variables, primal=primal, convention=convention
@@ -357,9 +357,3 @@ def custom_gradient(
     if isinstance(f, JITTED):
         raise errors.jitted(f)
     return CustomGradient(Declaration.of(f, variables, primal, convention))
-
-
-# Show only the real options in `help`, without the parameters that catch misspelled ones.
-_shown = inspect.signature(custom_gradient)
-_parameters = [p for p in _shown.parameters.values() if p.name not in ("_others", "_unknown")]
-vars(custom_gradient)["__signature__"] = _shown.replace(parameters=_parameters)

@@ -550,6 +550,22 @@ def test_a_counter_that_the_rule_reaches_through_an_object_counts(stage):
     assert held.count() == 3
 
 
+GLOBAL_LOG = []
+
+
+def test_a_rule_may_log_to_a_global_list_that_its_function_took_into_a_variable():
+    GLOBAL_LOG.clear()
+
+    @custom_gradient
+    def f(x):
+        log = GLOBAL_LOG
+        return x * 1.0, lambda dy: log.append(1) or 7 * dy
+
+    _, pull = jax.vjp(f, X)
+    assert_same([pull(jnp.float32(1)), pull(jnp.float32(1))], [(jnp.float32(7),)] * 2)
+    assert len(GLOBAL_LOG) == 2
+
+
 RULES = {}
 
 

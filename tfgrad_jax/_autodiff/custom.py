@@ -36,6 +36,7 @@ from tfgrad_jax._jax.compat import (
     zeros,
 )
 from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, mapped_with, without_consts
+from tfgrad_jax._jax.reasons import noting
 from tfgrad_jax._jax.trace import below, is_reverse, is_staging, is_transposed
 from tfgrad_jax._jax.types import (
     AnyFunction,
@@ -48,8 +49,8 @@ from tfgrad_jax._jax.types import (
     is_traced,
 )
 from tfgrad_jax._messages import errors, gradient_errors
-from tfgrad_jax._messages.runs import is_of_derivative
-from tfgrad_jax._messages.tracebacks import hidden, is_own
+from tfgrad_jax._messages.runs import explain_derivative
+from tfgrad_jax._messages.tracebacks import hidden
 
 from .function import Function
 from .primitives import attach, depend, push, push_by_type, zero_tangent
@@ -151,12 +152,17 @@ def _value(function: Function, *operands: Leaf) -> list[Leaf]:
     # JAX may map the staged call later, and then differentiate it. If an operand is mapped, each
     # output must be mapped: also one that ignores the operand, which the rule may use, and one that
     # all examples share, as they share a sum over them, while each has its own upstream.
-    value = function.source.named(lambda *args: function.value(args), function.names())
-    closed = jax.jit(value).trace(*operands).jaxpr
+
+    def run(*operands: Leaf) -> list[Leaf]:
+        with noting():
+            return function.value(operands)
+
+    jitted = jax.jit(function.source.named(run, function.names()), inline=True)
+    closed = jitted.trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise errors.hidden_tracer(function.source)
     jaxpr, first = without_consts(closed), len(closed.consts)
-    masks, leaves = mapped_with(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
+    masks, leaves = mapped_with(jaxpr), jitted(*operands)
     for i, mask in enumerate(masks):
         ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
         if ignored:
@@ -247,7 +253,7 @@ def _attached(
     try:
         leaves, outputs, run, residuals = function.forward(operands, positions)
     except Exception as error:
-        _note_not_differentiable(error, function)
+        explain_derivative(error, function.source)
         raise
     if positions and not outputs and any(map(_is_number, leaves)):
         gradient_errors.warn_of_no_output(function.source, [(y.shape, y.dtype) for y in leaves])
@@ -261,7 +267,7 @@ def _attached(
         len(operands),
         function.source,
         pure=not any(map(is_ref, operands)),
-        own=_outputs_among(residuals, [leaves[i] for i in outputs], operands),
+        own=_places_of_y(residuals, [leaves[i] for i in outputs], operands),
     )
     # Not only if an operand is traced: what `y` reads from a place that no walk reaches is none.
     if is_traced((*operands, *residuals, *leaves)):
@@ -269,8 +275,9 @@ def _attached(
             *rule.pull(), [operands[i] for i in differentiable], [leaves[i] for i in outputs]
         )
         leaves = replaced(leaves, outputs, ys)
-        own = [k for k, _ in rule.own], [ys[i] for _, i in rule.own]
-        rule = dataclasses.replace(rule, residuals=replaced(residuals, *own))
+        rule = dataclasses.replace(
+            rule, residuals=replaced(residuals, rule.own, ys * len(rule.own))
+        )
         traced = {i: o for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)}
         others = [o for i, o in traced.items() if i not in differentiable]
         for i, leaf in enumerate(leaves):
@@ -280,35 +287,24 @@ def _attached(
     return _with_axis_in_front(function, leaves), rule
 
 
-def _outputs_among(
+def _places_of_y(
     residuals: Sequence[Leaf], ys: Sequence[Leaf], operands: Sequence[Leaf]
-) -> tuple[tuple[int, int], ...]:
-    """Return which residuals are the output of the function, with its position.
+) -> tuple[int, ...]:
+    """Return which residuals are the only output of the function.
 
-    A rule that reads `y` means `h(x)`, whose derivative is the declared one: `dy * 2 * y` of a
-    rounded `y` has a second derivative, and what comes out of a callback or a kernel has one.
-    With several outputs, a rule that ignores the upstream of one declares that it has none.
+    A rule that reads `y` means `h(x)`, whose derivative is the declared one. So `dy * 2 * y` has a
+    second derivative, even if `y` was rounded, or comes out of a callback or a kernel. Not if `y`
+    is an operand: `return x, lambda dy: dy * x` means `x`. Nor with several outputs: a rule that
+    ignores the upstream of one would declare that this one has no derivative.
     """
     if len(ys) != 1 or any(ys[0] is o for o in operands):
         return ()
-    return tuple((k, 0) for k, r in enumerate(residuals) if r is ys[0])
+    return tuple(k for k, r in enumerate(residuals) if r is ys[0])
 
 
 def _is_number(y: Leaf) -> bool:
     """Return whether an output without a derivative is a number, and no key."""
     return y.dtype == bool or is_kind(y.dtype, jnp.integer)
-
-
-def _note_not_differentiable(error: Exception, function: Function) -> None:
-    """Name the function if JAX cannot differentiate its operations.
-
-    For second derivatives JAX differentiates the operations of `f`, and fails at a callback, for
-    instance.
-    """
-    is_new = not (is_own(error) or hasattr(error, "__notes__"))
-    if is_new and is_of_derivative(error):
-        line = function.source.line_in(error)
-        error.add_note(errors.not_differentiable(function.source, line, str(error)))
 
 
 def _tangents(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Leaf]:

@@ -16,16 +16,21 @@ A trace shows what `y` uses, in which order. So only what is traced has undeclar
 on copies is one level down, in `Program.forward`, where the inputs have values.
 """
 
+import functools
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, Reached, reach
+from tfgrad_jax._closure.objects import Object
+from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, Id, Reached, reach
 from tfgrad_jax._closure.skeleton import hoist_tracers
 from tfgrad_jax._frontend.grad_fn import Call
+from tfgrad_jax._jax.reasons import Why
 from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import NEEDS_VALUES, Leaf
 from tfgrad_jax._messages import errors
 
 from .program import Program
+from .rule import Names
 from .transparent import traced_call
 
 Hoisted: TypeAlias = tuple[Program, list[Leaf]]  # and the values that the call captured
@@ -41,30 +46,35 @@ def hoist(call: Call) -> Hoisted:
     is_known = not (program.undeclared or is_pruned)
     if not found.obstacle and (is_known or not records):
         return hoisted
+    # Where JAX records operations, `f` would see no values in any case.
+    why = functools.partial(errors.obstructed, call.spec.source, found.obstacle)
     try:
-        return by_trace(call, hoisted)
-    except NEEDS_VALUES as error:
+        return by_trace(call, hoisted, None if records else why, found.visited)
+    except NEEDS_VALUES:
         if not (found.is_complete or found.captured):
             # So far no tracer was found among very much: `f` runs as it is, and may capture none.
             return hoisted
-        if not records:  # else it would see no values in any case
-            error.add_note(errors.traced_needs_values(call.spec.source, found.obstacle))
         raise
 
 
-def by_trace(call: Call, hoisted: Hoisted) -> Hoisted:
+def by_trace(
+    call: Call, hoisted: Hoisted, why: Why, visited: Mapping[Id, Sequence[Object]]
+) -> Hoisted:
     """Return the same call, which evaluates a jaxpr.
 
     If its rule cannot be returned from a trace, the call stays as it is, and only its uses are
-    known.
+    known. A note says `why` it is traced, if it needs a value; `visited` names what it captured.
     """
     program, values = hoisted
-    traced, uses, *facts = traced_call(call, program.held, values)
-    if traced is not None:
-        program, values = _copied(traced, _reached(traced))
+    shown = traced_call(call, program.held, values, why)
+    if shown.call is not None:
+        program, values = _copied(shown.call, _reached(shown.call))
     place = {id(v): i for i, v in enumerate(values)}
-    known = {place[key]: at for key, at in uses.items() if key in place}
-    return program.with_uses(known, *facts), values
+    uses = {place[key]: at for key, at in shown.uses.items() if key in place}
+    read = {place[key] for key in shown.read if key in place and place[key] not in uses}
+    names = Names.of(call.held, visited, {i: values[i] for i in (*uses, *read)})
+    facts = shown.accepts_variables, shown.reads_hidden
+    return program.with_uses(uses, read, names, *facts), values
 
 
 def _reached(call: Call, budget: int = BUDGET) -> Reached:

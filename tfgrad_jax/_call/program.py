@@ -7,7 +7,8 @@ function of residuals (`_autodiff/custom.py` says when).
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from jax.tree_util import PyTreeDef, register_static, tree_flatten
 from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._closure.skeleton import Skeleton
 from tfgrad_jax._closure.traced import Uses
-from tfgrad_jax._frontend.grad_fn import Apply, Call, CallSpec, Primal, Result, Within
+from tfgrad_jax._frontend.grad_fn import Apply, Call, CallSpec, Primal, Result
+from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import plainly
 from tfgrad_jax._jax.types import (
@@ -29,10 +31,22 @@ from tfgrad_jax._jax.types import (
     spec,
 )
 from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.runs import warn_of_unlisted
 from tfgrad_jax._messages.source import Source
 
 from .ordinary import with_ordinary_gradients
-from .rule import CapturedIndex, Listing, Refused, UserRule, Values, Wanted, hoisted, kept, made
+from .rule import (
+    CapturedIndex,
+    Listing,
+    Names,
+    Own,
+    Refused,
+    UserRule,
+    Values,
+    Wanted,
+    hoisted,
+    kept,
+)
 from .transparent import Ran, evaluated, run_copy
 
 
@@ -66,6 +80,8 @@ class Program(Inert):
     undeclared: Mapping[CapturedIndex, Spec]  # those that the rule lists or refuses, if used
     chooses: bool  # whether a rule that accepts `variables` gets these
     uses: Uses | None  # how `y` uses them; None: not known yet
+    read: Collection[CapturedIndex]  # those that only a rule reads that accepts `variables`
+    paths: Names | None  # of both
     reads_hidden: bool  # whether a trace has shown a tracer that was not captured
     y: TypeOfY
 
@@ -89,17 +105,28 @@ class Program(Inert):
             {i: spec(v) for i, v in others.items() if i not in ordinary},
             call.variables is None,
             None,
+            (),
+            None,
             False,
             TypeOfY(),
         )
 
-    def with_uses(self, uses: Uses, accepts_variables: bool, reads_hidden: bool) -> "Program":
+    def with_uses(
+        self,
+        uses: Uses,
+        read: Collection[CapturedIndex],
+        names: Names,
+        accepts_variables: bool,
+        reads_hidden: bool,
+    ) -> "Program":
         """Return the program, where a trace has shown how `y` uses the captured values."""
         is_listed = accepts_variables and self.chooses
         # All is constant for a function that is written inside a rule and lists no variables.
         has_rule = is_listed or self.spec.within is not Within.RULE
-        some = {i: of for i, of in self.undeclared.items() if has_rule and i in uses}
-        return dataclasses.replace(self, undeclared=some, uses=uses, reads_hidden=reads_hidden)
+        known = {*uses, *read} if has_rule else ()
+        some = {i: of for i, of in self.undeclared.items() if i in known}
+        facts: dict[str, Any] = {"read": read, "paths": names, "reads_hidden": reads_hidden}
+        return dataclasses.replace(self, undeclared=some, uses=uses, **facts)
 
     @property
     def source(self) -> Source:
@@ -146,9 +173,16 @@ class Program(Inert):
             by_rule = dataclasses.replace(self, ordinary=())
             return with_ordinary_gradients(by_rule.forward, self.ordinary, operands, perturbed)
         captured, inputs = self._parted(operands)
-        ((leaves, outputs, grad_fn), watched, owned), uses = self._ran(captured, inputs)
+        ((leaves, outputs, grad_fn), watched, owned), uses, read = self._ran(captured, inputs)
         listing, refused = self._given(grad_fn.accepts_variables, captured, uses)
         refused.check(perturbed)
+        unlisted = [i for i in perturbed if i in read and i in self.undeclared and i not in uses]
+        if unlisted and self.spec.within is not Within.RULE:
+            every = [*listing.gives, *unlisted]
+            of = self._named(captured, every)
+            together = [of.paths[i] for i in every if self.declared.variables is None]
+            types = [(of.paths[i], self.undeclared[i]) for i in unlisted]
+            warn_of_unlisted(self.source, types, together, of.in_instance)
         values = [captured[i] for i in listing.gives]
         rule = UserRule(
             grad_fn, self.source, listing, refused, self.captured, values, watched, owned
@@ -158,28 +192,24 @@ class Program(Inert):
             # A rule that branches on a value of the forward pass finds it concrete one level down,
             # where it runs, if anywhere: it stays as it is.
             with contextlib.suppress(*NEEDS_VALUES):
-                ys = [leaves[i] for i in outputs.differentiable]
-                if self.uses is None:  # else the trace has shown it
-                    ys = made(ys, owned)
-                as_residuals = hoisted(rule, outputs.cotangents(leaves), ys, perturbed)
+                own = Own(grad_fn, outputs.only(leaves), owned)
+                as_residuals = hoisted(rule, outputs.cotangents(leaves), own, perturbed)
                 return Forward(leaves, outputs.differentiable, *as_residuals)
         return Forward(leaves, outputs.differentiable, *kept(rule))
 
-    def _ran(self, captured: Values, inputs: Values) -> tuple[Ran[Result], Uses]:
+    def _ran(
+        self, captured: Values, inputs: Values
+    ) -> tuple[Ran[Result], Uses, Collection[CapturedIndex]]:
         """Run a copy of `f`; if it is not known how `y` uses undeclared values, in a trace."""
-        uses = self.uses or {}
+        uses, read = self.uses or {}, self.read
         if self.undeclared and self.uses is None:
-            try:
-                result, uses = evaluated(
-                    self.spec, self.apply, self.held, captured, inputs, self.undeclared
-                )
-            except NEEDS_VALUES as error:
-                error.add_note(errors.undeclared_needs_values(self.source))
-                raise
+            result, uses, read = evaluated(
+                self.spec, self.apply, self.held, captured, inputs, self.undeclared
+            )
             if result is not None:
-                return Ran(result, [], dict), uses
+                return Ran(result, [], dict), uses, read
         copies = self.held.copies(captured)
-        return run_copy(self.spec, self.apply, copies, inputs), uses
+        return run_copy(self.spec, self.apply, copies, inputs), uses, read
 
     def _given(self, accepts: bool, captured: Values, uses: Uses) -> tuple[Listing, Refused]:
         """Return what the rule gives gradients for, and which values must not need one."""
@@ -189,9 +219,14 @@ class Program(Inert):
         in_rule = self.spec.within is Within.RULE
         missing = [i for i in used if not (i in listed or in_rule)]
         lines = {i: (self.undeclared[i], is_ref(captured[i]), uses[i]) for i in missing}
-        refused = Refused(self.source, lines, self.declared.variables is not None)
+        names = self._named(captured, missing) if missing else Names({})
+        refused = Refused(self.source, lines, names, self.declared.variables is not None)
         undeclared = Listing(listed, None, [self.undeclared[i] for i in listed])
         return undeclared if listed else self.declared, refused
+
+    def _named(self, captured: Values, some: Sequence[CapturedIndex]) -> Names:
+        """Return how the user writes captured values."""
+        return self.paths or Names.of_copies(self.held, captured, some)
 
     def _parted(self, operands: Values) -> tuple[Values, Values]:
         """Return the captured values and the inputs."""

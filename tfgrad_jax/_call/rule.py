@@ -8,17 +8,20 @@ the parts; these are the residuals. If there are no tracers, `kept` leaves the p
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple, TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import refuse_assigned
-from tfgrad_jax._closure.objects import Watched
-from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, is_captured, reach
-from tfgrad_jax._closure.skeleton import Copies, frozen, hoist_tracers
+from tfgrad_jax._closure.objects import Object, Watched
+from tfgrad_jax._closure.path import path
+from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, Id, constants_of, is_captured, reach
+from tfgrad_jax._closure.skeleton import Copies, Skeleton, frozen, hoist_tracers
 from tfgrad_jax._closure.snapshot import Owned, Snapshot
 from tfgrad_jax._closure.traced import SourceInfo, traced
-from tfgrad_jax._frontend.grad_fn import GradFn, HeldByRule, Variables
+from tfgrad_jax._frontend.grad_fn import GradFn, Held, HeldByRule, Variables
 from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, Spec, is_traced
 from tfgrad_jax._messages import errors
@@ -51,20 +54,51 @@ class Listing(NamedTuple):
         return Variables.listed(values, [self.specs[k] for k in some]) if some else None, values
 
 
+class Names(NamedTuple):
+    """How the user writes captured values."""
+
+    paths: Mapping[CapturedIndex, str]  # such as `self.w`; "" if it is not known
+    in_instance: bool = False  # of a method, which holds all of them
+
+    @classmethod
+    def of(
+        cls, held: Any, visited: Mapping[Id, Sequence[Object]], values: Mapping[CapturedIndex, Leaf]
+    ) -> "Names":
+        """Name values that a walk from what a call holds has visited."""
+        if not isinstance(held, Held):  # of a call that was traced before
+            return cls(dict.fromkeys(values, ""))
+        roots = {id(v): "" for v in held} | {id(v): name for name, v in held.keywords.items()}
+        roots |= {id(v): "self" for v in held.bound_to}
+        paths = {i: path(visited, v, roots) for i, v in values.items()}
+        in_instance = all(p.startswith("self.") for p in paths.values())
+        return cls(paths, in_instance and bool(held.bound_to))
+
+    @classmethod
+    def of_copies(
+        cls, skeleton: Skeleton, captured: Values, some: Collection[CapturedIndex]
+    ) -> "Names":
+        """Name some of the values around which a skeleton copies what a call holds."""
+        (held,) = skeleton.copies(captured).values
+        visited = reach([held], lenient=True).visited
+        return cls.of(held, visited, {i: captured[i] for i in some})
+
+
 class Refused(NamedTuple):
     """Captured values that `y` uses and that have no gradient: an error if they need one."""
 
     source: Source
     uses: Mapping[CapturedIndex, tuple[Spec, bool, SourceInfo]]  # whether a value is a Ref
+    names: Names
     declared: bool  # whether others are declared
 
     def check(self, wanted: Wanted) -> None:
-        found = [use for i, use in self.uses.items() if i in wanted]
-        if found and all(is_ref for _, is_ref, _ in found):
+        found = {i: use for i, use in self.uses.items() if i in wanted}
+        if found and all(is_ref for _, is_ref, _ in found.values()):
             raise errors.captured_ref(self.source)
         if found:
-            lines = [(of, self.source.line(at)) for of, _, at in found]
-            raise errors.no_gradient_for_captured(self.source, lines, self.declared)
+            paths, in_instance = self.names
+            lines = [(paths[i], of, self.source.line(at)) for i, (of, _, at) in found.items()]
+            raise errors.no_gradient_for_captured(self.source, lines, self.declared, in_instance)
 
 
 class UserRule(NamedTuple):
@@ -80,12 +114,12 @@ class UserRule(NamedTuple):
     owned: Owned  # what `f` has not made
 
     def parts(self) -> Parts:
-        """Return what it holds, in a new list; copies are made of what is in it."""
-        return list(self.values), self.grad_fn.held
+        """Return what it holds."""
+        return tuple(self.values), self.grad_fn.held
 
     def run(self, parts: Callable[[Values], Copies]) -> Run:
         """Return what runs the rule on parts, which hold the residuals. JAX keeps it."""
-        bare = self.grad_fn._replace(held=None)
+        bare = self.grad_fn._replace(held=None, y=None)
         code = self._replace(grad_fn=bare, values=(), watched=(), owned=dict)
         return functools.partial(code._run, parts)
 
@@ -113,12 +147,43 @@ class UserRule(NamedTuple):
         return [by_operand.get(i) for i in wanted]
 
 
+class Own:
+    """The only output of a run of `f`: its rule means `h(x)` if it holds this very object."""
+
+    def __init__(self, grad_fn: GradFn, leaf: Leaf | None, owned: Owned) -> None:
+        self.y, self._leaf, self._owned = grad_fn.y, leaf, owned
+
+    @property
+    def has_value(self) -> bool:
+        return self.y is not None and not is_traced([self.y])
+
+    def takes(self, value: Leaf) -> bool:
+        """Return whether to take a value out of a rule: a tracer, a Ref, or this output."""
+        return is_captured(value) or (value is self.y and self._is_made)
+
+    def as_array(self, values: Values) -> list[Leaf]:
+        """Return the values, with an array where they have an output that `f` returned as NumPy."""
+        return [self._leaf if v is self.y else v for v in values]
+
+    @functools.cached_property
+    def _is_made(self) -> bool:
+        """Return whether `f` has made it: neither a variable that `f` reads nor an input is it.
+
+        What is in an object or a list counts as made: `f` may have put it there.
+        """
+        owned = [value for value, *_ in self._owned().values()]
+        inputs = [v for h in owned if type(h) is Held for v in (*h.inputs, *h.keywords.values())]
+        functions = [f for f in owned if type(f) is FunctionType]
+        constants = itertools.chain(inputs, *map(constants_of, functions))
+        return not any(value is self.y for value in constants)
+
+
 def hoisted(
-    rule: UserRule, upstreams: Sequence[Aval], ys: Values, wanted: Wanted
+    rule: UserRule, upstreams: Sequence[Aval], own: Own, wanted: Wanted
 ) -> tuple[Run, list[Leaf]]:
     """Return a rule as a function of residuals, and the residuals: the tracers in its parts.
 
-    The outputs `ys` are residuals as well, if it reads them: their derivative is the declared one.
+    So is its own output, even if it has a value: its derivative is the declared one.
 
     It is copied around them; if it cannot be copied, it is traced first. Raises an error of
     `NEEDS_VALUES` if a rule that is traced needs values. `upstreams` are types.
@@ -126,31 +191,25 @@ def hoisted(
     # A rule that was traced lists the same variables at every order. So where it may choose, look
     # through more objects before it is traced.
     is_patient = bool(rule.listing.specs) or not is_staging()
-    takes = takes_also(ys)
     parts = rule.parts()
-    found = reach(parts, takes, budget=BUDGET if is_patient else BUDGET_STAGED)
+    found = reach(parts, own.takes, budget=BUDGET if is_patient else BUDGET_STAGED)
+    if found.obstacle and own.has_value:
+        # A trace would compute at once what depends on it, as on a constant. So a `jit` is left
+        # out, and the rule is copied.
+        without_jit = reach(parts, own.takes, lenient=True)
+        if id(own.y) in without_jit.captured:
+            if not without_jit.is_copied:
+                raise errors.own_output_not_copied(rule.source, found.obstacle)
+            found = without_jit
     if found.obstacle:
         variables = rule.listing.argument(rule.values, wanted)
         by_jaxpr = transparent_rule(rule.source, rule.grad_fn, upstreams, *variables)
         refuse_assigned(rule.watched, by_jaxpr.source)
         rule = rule._replace(grad_fn=by_jaxpr)
         parts = rule.parts()
-        found = reach(parts, takes)
+        found = reach(parts, own.takes)
     skeleton, residuals = hoist_tracers(parts, found, rule.watched, owned=rule.owned)
-    return rule.run(skeleton.copies), residuals
-
-
-def made(ys: Values, owned: Owned) -> Values:
-    """Return the outputs that `f` has made itself: not a constant that it holds and returns."""
-    if is_traced(ys):  # a tracer that it holds is an operand
-        return ys
-    return [y for y in ys if id(y) not in owned()]
-
-
-def takes_also(ys: Values) -> Callable[[Leaf], bool]:
-    """Return what says which values to take out of a rule: tracers, Refs and these outputs."""
-    ids = set(map(id, ys))
-    return lambda value: is_captured(value) or id(value) in ids
+    return rule.run(skeleton.copies), own.as_array(residuals)
 
 
 def kept(rule: UserRule) -> tuple[Run, list[Leaf]]:
@@ -196,4 +255,4 @@ def transparent_rule(
         every = run(consts, cotangents)
         return every[: len(every) - count + len(values)]
 
-    return grad_fn._replace(gradients=gradients, held=consts)
+    return grad_fn._replace(gradients=gradients, held=tuple(consts))

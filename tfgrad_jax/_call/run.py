@@ -11,12 +11,17 @@ hold them with other values in their places. `_autodiff` makes JAX run the funct
 `_frontend` calls `f` and its rule as the user wrote them.
 """
 
+import functools
+
 from jax.errors import UnexpectedTracerError
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from tfgrad_jax._autodiff.custom import differentiated
 from tfgrad_jax._frontend.grad_fn import Call
+from tfgrad_jax._jax.reasons import noting
 from tfgrad_jax._jax.types import PyTree, is_traced
+from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.tracebacks import frames_of_jax, is_own, note
 
 from .hoist import Hoisted, by_trace, hoist
 
@@ -29,23 +34,36 @@ def run(call: Call, name: str) -> PyTree:
         y = call.value()
         if not is_traced(tree_leaves(y)):
             return y
-        hoisted = _, values = by_trace(call, hoisted)  # a `jit` makes tracers of constants, too
+        hoisted = _, values = _traced_again(call, hoisted)  # a `jit` makes tracers of constants
         return _value(call, hoisted, name) if values else y
     try:
         return _value(call, hoisted, name)
-    except UnexpectedTracerError:
+    except UnexpectedTracerError as error:
+        if not (is_own(error) or frames_of_jax(error)):
+            raise  # by the user's code
         # Maybe the function reads a tracer from a place that no walk reaches, such as a global
         # variable. JAX has refused the tracer, whose linearize trace is no longer valid in the
         # forward pass, or we have met it (`errors.hidden_tracer`). A trace shows it among its
         # constants. If there is none, the error is of the user's code.
-        again = program, _ = by_trace(call, hoisted)
+        again = program, _ = _traced_again(call, hoisted)
         if not program.reads_hidden:
             raise
     return _value(call, again, name)
 
 
+def _traced_again(call: Call, hoisted: Hoisted) -> Hoisted:
+    """Run `f` a second time, in a trace: what it makes once, it made in the first."""
+    why = functools.partial(errors.ran_again, call.spec.source)
+    try:
+        return by_trace(call, hoisted, why, {})
+    except Exception as error:
+        note(error, why())
+        raise
+
+
 def _value(call: Call, hoisted: Hoisted, name: str) -> PyTree:
     """Return `y`, whose derivative is the declared one."""
     program, values = hoisted
-    leaves = differentiated(program, name, [*values, *call.operands])
+    with noting(is_ours=False):
+        leaves = differentiated(program, name, [*values, *call.operands])
     return tree_unflatten(program.y.treedef, leaves)

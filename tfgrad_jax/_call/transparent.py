@@ -7,18 +7,20 @@ filled for it, raise where nobody differentiates, or write. A traced call holds 
 that `f` uses, and of those that its rule reaches, whatever the call closed over.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from jax.errors import UnexpectedTracerError
 
 from tfgrad_jax._closure.assigned import refuse_assigned, watched_objects
 from tfgrad_jax._closure.objects import Watched
-from tfgrad_jax._closure.reach import reach
+from tfgrad_jax._closure.path import named_in
+from tfgrad_jax._closure.reach import Id, reach
 from tfgrad_jax._closure.skeleton import Copies, Skeleton, hoist_tracers
-from tfgrad_jax._closure.snapshot import Owned
+from tfgrad_jax._closure.snapshot import Owned, owned_by
 from tfgrad_jax._closure.traced import SourceInfo, Traced, Uses, traced
 from tfgrad_jax._frontend.grad_fn import (
     Apply,
@@ -29,15 +31,16 @@ from tfgrad_jax._frontend.grad_fn import (
     HeldByTrace,
     Result,
     Variables,
-    Within,
 )
 from tfgrad_jax._frontend.structure import Outputs
-from tfgrad_jax._jax.compat import is_ref
-from tfgrad_jax._jax.trace import is_live, is_own, plainly
+from tfgrad_jax._frontend.within import Within
+from tfgrad_jax._jax.compat import is_ref, value_in
+from tfgrad_jax._jax.reasons import Why
+from tfgrad_jax._jax.trace import is_idle, is_live, is_own, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
 
-from .rule import CapturedIndex, Values, made, takes_also, transparent_rule
+from .rule import CapturedIndex, Names, Own, Values, transparent_rule
 
 _T = TypeVar("_T")
 
@@ -58,8 +61,7 @@ def run_copy(spec: CallSpec, run: Callable[[Any], _T], copies: Copies, inputs: V
     watched = [*copies.watched, *watched_objects(rebuilt, containers=True)]
     result = run(filled)
     refuse_assigned(watched, spec.source)
-    owned = functools.cache(lambda: reach([filled], lenient=True).visited)
-    return Ran(result, watched, owned)
+    return Ran(result, watched, functools.cache(lambda: owned_by(filled)))
 
 
 class _Shown(NamedTuple):
@@ -69,6 +71,8 @@ class _Shown(NamedTuple):
     rule: GradFn | None  # it holds arrays, in a list, which the trace returns; None: not copied
     accepts_variables: bool  # whether the rule does
     refs: dict[int, Leaf]  # by their place in that list: a trace cannot return them
+    # Which of the results are arrays that the code of a rule names that accepts `variables`.
+    named: Sequence[int] = ()
 
 
 def evaluated(
@@ -78,40 +82,59 @@ def evaluated(
     captured: Values,
     inputs: Values,
     undeclared: Collection[CapturedIndex],
-) -> tuple[Result | None, Uses]:
+) -> tuple[Result | None, Uses, Collection[CapturedIndex]]:
     """Run a copy of `f` once, in a trace of the undeclared values alone, which sees all others.
 
-    Return what `f` returned, from the jaxpr, and how `y` uses these values. None if the rule cannot
-    be returned from a trace.
+    Return what `f` returned, from the jaxpr, how `y` uses these values, and which its rule reads.
+    None if the rule cannot be returned from a trace.
     """
+    # At the first order nothing differentiates what is recorded here, so functions inside need no
+    # rules. With them, each level of a nest of such functions would trace all that are inside.
+    without_rules = plainly if is_idle() else contextlib.nullcontext
 
     def run(some: dict[CapturedIndex, Leaf]) -> tuple[PyTree, _Shown]:
         copies = skeleton.copies([some.get(i, v) for i, v in enumerate(captured)])
-        return _shown(spec, apply, copies, inputs)
+        with without_rules():
+            return _shown(spec, apply, copies, inputs)
 
     some = {i: captured[i] for i in sorted(undeclared)}
-    f = traced(run, some, source=spec.source, names=["closed over"] * len(some), outside=True)
+
+    def why() -> str:
+        names = Names.of_copies(skeleton, captured, some).paths.values()
+        return errors.undeclared(spec.source, [*names])
+
+    names = ["closed over"] * len(some)
+    f = traced(run, some, source=spec.source, names=names, outside=True, why=why)
     first, shown = len(f.consts), f.aside
     if not all(map(is_live, (c for c in f.consts if is_traced([c])))):
         raise errors.hidden_tracer(spec.source)
     uses = _uses(f, spec, shown)
     uses = {[*some][i - first]: at for i, at in uses.items() if i >= first}
     if shown.rule is None:
-        return None, uses
+        return None, uses, ()
+    read = {[*some][i - first] for i in f.used(shown.named) if i >= first}
     leaves, kept = f.run(f.consts, [*some.values()])
     for i, ref in shown.refs.items():
         kept.insert(i, ref)
-    return (leaves, shown.outputs, shown.rule._replace(held=kept)), uses
+    rule = shown.rule._replace(held=tuple(kept), y=shown.outputs.only(leaves))
+    return (leaves, shown.outputs, rule), uses, read
 
 
-def traced_call(
-    call: Call, skeleton: Skeleton, captured: Values
-) -> tuple[Call | None, dict[int, SourceInfo], bool, bool]:
-    """Return the same call, which evaluates a jaxpr; None if its rule cannot be returned from one.
+class TracedCall(NamedTuple):
+    """What a trace has shown of a call."""
 
-    `f` runs once, now: a copy of it, or `f` itself if nothing of it is captured. Also return how
-    `y` uses values, by their ids; whether the rule accepts `variables`; and whether `f` reads a
-    tracer that was not captured.
+    call: Call | None  # evaluates a jaxpr; None if its rule cannot be returned from one
+    uses: dict[Id, SourceInfo]  # how `y` uses values
+    read: set[Id]  # those that its rule reads
+    accepts_variables: bool  # whether the rule does
+    reads_hidden: bool  # whether `f` reads a tracer that was not captured
+
+
+def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> TracedCall:
+    """Return the same call, which evaluates a jaxpr.
+
+    `f` runs once, now: a copy of it, or `f` itself if nothing of it is captured. A note says `why`
+    it is traced, if it needs a value.
     """
     values = {i: v for i, v in enumerate(captured) if not is_ref(v)}  # a trace gets no Ref
 
@@ -122,7 +145,10 @@ def traced_call(
 
     paths, operands = call.spec.inputs.leaf_paths(), call.spec.inputs.operands
     names = [*["closed over"] * len(values), *(paths[i] for i in operands)]
-    f = traced(run, values, *call.operands, source=call.spec.source, names=names)
+    stopped = {} if len(captured) > len(call.declared[1]) else _stopped(call)
+    f = traced(
+        run, values, *call.operands, source=call.spec.source, names=names, why=why, stopped=stopped
+    )
     shown: _Shown = f.aside
     hidden = [c for c in f.consts if is_traced([c]) and not is_ref(c)]
     if not all(map(is_live, hidden)):
@@ -132,8 +158,20 @@ def traced_call(
     reads = zip(values.values(), f.reads(), strict=False)
     consts = [*f.consts, *(v if is_read else None for v, is_read in reads)]
     uses = {id(consts[i]): at for i, at in _uses(f, call.spec, shown).items() if i < len(consts)}
+    read = {id(consts[i]) for i in f.used(shown.named) if i < len(consts)}
     evaluating = None if shown.rule is None else _evaluating(call, f.run, consts, shown, shown.rule)
-    return evaluating, uses, shown.accepts_variables, bool(hidden)
+    return TracedCall(evaluating, uses, read, shown.accepts_variables, bool(hidden))
+
+
+def _stopped(call: Call) -> dict[Id, Leaf]:
+    """Return tracers of forward mode that a call holds, by the ids of the values in them.
+
+    The values that `stop_gradient` takes out of these tracers stand for them, where the objects
+    that hold them are not copied: `y` depends on them, as in reverse mode.
+    """
+    found = reach([call.held], lenient=True)
+    values = [(value_in(tracer), tracer) for tracer in found.captured.values()]
+    return {id(v): t for v, t in values if v is not t and id(v) not in found.visited}
 
 
 def _uses(f: Traced, spec: CallSpec, shown: _Shown) -> Uses:
@@ -155,16 +193,16 @@ def _evaluating(
         leaves, kept = evaluate(held.consts, held.inputs)
         for i, ref in zip(refs, held.refs, strict=True):
             kept.insert(i, ref)
-        return leaves, outputs, rule._replace(held=kept)
+        return leaves, outputs, rule._replace(held=tuple(kept), y=outputs.only(leaves))
 
-    held, primal = HeldByTrace(consts, list(shown.refs.values())), None
+    held, primal = HeldByTrace(tuple(consts), tuple(shown.refs.values())), None
     if (run := call.primal) is not None:
         layout = call.spec.inputs
         value, of_primal, *_ = traced(
             lambda *xs: (run(call.held.filled(layout, xs)), None), *call.operands
         )
         primal = lambda held: value(held.of_primal, held.inputs)  # noqa: E731
-        held = held._replace(of_primal=of_primal)
+        held = held._replace(of_primal=tuple(of_primal))
     return dataclasses.replace(call, apply=apply, primal=primal, held=held)
 
 
@@ -173,8 +211,8 @@ def _shown(
 ) -> tuple[PyTree, _Shown]:
     """Run `f` in a trace, copied or `itself`: return arrays, and what else the trace shows."""
     (leaves, outputs, grad_fn), watched, owned = run_copy(spec, apply, copies, inputs)
-    takes = takes_also(made([leaves[i] for i in outputs.differentiable], owned))
-    found = reach([grad_fn.held], takes)
+    own = Own(grad_fn, outputs.only(leaves), owned)
+    found = reach([grad_fn.held], own.takes)
     makes_ref = any(is_ref(v) and is_own(v) for v in found.captured.values())
     accepts = grad_fn.accepts_variables
     if itself is None and (found.obstacle or makes_ref):
@@ -185,13 +223,16 @@ def _shown(
         # It may hold tracers of this trace, which ends: so the rule is traced now, too. Then it
         # runs where nobody differentiates.
         grad_fn = _traced_rule(itself, leaves, outputs, grad_fn)
-        found = reach([grad_fn.held], takes)
+        found = reach([grad_fn.held], own.takes)
     if itself is not None:  # what its rule holds may be the user's, or made by `f`
         watched += watched_objects(found.on_way())
     rule, kept = hoist_tracers([grad_fn.held], found, watched, owned=owned)
+    kept = own.as_array(kept)
     refs = {i: v for i, v in enumerate(kept) if is_ref(v)}
     arrays = [v for v in kept if not is_ref(v)]
-    return (leaves, arrays), _Shown(outputs, _around(rule, grad_fn), accepts, refs)
+    ids = named_in([grad_fn.held]) if accepts else ()
+    named = [i for i, v in enumerate(arrays, len(leaves)) if id(v) in ids]
+    return (leaves, arrays), _Shown(outputs, _around(rule, grad_fn), accepts, refs, named)
 
 
 def _around(rule: Skeleton, grad_fn: GradFn) -> GradFn:
@@ -204,7 +245,7 @@ def _around(rule: Skeleton, grad_fn: GradFn) -> GradFn:
         refuse_assigned(copies.watched, source)
         return returned
 
-    return grad_fn._replace(gradients=gradients, held=None)
+    return grad_fn._replace(gradients=gradients, held=None, y=None)
 
 
 def _traced_rule(call: Call, leaves: Values, outputs: Outputs, grad_fn: GradFn) -> GradFn:
@@ -216,7 +257,9 @@ def _traced_rule(call: Call, leaves: Values, outputs: Outputs, grad_fn: GradFn) 
             with plainly():
                 return call.apply(call.held.filled(call.spec.inputs, operands))[0], None
 
-        f = traced(y, *call.operands)  # `f` runs again: the trace that shows its uses has not ended
+        f = traced(
+            y, *call.operands, stopped=_stopped(call)
+        )  # `f` runs again: the trace that shows its uses has not ended
         used = [f.consts[i] for i in f.uses(outputs.count) if i < len(f.consts)]
         values = [v for v in used if is_traced([v]) and spec(v).differentiable]
         variables = Variables.listed(values, list(map(spec, values))) if values else None

@@ -69,6 +69,11 @@ class Reached:
     # An object, and the ids of those that hold it. As it has the objects, no id is used twice.
     visited: dict[Id, list[Object]]
 
+    @property
+    def is_copied(self) -> bool:
+        """Return whether all objects on the way are copied. Always, if there is no obstacle."""
+        return all(kind is not None or k in self.captured for k, kind in self.way.items())
+
     def on_way(self) -> list[Object]:
         """Return the objects that lead to a captured value."""
         return [self.visited[key][0] for key in self.way if key not in self.captured]
@@ -181,6 +186,16 @@ def assigned_by(f: types.FunctionType) -> dict[Id, str]:
         return {}
     cells = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
     return {id(cell): name for name, cell in cells if name in names}
+
+
+def constants_of(f: types.FunctionType) -> list[Object]:
+    """Return its defaults, and what outer and global variables hold, but those it assigns to."""
+    code, assigned = f.__code__, assigned_by(f)
+    stored = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL"}
+    names = [name for name in code.co_names if name in f.__globals__ and name not in stored]
+    cells = [cell for cell in f.__closure__ or () if id(cell) not in assigned]
+    variables = [*map(f.__globals__.__getitem__, names), *map(content_of, cells)]
+    return [*variables, *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
 
 
 @functools.cache

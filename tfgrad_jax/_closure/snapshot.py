@@ -16,17 +16,20 @@ and live.
 import collections
 import functools
 import types
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from .objects import Kind, Watched, kind_of
-from .reach import Id, Reached
+from tfgrad_jax._messages.source import codes_inside
 
-Owned: TypeAlias = Callable[[], Container[Id]]  # the ids of what the user holds, if it is needed
+from .objects import Kind, Object, Watched, kind_of
+from .reach import Id, Reached, reach
+
+# What the user holds, by its ids, each with those that hold it; asked if it is needed.
+Owned: TypeAlias = Callable[[], Mapping[Id, Sequence[Object]]]
 
 _CELL = kind_of(types.CellType(), types.CellType)
 # Where these lead to a tracer, they are not copied, so `kind_of` does not know them.
-_COLLECTIONS = {
+_COLLECTIONS: dict[type, Kind] = {
     set: Kind(
         lambda value: set,
         lambda value: (),
@@ -40,6 +43,23 @@ _COLLECTIONS = {
         lambda new, contents: new.extend(contents.values()),
     ),
 }
+
+
+def owned_by(held: Object) -> Mapping[Id, Sequence[Object]]:
+    """Return all that a call holds, and what the globals lead to that its code names.
+
+    (`f` may take a global log into a variable. A rule that appends to it did not make it.)
+    """
+    visited = reach([held], lenient=True).visited
+    functions = [v for v, *_ in visited.values() if type(v) is types.FunctionType]
+    named = {
+        name: f.__globals__[name]
+        for f in functions
+        for code in (f.__code__, *codes_inside(f.__code__))
+        for name in code.co_names
+        if name in f.__globals__
+    }
+    return visited | reach(list(named.values()), lenient=True).visited
 
 
 class Snapshot:

@@ -7,12 +7,9 @@ here differentiates; `_autodiff` decides what runs when.
 
 import contextlib
 import dataclasses
-import enum
 import functools
 import inspect
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -23,32 +20,20 @@ from tfgrad_jax._jax.compat import summed_over, varying
 from tfgrad_jax._jax.types import AnyFunction, Cotangents, Inert, Leaf, PyTree, Spec, is_array
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.runs import explain_rule, explain_run
-from tfgrad_jax._messages.source import Source, Where, is_within
+from tfgrad_jax._messages.source import Source, Where
 from tfgrad_jax._messages.text import kind_of
 
 from .returned import gradients as read_gradients
-from .returned import read
-from .signature import accepts_variables, names_upstreams, requires_variables
+from .returned import is_pair
+from .signature import accepts_variables, requires_variables, upstream_names
 from .structure import Layout, Outputs, conjugate, split
+from .within import Within, enter, leave
 
 Arguments: TypeAlias = Sequence[PyTree]
 Keywords: TypeAlias = Mapping[str, PyTree]
 Pair: TypeAlias = tuple[PyTree, AnyFunction]  # `(y, grad_fn)`
 
 _PLAIN = (jax.Array, int, float, complex)
-
-
-class Within(enum.Enum):
-    """What a decorated function is written inside: see `_running`."""
-
-    NOTHING = enum.auto()
-    FUNCTION = enum.auto()  # another decorated function
-    RULE = enum.auto()  # the rule of one
-
-
-_now: ContextVar[tuple[tuple[types.CodeType, Within], ...]] = ContextVar(
-    "the code of the decorated functions and of the rules that are running", default=()
-)
 
 
 def checked_pair(f: AnyFunction, result: Any) -> Pair:
@@ -157,6 +142,7 @@ class GradFn(NamedTuple):
     held: HeldByRule
     accepts_variables: bool
     source: Source
+    y: Leaf = None  # the only output, as `f` returned it: the rule may hold it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -182,22 +168,24 @@ class CallSpec(Inert):
     def apply(self, held: Held) -> Result:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
         y, grad_fn = self._pair(held.f, *self._arguments(held))
-        leaves, treedef = tree_flatten(checked_outputs(held.f, y))
-        leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
+        returned, treedef = tree_flatten(checked_outputs(held.f, y))
+        leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in returned]
         outputs = Outputs(y, leaves, treedef, self.convention)
         gradients = functools.partial(self.gradients, outputs)
-        accepts = accepts_variables(grad_fn)
-        return leaves, outputs, GradFn(gradients, grad_fn, accepts, Source.of(grad_fn))
+        accepts, source = accepts_variables(grad_fn), Source.of(grad_fn)
+        rule = GradFn(gradients, grad_fn, accepts, source, outputs.only(returned))
+        return leaves, outputs, rule
 
     def _pair(self, f: AnyFunction, args: Arguments, keywords: Keywords) -> Pair:
         # If `f` is written in a rule, so are the functions that are decorated in it.
-        within = Within.RULE if self.within is Within.RULE else Within.FUNCTION
+        token = enter(f, Within.RULE if self.within is Within.RULE else Within.FUNCTION)
         try:
-            with _running(f, within):
-                return checked_pair(f, f(*args, **keywords))
+            return checked_pair(f, f(*args, **keywords))
         except Exception as error:
             explain_run(error, self.source)
             raise
+        finally:
+            leave(token)
 
     def _arguments(self, held: Held) -> tuple[Arguments, Keywords]:
         values = [*held.bound_to, *held.inputs]
@@ -215,32 +203,46 @@ class CallSpec(Inert):
     ) -> list[Leaf | None]:
         """Run a rule; return the gradients of the operands, then those of the traced variables."""
         upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)
-        if (orders := outputs.swappable()) and names_upstreams(grad_fn):
+        if (orders := outputs.swappable()) and len(upstream_names(grad_fn) or ()) > 1:
             gradient_errors.warn_of_upstreams(where, *orders)
         if variables is None and requires_variables(grad_fn):
             variables = NO_VARIABLES
         keywords = {} if variables is None else {"variables": variables.value(traced)}
-        mirrored = self.convention == "tf"
-        arity = functools.partial(gradient_errors.wrong_arity, where, len(upstreams), mirrored)
+
+        def misfit(error: TypeError) -> TypeError:
+            count, names = len(upstreams), upstream_names(grad_fn)
+            if keywords and not accepts_variables(grad_fn):
+                return gradient_errors.takes_no_variables(where, (names or [])[count:])
+            by_leaf, more = (
+                count if self.convention == "tf" else None,
+                ", variables" * len(keywords),
+            )
+            return gradient_errors.wrong_arity(where, by_leaf, names, more, error)
+
+        token = enter(grad_fn, Within.RULE)
         try:
-            with _running(grad_fn, Within.RULE):
-                result = _called(grad_fn, upstreams, keywords, arity)
+            result = _called(grad_fn, upstreams, keywords, misfit)
         except Exception as error:
             explain_rule(error, where, not keywords and accepts_variables(grad_fn))
             raise
+        finally:
+            leave(token)
         return self._read(variables, result, where)
 
     def _read(self, variables: Variables | None, result: PyTree, where: Where) -> list[Leaf | None]:
         """Return the gradients of the operands, then of the traced variables."""
-        is_pair = isinstance(result, (tuple, list)) and len(result) == 2
+        are_two = isinstance(result, (tuple, list)) and len(result) == 2
         if variables is None:
             if result is None and any(self.inputs.differentiable):
                 gradient_errors.warn_of_bare_none(where, self.inputs.names)
-            if is_pair and accepts_variables(where.grad_fn) and read(self.inputs, result) is None:
+            if are_two and accepts_variables(where.grad_fn) and is_pair(self.inputs, result):
                 result = result[0]  # no variable is differentiated
             return self._finished(self.inputs, result, where)
-        if not is_pair:
-            raise gradient_errors.no_variable_pair(where, kind_of(result))
+        if not are_two:
+            written = map(gradient_errors.written_out, (self.inputs, variables.layout))
+            if variables is NO_VARIABLES:
+                raise gradient_errors.needless_variables(where, kind_of(result), *written)
+            raise gradient_errors.no_variable_pair(where, kind_of(result), *written)
         gradients = self._finished(self.inputs, result[0], where)
         if any(s is not None for s in variables.layout.specs):
             where = where._replace(of="variable" if variables.declared else "undeclared variable")
@@ -298,32 +300,6 @@ class Call:
         if leaves and not any(is_array(v) or isinstance(v, _PLAIN) for v in leaves):
             raise errors.no_array_among_variables(self.spec.source, leaves[0])
         return Variables.of(self.variables)
-
-
-@contextlib.contextmanager
-def _running(f: AnyFunction, within: Within) -> Iterator[None]:
-    """Run a decorated function or a rule: what is decorated now and written in it is inside it.
-
-    A decorated function that is a rule, such as an operator that is its own, is not inside itself.
-    """
-    # TensorFlow's documented `op_with_fused_backprop` depends on it: what a decorated function in a
-    # rule closes over is constant for it. "In" is meant as written, not as called; but no code says
-    # where it is written. So what runs is noted here, and `written_within` asks once, when a
-    # function is decorated. Nothing else reads the note, so no cache of `jit` depends on it.
-    while isinstance(f, functools.partial):
-        f = f.func
-    code = getattr(f, "__code__", None)
-    token = _now.set((*_now.get(), (code, within)) if code else _now.get())
-    try:
-        yield
-    finally:
-        _now.reset(token)
-
-
-def written_within(source: Source) -> Within:
-    """Return what a function that is being decorated is written inside."""
-    found = {within for code, within in _now.get() if is_within(code, source.code)}
-    return next((w for w in (Within.RULE, Within.FUNCTION) if w in found), Within.NOTHING)
 
 
 def _called(

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -15,10 +16,22 @@ from jax.interpreters import ad, partial_eval
 _REF: Any = jax.Ref
 # The tracers of a function that JAX linearizes or transposes.
 LINEARIZED = partial_eval.JaxprTracer
+# JAX's code that differentiates operations, and that which runs an operation under a trace.
+DIFFERENTIATES, BINDS = inspect.getfile(ad.JVPTrace), inspect.getfile(extend.Primitive.bind)
 # Whether the derivative of a scan keeps the custom_jvp of what the scan calls. Before JAX 0.12, the
 # second derivative drops it and differentiates the function below.
 KEEPS_CUSTOM_JVP = jax.__version_info__ >= (0, 12)
 NUMPY = (np.ndarray, np.generic)
+
+
+def value_in(tracer: Any) -> Any:
+    """Return what `stop_gradient` makes of a tracer of forward mode: the value in it.
+
+    JAX takes it out in Python, where no trace sees it. Of other tracers, return them.
+    """
+    while isinstance(tracer, ad.JVPTracer):
+        tracer = tracer.primal
+    return tracer
 
 
 @functools.cache

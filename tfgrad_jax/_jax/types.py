@@ -11,15 +11,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.errors import ConcretizationTypeError, TracerArrayConversionError
+from jax.errors import (
+    ConcretizationTypeError,
+    NonConcreteBooleanIndexError,
+    TracerArrayConversionError,
+    TracerIntegerConversionError,
+)
 from jax.extend.core import JaxprEqn
 from jax.tree_util import KeyPath
 
 from .compat import NUMPY, Sharding, explicit_sharding, is_ref, tangent_dtype, varying
 
 # JAX raises one of these if code needs the value of a tracer, as `if x > 0` does.
-NEEDS_VALUES = (ConcretizationTypeError, TracerArrayConversionError)
-
+NEEDS_VALUES = (
+    ConcretizationTypeError,
+    NonConcreteBooleanIndexError,
+    TracerArrayConversionError,
+    TracerIntegerConversionError,
+)
 
 _OF_PYTHON = (*NUMPY, int, float, complex)
 
