@@ -219,8 +219,12 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
         every = evaluate(jaxpr, *closed.consts, *leaves)
         return [every[x] for x in wanted]
 
+    def value(values: Sequence[Leaf], points: Sequence[Leaf], _: Any) -> list[Leaf]:
+        at = {**dict(zip(known, values, strict=True)), **dict(zip(linear, points, strict=True))}
+        return function.value([at[i] for i in range(count)])
+
     ys = jax.make_jaxpr(lambda *operands: function.value(operands))(*operands).out_avals
-    pull = Pull(transpose, range(len(linear)), function.source)
+    pull = Pull(transpose, range(len(linear)), function.source, forward=value)
     types_of_y = tuple(y.to_tangent_aval() for y in ys)
     return push_by_type(list(known.values()), list(linear.values()), pull, types_of_y)
 
