@@ -7,7 +7,6 @@ import pytest
 from support.helpers import assert_same, eager_and_jit
 
 from tfgrad_jax import custom_gradient
-from tfgrad_jax._jax import trace
 
 
 @custom_gradient
@@ -194,11 +193,3 @@ def test_a_call_that_is_traced_names_the_function_and_the_remedy(held, where):
     (note,) = [n for n in caught.value.__notes__ if "JAX traces" in n]
     assert "branching" in note and f"closes over a differentiated value {where}. To run it" in note
     assert "pass that value as an argument" in note
-
-
-def test_a_jax_that_cannot_set_a_trace_gives_the_same(monkeypatch):
-    monkeypatch.setattr(trace, "_set_trace", None)
-    assert_same(jax.grad(cube)(2.0), 28.0)
-    smooth = custom_gradient(lambda x: (x**3, lambda dy: 7 * dy * x**2))
-    assert_same(jax.jit(jax.hessian(smooth))(2.0), 28.0)  # 14 x
-    assert_same(jax.jvp(jax.grad(smooth), (2.0,), (1.0,))[1], 28.0)
