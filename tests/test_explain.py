@@ -280,7 +280,7 @@ def test_what_cannot_be_copied_stays_as_it_is():
 
         return x @ lock.w, grad
 
-    found, why = explain(logged, X), "unknown: `Lock` defines `__del__`: not looked into"
+    found, why = explain(logged, X), "unknown: `Lock` defines `__del__`: not copied"
     assert gradients(found) == {"x": RULE, "lock.w": why}
     assert found.forward_mode is False and "`swap`" in found.obstacle
     np.testing.assert_array_equal(ref[...], np.zeros(M))

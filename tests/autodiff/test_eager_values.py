@@ -170,7 +170,7 @@ class Finalized:
 @pytest.mark.parametrize(
     ("held", "where"),
     [
-        (Finalized, "in an object that is not copied, of type `Finalized`"),
+        (Finalized, "in an object that is not copied: `Finalized` defines `__del__`"),
         (lambda w: [[w], *([i] for i in range(20_000))], "among too much to look through"),
     ],
     ids=["finalizer", "too much"],

@@ -61,6 +61,11 @@ class Finalized(Model):
         pass
 
 
+class Hashed(Model):
+    def __hash__(self):
+        return 0
+
+
 class Named(NamedTuple):
     held: Any
 
@@ -231,12 +236,14 @@ NAMED = {  # how it is handed over, the name of the weight, and why it is not ch
     "a global function": (lambda w: lambda x: hidden(x), "hidden.GLOBAL_LAYER.params['w']",
                           "a global variable"),
     "an object with a finalizer": (Finalized, "self.layers[0].params['w']",
-                                   "`Finalized` defines `__del__`: not looked into"),
+                                   "`Finalized` defines `__del__`: not copied"),
+    "an object with a hash of its own": (Hashed, "self.layers[0].params['w']",
+                                         "`Hashed` defines `__hash__`: not copied"),
     "an object that something refers to weakly": (
-        lambda w: referred(Layer(w)), SELF, "something refers to the `Layer` weakly"),
+        lambda w: referred(Layer(w)), SELF, "`Layer` is referred to weakly: not copied"),
     "a named tuple of one": (lambda w: around(Named(Finalized(w))),
                              "layer.held.layers[0].params['w']",
-                             "`Finalized` defines `__del__`: not looked into"),
+                             "`Finalized` defines `__del__`: not copied"),
     "a default that the call leaves out": (default, "w", "the call leaves it out: pass it"),
     "a context variable": (lambda w: lambda x: closure(CONTEXT.get())(x), "a float32[3]",
                            "found in no object"),

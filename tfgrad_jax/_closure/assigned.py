@@ -14,7 +14,7 @@ import jax
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-from .objects import OBJECT, Label, Object, Slot, Watched, content_of, kind_of
+from .objects import OBJECT, Kind, Label, Object, Slot, Watched, content_of, kind_of
 from .reach import reach
 
 
@@ -24,7 +24,7 @@ def watched_objects(values: Iterable[Object], containers: bool = False) -> list[
     return [
         Watched(value, kind, kind.contents(value))
         for value, kind in pairs
-        if kind is OBJECT or (containers and kind is not None and kind.fill is not None)
+        if kind is OBJECT or (containers and isinstance(kind, Kind) and kind.fill is not None)
     ]
 
 

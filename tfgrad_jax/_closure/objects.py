@@ -73,31 +73,32 @@ class Watched(NamedTuple):
         return not (is_same and all(map(operator.is_, now.values(), self.contents.values())))
 
 
-def kind_of(value: Object, cls: type) -> Kind | None:
-    """Return how to copy an object of this class; None if it is not copied."""
+def kind_of(value: Object, cls: type) -> Kind | str:
+    """Return how to copy an object of this class, or why it is not copied."""
     found = _KINDS.get(cls)
     if found is not None:
         return found
-    if issubclass(cls, tuple):
-        return _TUPLE if _is_made_empty(tuple, cls) else None
+    name, base = cls.__qualname__, next(base for base in _BASES if issubclass(cls, base))
+    reason = "" if base is tuple else _why_not_copied(value, cls)
+    if not reason and not _is_made_empty(base, cls):
+        reason = "is written in C"
+    return f"`{name}` {reason}" if reason else _BASES[base]
+
+
+def _why_not_copied(value: Object, cls: type) -> str:
+    """Return what is in the way of a copy of an ordinary object, or ""."""
     # A finalizer would run for the copy, too, and may close or delete what the original still uses.
+    if hasattr(cls, "__del__"):
+        return "defines `__del__`"
+    if issubclass(cls, Copied):
+        return ""
     # What refers to an object weakly leads past the copy: a linen module refers so to its parent,
-    # and through it to the parameters.
-    if hasattr(cls, "__del__") or (is_referred_to_weakly(value) and not issubclass(cls, Copied)):
-        return None
-    if _knows_its_objects(cls) and all_leaves([value]):
-        return None
-    base = next(base for base in _BASES if issubclass(cls, base))
-    return _BASES[base] if _is_made_empty(base, cls) else None
-
-
-def is_referred_to_weakly(value: Object) -> bool:
-    """Return whether something refers to an object weakly, such as a table of all layers.
-
-    Not `jax.jit(layer)`: after it, a layer that was copied before would be traced, and
-    `check_gradient` would judge the same layer in another way.
-    """
-    return not all(map(is_of_jit, weakref.getweakrefs(value)))
+    # and through it to the parameters. Not `jax.jit(layer)`: after it, a layer that was copied
+    # before would be traced, and `check_gradient` would judge the same layer in another way.
+    if not all(map(is_of_jit, weakref.getweakrefs(value))):
+        return "is referred to weakly"
+    method = _how_it_knows_its_objects(cls)
+    return f"defines `{method}`" if method and all_leaves([value]) else ""
 
 
 def _is_made_empty(base: Object, cls: type) -> bool:
@@ -109,8 +110,8 @@ def _is_made_empty(base: Object, cls: type) -> bool:
     return True
 
 
-def _knows_its_objects(cls: type) -> bool:
-    """Return whether a class decides which object is which: a singleton, or one for each name.
+def _how_it_knows_its_objects(cls: type) -> str:
+    """Return the method by which a class decides which object is which: a singleton, say; or "".
 
     A copy of such an object gave 200 for 6: `config is Config()` was false for it. A hash of its
     own makes objects the keys of tables elsewhere. linen's scopes have one; they also keep books of
@@ -118,12 +119,11 @@ def _knows_its_objects(cls: type) -> bool:
     a dataclass, of `attrs` too, only says that it is a value. A registered pytree has a constructor
     of its own for other reasons; it is a value, and JAX copies it as well.
     """
-    if issubclass(cls, Copied):
-        return False
     names = ["__new__", "__reduce__", "__reduce_ex__"]
     if not (hasattr(cls, "__dataclass_fields__") or hasattr(cls, "__attrs_attrs__")):
         names.append("__hash__")
-    return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in names)
+    is_own = lambda name: isinstance(getattr(cls, name, None), types.FunctionType)  # noqa: E731
+    return next(filter(is_own, names), "")
 
 
 def _nothing(_: Object) -> tuple[()]:
@@ -268,6 +268,7 @@ UNWRAPPED = Kind(lambda _: lambda f: f, lambda f: (f.__wrapped__,), attributes_o
 _BASES: dict[type, Kind] = {
     base: _table(base) for base in (collections.OrderedDict, collections.defaultdict, dict)
 }
+_BASES[tuple] = _TUPLE
 _BASES[list] = Kind(_object_maker(list), _nothing, _list_contents, _fill_list)
 _BASES[types.SimpleNamespace] = Kind(
     _object_maker(types.SimpleNamespace), _nothing, attributes_of, _fill_attributes
@@ -275,7 +276,7 @@ _BASES[types.SimpleNamespace] = Kind(
 _BASES[object] = OBJECT = Kind(_object_maker(object), _nothing, attributes_of, _fill_attributes)
 
 # Objects of exactly these types.
-_KINDS: dict[type, Kind | None] = {
+_KINDS: dict[type, Kind] = {
     types.FunctionType: Kind(
         _function_maker, lambda f: f.__closure__ or (), _function_contents, _fill_function
     ),

@@ -58,8 +58,8 @@ class Reached:
     """What values hold, directly and through others."""
 
     captured: dict[Id, Object]  # the tracers, or whatever else was looked for, in order
-    # These, and all objects that lead to one, with how each is copied.
-    way: dict[Id, Kind | None]
+    # These, and all objects that lead to one, with how each is copied, or why it is not.
+    way: dict[Id, Kind | str]
     functions: list[types.FunctionType]  # that were visited, and have variables
     mutable: list[Object]  # what else was visited and may be changed: containers, objects
     assigned: dict[Id, str]  # the variables to which these assign: cells, with their names
@@ -72,7 +72,7 @@ class Reached:
     @property
     def is_copied(self) -> bool:
         """Return whether all objects on the way are copied. Always, if there is no obstacle."""
-        return all(kind is not None or k in self.captured for k, kind in self.way.items())
+        return all(isinstance(kind, Kind) or k in self.captured for k, kind in self.way.items())
 
     def on_way(self) -> list[Object]:
         """Return the objects that lead to a captured value."""
@@ -120,7 +120,7 @@ def reach(
             is_end = list_held is None and is_leaf(value, cls)
             if takes(value) if is_end else key in variables:
                 found.captured[key] = value
-                way[key] = None
+                way[key] = ""
                 _mark(found, holder, lenient)
                 continue
             if is_end:
@@ -161,15 +161,14 @@ def _mark(found: Reached, key: Id, lenient: bool) -> None:
             value, *holders = found.visited[key]
             marked += holders
             if lenient and type(value) in CACHED:
-                kind: Kind | None = UNWRAPPED
+                kind: Kind | str = UNWRAPPED
             else:
                 kind = kind_of(value, type(value))
             found.way[key] = kind
-            if kind is None and not lenient:
+            if isinstance(kind, str) and not lenient:
                 # Look no further: the modules of linen refer weakly to their parents, and through
                 # them to the whole model. 64 layers would each walk through all of it.
-                name = type(value).__qualname__
-                found.obstacle = f"in an object that is not copied, of type `{name}`"
+                found.obstacle = f"in an object that is not copied: {kind}"
                 found.is_complete = False
                 return
 

@@ -113,7 +113,7 @@ def frozen(values: Sequence[Object], changed: Sequence[Watched]) -> Sequence[Obj
     before = {id(w.value): w for w in changed}
     found = reach([*values, *held], lambda _: False, variables=before, lenient=True)
     for key, kind in found.way.items():
-        if kind is None and key not in found.captured:
+        if isinstance(kind, str) and key not in found.captured:
             through = found.visited[key][0]
             raise errors.changed_behind(_variable_of(found, changed), type(through).__qualname__)
     skeleton, originals = hoist_tracers([*values, *held], found)
@@ -190,7 +190,8 @@ class _Plan:
         waiting = [value]
         while waiting:  # not by recursion: tuples may be nested deeply
             value = waiting[-1]
-            kind = self._reached.way.get(id(value))
+            found = self._reached.way.get(id(value))
+            kind = found if isinstance(found, Kind) else None
             parts = () if kind is None else kind.parts(value)
             missing = [part for part in parts if id(part) not in self._places]
             if missing:

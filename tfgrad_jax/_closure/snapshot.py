@@ -76,13 +76,17 @@ class Snapshot:
         self, reached: Reached, runs_now: bool = False, owned: Owned | None = None
     ) -> None:
         cells = {id(c): c for f in reached.functions for c in f.__closure__ or ()}
-        noted = [(c, _CELL) for key, c in cells.items() if key not in reached.assigned]
+        noted: list[tuple[Object, Kind | str]] = [
+            (c, _CELL) for key, c in cells.items() if key not in reached.assigned
+        ]
         live = [*reached.mutable, *(c for key, c in cells.items() if key in reached.assigned)]
         if owned is not None and live:
             users = owned()
             made = [(v, type(v)) for v in live if id(v) not in users]
             noted += [(v, _COLLECTIONS.get(cls) or kind_of(v, cls)) for v, cls in made]
-        every = [(v, kind) for v, kind in noted if kind is not None and id(v) not in reached.way]
+        every = [
+            (v, kind) for v, kind in noted if isinstance(kind, Kind) and id(v) not in reached.way
+        ]
         found = [] if runs_now else [Watched(v, kind, kind.contents(v)) for v, kind in every]
         # A variable that is not assigned yet has its value later.
         self._held = [w for w in found if w.contents or w.kind is not _CELL]

@@ -13,7 +13,7 @@ import jax
 from jax.core import Tracer
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
-from tfgrad_jax._closure.objects import Object, content_of, is_referred_to_weakly
+from tfgrad_jax._closure.objects import Object, content_of, kind_of
 from tfgrad_jax._closure.reach import CACHED, Id, reach
 from tfgrad_jax._closure.skeleton import hoist_tracers
 from tfgrad_jax._custom_gradient import CustomGradient
@@ -133,11 +133,8 @@ def _why_not_copied(value: Object) -> str:
     """Return why an object cannot be copied by its attributes, or ""."""
     if isinstance(value, _CALLABLES) or not all_leaves([value]):
         return ""
-    cls = type(value)
-    if hasattr(cls, "__del__"):
-        return f"`{cls.__qualname__}` defines `__del__`: not looked into"
-    weakly = is_referred_to_weakly(value)
-    return f"something refers to the `{cls.__qualname__}` weakly" if weakly else ""
+    kind = kind_of(value, type(value))
+    return f"{kind}: not copied" if isinstance(kind, str) else ""
 
 
 def _globals(value: Object) -> dict[str, Object]:
