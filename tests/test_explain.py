@@ -132,7 +132,7 @@ def test_an_array_in_a_global_variable_is_kept_and_not_new():
         (custom_gradient(linear), {"W": w}),
         (custom_gradient(branches), {"W": w}),
         (custom_gradient(lambda x: (x @ W, lambda dy: dy)), {}),
-        (jitted, {"back.W": w, "back.COUNTS": w}),
+        (jitted, {"W": w, "COUNTS": w}),
     ):
         found = explain(h, X)
         assert (kept(found), found.new_bytes) == (expected, 0)
@@ -158,7 +158,6 @@ def test_what_has_no_ordinary_derivative():
     found = explain(root, jnp.float32(2))
     assert kept(found) == {"x": (F, "output")}
     assert found.autodiff is None and found.autodiff_bytes is None
-    assert list(found.costs()) == ["value", "gradient"]
     rows = [" ".join(row.split()) for row in str(found).splitlines()]
     assert "by autodiff unknown" in rows and "total 4 B of which 0 B new" in rows
 
@@ -308,7 +307,7 @@ def of_jit(w):
 def test_explaining_twice_changes_nothing_for_the_function_itself(make):
     h, fresh = make(W), make(W)
     first = explain(h, X)
-    assert str(explain(h, X)) == str(first) and first.costs()["gradient"]["flops"] > 0
+    assert str(explain(h, X)) == str(first)
     for run in (lambda h: h(X), lambda h: jax.grad(lambda x: h(x).sum())(X)):
         np.testing.assert_array_equal(run(h), run(fresh))
         np.testing.assert_array_equal(jax.jit(run, static_argnums=0)(h), run(fresh))
@@ -393,7 +392,25 @@ def test_a_function_that_branches_on_values():
     new = {"mask": (N * M, "new"), "t": (OF_X, "new")}
     assert kept(found) == {"b": (M * F, "captured"), "B": (M * F, "captured"), **new}
     assert gradients(found) == {"x": RULE, "b": ERROR, "B": "unknown: a global variable"}
-    assert found.forward_mode is True and found.costs() == {}
+    assert found.forward_mode is True
+
+
+def test_an_output_of_a_function_that_branches_on_values_is_none_that_is_new():
+    def branches(x):
+        y = jnp.tanh(x) if x.sum() > 0 else x
+        return y, lambda dy: dy * (1 - y**2)
+
+    assert kept(explain(custom_gradient(branches), X)) == {"y": (OF_X, "output")}
+
+
+def test_an_output_of_another_decorated_function_has_the_name_of_its_operation():
+    @custom_gradient
+    def outer(x):
+        y, pull = jax.vjp(careful, x)
+        return 2 * y, lambda dy: pull(2 * dy)
+
+    # The line is that of the call in `outer`.
+    assert kept(explain(outer, X)) == {f"`tanh` ({line(outer.__wrapped__, 2)})": (OF_X, "new")}
 
 
 def test_a_rule_that_branches_on_values():
@@ -412,12 +429,3 @@ def test_residuals_show_how_they_are_sharded_over_an_explicit_mesh():
     with jax.set_mesh(jax.make_mesh((2, 2), ("a", "b"), axis_types=kinds)):
         (row,) = explain(careful, jax.device_put(X, by)).residuals
     assert row.type == "float32[4@(a,b),8]"
-
-
-def test_costs_of_a_product():
-    """A product of N x M and M x M is 2 N M M operations; its gradient is one more of them."""
-    found = explain(custom_gradient(lambda x, w: (x @ w, lambda dy: (dy @ w.T, None))), X, W)
-    costs, product = found.costs(), 2 * N * M * M
-    flops = {"value": product, "gradient": product, "gradient by autodiff": 2 * product}
-    assert {of: cost["flops"] for of, cost in costs.items()} == flops
-    assert costs["value"]["bytes accessed"] == 2 * OF_X + OF_W

@@ -116,6 +116,11 @@ def of_filter_jit(w):
     return pytest.importorskip("equinox").filter_jit(Layer(w)), X
 
 
+def of_filter_jit_of_a_module(w):
+    module, *args = of_equinox(w)
+    return pytest.importorskip("equinox").filter_jit(module), *args
+
+
 def of_nnx(w):
     nnx = pytest.importorskip("flax.nnx")
 
@@ -168,6 +173,7 @@ FOUND = {  # how it is handed over, and the name of the weight
     "a function that branches on it": (branching_on, "w"),
     "equinox": (of_equinox, "self.w"),
     "filter_jit of an object": (of_filter_jit, SELF),
+    "filter_jit of a module": (of_filter_jit_of_a_module, "self.w"),
     "flax nnx": (of_nnx, "self.w.value"),
     "flax linen": (of_linen, "variables['params']['w']"),
 }
@@ -229,11 +235,11 @@ NAMED = {  # how it is handed over, the name of the weight, and why it is not ch
         lambda w: lambda x: around(lambda x: GLOBAL_LAYER(x))(x),
         "GLOBAL_LAYER.params['w']", "a global variable"),
     "a global object in a branch": (lambda w: branching(lambda x: GLOBAL_LAYER(x)),
-                                    "layer.GLOBAL_LAYER.params['w']", "a global variable"),
+                                    "GLOBAL_LAYER.params['w']", "a global variable"),
     "a global object in a `cond`": (
         lambda w: lambda x: jax.lax.cond(x[0] > 0, GLOBAL_LAYER, jnp.sin, x),
         "GLOBAL_LAYER.params['w']", "a global variable"),
-    "a global function": (lambda w: lambda x: hidden(x), "hidden.GLOBAL_LAYER.params['w']",
+    "a global function": (lambda w: lambda x: hidden(x), "GLOBAL_LAYER.params['w']",
                           "a global variable"),
     "an object with a finalizer": (Finalized, "self.layers[0].params['w']",
                                    "`Finalized` defines `__del__`: not copied"),

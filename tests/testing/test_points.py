@@ -89,7 +89,10 @@ def test_mistakes_that_ones_hide(name):
 def test_says_where_it_looked():
     h = declare(lambda x: x**3, lambda x, dy: dy * 3 * x)
     report = quick(h, ONES)
-    assert fact(report, "points").text == "the given one and 2 near it, in `points`"
+    text = fact(report, "points").text
+    begin, _, end = text.partition("; ")
+    assert begin.startswith("the given one and 2 near it, in `points`: x from 0.")
+    assert end == "the other sign of x is not tried"
     given, *others = (np.asarray(p["x"]) for p in report.points)
     np.testing.assert_array_equal(given, np.ones(3))
     for x in others:
@@ -135,6 +138,20 @@ def test_what_holds_of_an_array_is_kept(x, holds):
     for point in points:
         assert abs(holds(np.asarray(point["x"]))).max() < 1e-6
         assert abs(np.asarray(point["x"]) - x).max() > 1e-3
+
+
+def test_a_rule_that_is_right_at_one_sign_alone():
+    """It is right there, so the report says which sign was not tried."""
+    h = declare(jnp.abs, lambda x, dy: dy)
+    report = quick(h, 2.0)
+    assert report.ok and all(point["x"] > 0 for point in report.points)
+    assert fact(report, "points").text.endswith("; the other sign of x is not tried")
+    report = quick(h, X)
+    assert not report.ok and "sign" not in fact(report, "points").text
+    several = rule(lambda *xs: sum(xs), lambda dy, y, *xs: (dy,) * len(xs))
+    text = fact(quick(several, *[1.0] * 5, near=0), "points").text
+    assert text.startswith("the given one alone: xs[0] from 1 to 1, xs[1] from 1 to 1, ")
+    assert text.endswith(", ...; the other sign of xs[0], xs[1], xs[2], ... is not tried")
 
 
 def test_points_outside_of_the_domain_are_left_out():

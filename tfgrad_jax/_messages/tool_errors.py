@@ -22,12 +22,18 @@ bad_reference = builder(
     "returned {}.",
     ValueError,
 )
-unchecked_weights = builder(
-    "{}\nWhat `not checked` names was not checked: pass it as an argument, store it on the layer "
-    "itself (a reference reads it from there, too), or accept that with "
-    "`assert_gradient(..., unchecked='allow')`.",
-    AssertionError,
-)
+
+
+def not_checked(report: Any, weights: bool) -> AssertionError:
+    what = (
+        "What `not checked` names was not checked: pass it as an argument, store it on the layer "
+        "itself (a reference reads it from there, too)"
+        if weights
+        else "No judge could tell where it says `not judged`: choose a point at which the value is "
+        "finite and smooth"
+    )
+    accept = "or accept that with `assert_gradient(..., unchecked='allow')`."
+    return AssertionError(f"{report}\n{what}, {accept}")
 
 
 def not_explainable(h: Any, wraps: bool) -> TypeError:

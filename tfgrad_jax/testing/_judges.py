@@ -7,6 +7,7 @@ the first guess that explains a failed row at all points where it is wrong; `nea
 points.
 """
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from tfgrad_jax._jax.compat import laid_out_as, summed_parts
 from tfgrad_jax._jax.types import Leaf
+from tfgrad_jax._tools.call import UserCodeError, attempt
 
 Matrix: TypeAlias = np.ndarray[Any, Any]
 ArgumentIndex: TypeAlias = int  # into the arguments and weights that are checked
@@ -89,24 +91,24 @@ class Flat:
         self.of_arrays, self.space = of_arrays, Space(arrays)
 
     def __call__(self, x: Matrix) -> Matrix:
-        return vector(self.of_arrays(*self.space.fill(x)))
+        return vector(attempt(self.of_arrays, *self.space.fill(x)))
 
     def rows(self, x: Matrix, us: Matrix) -> Matrix:
         """Return `us @ J` as it is declared: the gradient for each upstream."""
-        ys, pull_back = jax.vjp(self.of_arrays, *self.space.fill(x))
+        ys, pull_back = attempt(jax.vjp, self.of_arrays, *self.space.fill(x))
         to = Space(ys)
-        rows = [vector(pull_back(to.fill(to.signs * u))) for u in us]
+        rows = [vector(attempt(pull_back, to.fill(to.signs * u))) for u in us]
         return self.space.signs * np.array(rows)
 
-    def derivative(self, seed: int) -> "Flat":
-        """Return the gradient for one upstream, as a function."""
+    def derivative(self, seed: int, in_upstreams: bool) -> "Flat":
+        """Return the gradient, as a function of the arrays, and of the upstreams or for these."""
+        n, to = len(self.space.arrays), Space(attempt(self.of_arrays, *self.space.arrays))
+        us = to.fill(random(len(to.signs), seed) * np.isfinite(vector(to.arrays)))
 
-        def gradient(*xs: Leaf) -> list[Leaf]:
-            ys, pull_back = jax.vjp(self.of_arrays, *xs)
-            to = Space(ys)
-            return list(pull_back(to.fill(random(len(to.signs), seed))))
+        def gradient(*both: Leaf) -> list[Leaf]:
+            return list(jax.vjp(self.of_arrays, *both[:n])[1](list(both[n:] or us)))
 
-        return Flat(gradient, self.space.arrays)
+        return Flat(gradient, [*self.space.arrays, *(us if in_upstreams else ())])
 
 
 def _forms(a: Matrix) -> Iterator[Matrix]:
@@ -171,10 +173,10 @@ class Study(NamedTuple):
     autodiff: float | None  # against plain autodiff; None: it has no derivative
     ok: bool
 
-    @property
-    def part(self) -> slice:
-        """The argument among the numbers of the point."""
-        return self.place.f.space.parts[self.i]
+    def divided_by(self, power: float) -> Matrix:
+        """Return what is declared, divided by a power of the argument."""
+        part = self.place.f.space.parts[self.i]
+        return self.place.declared[:, part] * self.place.x[part] ** -power @ self.vs[part]
 
     @property
     def fits_autodiff(self) -> bool:
@@ -266,59 +268,52 @@ def _differences(
 
 
 def mistake(
-    i: ArgumentIndex, names: Sequence[str], points: Sequence[Sequence[Study]], is_weight: bool
+    i: ArgumentIndex, names: Sequence[str], points: Sequence[Sequence[Study]], cause: str
 ) -> str:
     """Name the mistake that explains a wrong derivative at all points, or say how far off it is."""
-    every = (_guesses(i, names, studies, is_weight) for studies in points)
+    e = np.concatenate([np.ravel(p[i].expected) for p in points])
+
+    def declared(power: float) -> Matrix:
+        return np.concatenate([np.ravel(p[i].divided_by(power)) for p in points])
+
     # So small an error fits every guess.
-    is_small = all(ratio(p[i].declared - p[i].expected, p[i].declared) < 1e-3 for p in points)
-    for guesses in zip(*every, strict=True) if not is_small else ():
-        guess = guesses[0]
-        d = np.concatenate([np.ravel(g.declared) for g in guesses])
-        e = np.concatenate([np.ravel(g.expected) for g in guesses])
-        factor = np.sum(d * e) / np.sum(e * e) if guess.is_proportional else 1
-        if ratio(d - factor * e, d) < 1e-3:
-            sign = "wrong sign: " if abs(factor + 1) < 1e-3 else ""
-            is_factor = guess.is_proportional
-            return f"{sign}declared = {factor:.4g}{guess.note}" if is_factor else guess.note
+    if ratio(declared(0) - e, declared(0)) >= 1e-3:
+        every = (_guesses(i, names, studies, cause) for studies in points)
+        with contextlib.suppress(UserCodeError):  # a transpose may be outside of the domain
+            for guesses in zip(*every, strict=True):
+                if all(ratio(one - other, one) < 1e-3 for _, one, other in guesses):
+                    return guesses[0][0]
+        for power in _POWERS:
+            d = declared(power)
+            factor = np.sum(d * e) / np.sum(e * e)
+            if ratio(d - factor * e, d) < 1e-3:
+                sign = "wrong sign: " if abs(factor + 1) < 1e-3 else ""
+                by = f" x `{names[i]}`**{power}" if power else ""
+                return f"{sign}declared = {factor:.4g} x expected{by}"
     return points[0][i].difference()
 
 
-class _Guess(NamedTuple):
-    """A mistake, and two arrays that are equal, or proportional, if it was made."""
-
-    note: str
-    declared: Matrix
-    expected: Matrix
-    is_proportional: bool = False
-
-
 def _guesses(
-    i: ArgumentIndex, names: Sequence[str], studies: Sequence[Study], is_weight: bool
-) -> Iterator[_Guess]:
+    i: ArgumentIndex, names: Sequence[str], studies: Sequence[Study], cause: str
+) -> Iterator[tuple[str, Matrix, Matrix]]:
+    """Yield mistakes, each with two arrays that are equal if it was made."""
     s = studies[i]
     (f, x, us, rows, *_), vs, nothing = s.place, s.vs, 0 * s.declared
     space, true = f.space, functools.partial(s.place.true, i)
-    yield _Guess("expected no gradient", s.expected, nothing)
-    forgotten = ": forgotten among those of `variables`?" * is_weight
-    yield _Guess(f"declared no gradient, expected one{forgotten}", s.declared, nothing)
+    yield "expected no gradient", s.expected, nothing
+    yield f"declared no gradient, expected one{cause}", s.declared, nothing
     for j, t in enumerate(studies):
         both = np.stack([s.declared, t.declared]), np.stack([t.expected, s.expected])
-        yield _Guess(f"swapped with `{names[j]}`?", *both)
-        yield _Guess(f"declared that of `{names[j]}`", s.declared, t.expected)
+        yield f"swapped with `{names[j]}`?", *both
+        yield f"declared that of `{names[j]}`", s.declared, t.expected
     if np.iscomplexobj(space.arrays[i]):
         to = Space(f.of_arrays(*space.fill(x)))
         of_conjugate = rows * space.signs @ vs
         for of in (us * to.signs, us):
-            yield _Guess("declared = conjugate of expected", true(x, of, vs).value, of_conjugate)
+            yield "declared = conjugate of expected", true(x, of, vs).value, of_conjugate
     for j, (a, part) in enumerate(zip(space.arrays, space.parts, strict=True)):
         if np.ndim(a) == 2 and a.shape == a.shape[::-1]:
             order = np.arange(len(x))
             order[part] = np.swapaxes(order[part].reshape(*a.shape, -1), 0, 1).ravel()
-            yield _Guess("declared = transpose of expected", s.expected, rows[:, order] @ vs)
-            of_transpose = true(x[order], us, vs).value
-            yield _Guess(f"missing transpose of `{names[j]}`?", of_transpose, s.declared)
-    for power in _POWERS:
-        note = f" x expected x `{names[i]}`**{power}" if power else " x expected"
-        scaled = rows[:, s.part] * x[s.part] ** -power @ vs[s.part]
-        yield _Guess(note, scaled, s.expected, is_proportional=True)
+            yield "declared = transpose of expected", s.expected, rows[:, order] @ vs
+            yield f"missing transpose of `{names[j]}`?", true(x[order], us, vs).value, s.declared

@@ -14,6 +14,7 @@ import numpy as np
 
 from tfgrad_jax._jax.compat import laid_out_as
 from tfgrad_jax._jax.types import Leaf
+from tfgrad_jax._tools.call import UserCodeError, attempt
 
 from ._judges import distance, numbers, vector
 from ._problem import Problem
@@ -21,7 +22,7 @@ from ._problem import Problem
 # Relative errors that count as rounding, by dtype; from jax.test_util.
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 1e-1, "float32": 2e-3, "complex64": 2e-3}
 _DOUBLE_TOLERANCE = 1e-5
-_STEPS = 1e-12, 1e-3  # relative, to see whether a function rounds
+_STEPS = 0, 1e-12, 1e-3  # relative, to see whether a function rounds
 
 
 def rounding_of(arrays: Iterable[Leaf]) -> float:
@@ -40,21 +41,20 @@ class Setting(NamedTuple):
 
 def setting_of(of: Problem, ys: Sequence[jax.Array], tolerance: float) -> Setting:
     """Work in double precision, if the function neither differs nor rounds there."""
-    with contextlib.suppress(Exception), _double_precision():
-        doubles = [numbers(jnp.asarray(x)) for x in of.xs]
+    with contextlib.suppress(UserCodeError), _double_precision():
         # A function that casts to float32 itself has the same value at a point and very near it,
         # and another one farther away. To move all numbers by one factor would not show that: what
         # cancels at the point, as in a normalization, would cancel there, too.
+        doubles = [numbers(jnp.asarray(x)) for x in of.xs]
         ways = [np.random.default_rng(0).uniform(0.5, 1, x.shape) for x in doubles]
         moved = [[x * (1 + by * w) for x, w in zip(doubles, ways, strict=True)] for by in _STEPS]
-        arrays = (map(jnp.asarray, point) for point in (doubles, *moved))
-        xs, *others = ([*map(laid_out_as, point, of.xs)] for point in arrays)
-        precise, *others = (of.value(*point) for point in (xs, *others))
-        here, near, far = map(vector, (precise, *others))
-        same = distance(here, vector(ys)) <= tolerance
+        points = [[*map(laid_out_as, map(jnp.asarray, xs), of.xs)] for xs in moved]
+        values = [attempt(of.value, *xs) for xs in points]
+        here, near, far = map(vector, values)
+        same = attempt(distance, here, vector(ys)) <= tolerance
         same &= not ((here == near) & (here != far)).any()
-        if same and {y.dtype.name for y in precise} <= {"float64", "complex128"}:
-            return Setting(xs, _double_precision, _DOUBLE_TOLERANCE)
+        if same and {y.dtype.name for y in values[0]} <= {"float64", "complex128"}:
+            return Setting(points[0], _double_precision, _DOUBLE_TOLERANCE)
     return Setting(of.xs, contextlib.nullcontext, tolerance)
 
 
