@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from tfgrad_jax._jax.types import Inert
 
-from .assigned import Watched
+from .assigned import Watched, around
 from .objects import Filler, Kind, Label, Maker, Object
 from .reach import Id, Reached, reach
 from .snapshot import Snapshot
@@ -75,9 +75,9 @@ class Skeleton(Inert):
             if contents:
                 fill(at[place], contents)
             if kind is not None:
-                watched.append(Watched(at[place], kind, contents))
+                watched.append(Watched(at[place], kind, contents, type(at[place])))
         results = frozen([at[i] for i in self._results], self._snapshot.changed())
-        return Copies(results, watched)
+        return Copies(results, [*watched, around(results)] if watched else [])
 
 
 def hoist_tracers(

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -95,6 +96,8 @@ def is_of_jit(reference: Any) -> bool:
 
     Their callbacks are in C++. Before JAX 0.12 some are in Python, and cannot be told from others.
     """
+    if type(reference) in weakref.ProxyTypes:  # it shows the attributes of the object
+        return False
     return type(reference.__callback__).__module__ == "nanobind"
 
 
