@@ -12,7 +12,7 @@ import nox
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_existing_virtualenvs = True
-nox.options.sessions = ["lint", "docs", "package", "oldest", "newest", "tensorflow"]
+nox.options.sessions = ["lint", "docs", "package", "newest", "tensorflow"]
 ROOT = pathlib.Path(__file__).parent.parent  # nox starts every session in the folder of this file
 BIN = ROOT / ".venv" / "bin"
 # What the tests need and every supported JAX has.
@@ -79,14 +79,6 @@ def package(session: nox.Session) -> None:
         session.run(python, "-c", "import tfgrad_jax; print(tfgrad_jax.__version__)", external=True)
         options = ["--pythonpath", python, "--verifytypes", "tfgrad_jax", "--ignoreexternal"]
         in_venv(session, "pyright", *options)
-
-
-@nox.session(python="3.11")
-def oldest(session: nox.Session) -> None:
-    """Run on the oldest JAX supported; the README's command has the newest of Python 3.11."""
-    session.chdir(ROOT)
-    session.install("jax==0.8.0", "jaxlib==0.8.0", "-e", ".", *TOOLS)
-    pytest(session, *CORE, "--seed", "1")
 
 
 @nox.session(python="3.13")

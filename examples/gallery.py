@@ -22,7 +22,7 @@ from tfgrad_jax.testing import GradientReport, check_gradient
 @custom_gradient
 def log1pexp(x):
     y = jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
-    return y, lambda dy: dy * jax.nn.sigmoid(x)
+    return y, lambda dy: dy * jnp.exp(-log1pexp(-x))  # the sigmoid of x
 
 
 @custom_gradient
@@ -295,7 +295,10 @@ GALLERY = [
         log1pexp,
         "Softplus that does not overflow",
         "The example of TensorFlow's documentation of `tf.custom_gradient`",
-        r"Autodiff of $\log(1 + e^x)$ divides infinity by infinity from $x = 89$ on.",
+        r"Autodiff of $\log(1 + e^x)$ divides infinity by infinity from $x = 89$ on. The rule "
+        "calls the function, so higher derivatives are precise, too: the second at 20 is 2.06e-9. "
+        "With `dy * jax.nn.sigmoid(x)` it would be 0: JAX computes the derivative of a sigmoid "
+        "$s$ as $s (1 - s)$, and $s$ rounds to 1.",
         (X,),
     ),
     Entry(

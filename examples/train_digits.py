@@ -132,6 +132,10 @@ def train(
         logits, hidden = forward(activation, params, images)
         return logits.argmax(axis=-1), hidden
 
+    # Compile both before the bar starts, which estimates the remaining time from the steps so far.
+    first = step(params, state, data, jax.random.fold_in(batch_key, 0))
+    jax.block_until_ready((first, predict(params, test.images)))
+
     losses, evaluated, accuracies = [], [], []
     every = max(1, steps // 100)
     progress = Progress(range(1, steps + 1), desc=f"{name:<{len(SURROGATE)}}")

@@ -7,7 +7,7 @@ the list of the rarer ones on `docs/limits.md`.
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -277,6 +277,28 @@ limit(
 )
 
 
+def of_two_outputs(calls_itself: bool) -> Callable[[Any], Any]:
+    @custom_gradient
+    def f(x: Any) -> Any:
+        y = jnp.round(x)
+        return (y, x), lambda dy, dx: 7 * dy * (f(x)[0] if calls_itself else y) + dx
+
+    return lambda x: f(x)[0]
+
+
+limit(
+    "rules that read one of several outputs",
+    "If a rule reads `y`, its second derivative is the declared one. Not with several outputs: "
+    "there it is that of the function's own operations. Let the rule call the function.",
+    "A rule that ignores the upstream of one output would declare that this one has no derivative.",
+    lambda: assert_same(jax.grad(jax.grad(of_two_outputs(calls_itself=False)))(X), 7 * 7 * X),
+    AssertionError,
+    "differ",
+    lambda: jax.grad(jax.grad(of_two_outputs(calls_itself=True)))(X),
+    7 * 7 * X,
+)
+
+
 SEVEN = functools.partial(jnp.multiply, 7)
 
 
@@ -292,14 +314,13 @@ def in_a_kernel(f: Callable[[Any], Any]) -> Any:
 limit(
     "forward mode in kernels",
     "Inside a Pallas kernel, a decorated function gives a value (on GPUs from JAX 0.12) or a "
-    "gradient (from JAX 0.10), not both, and no `jvp`. Decorate the function around the kernel.",
+    "gradient, not both, and no `jvp`. Decorate the function around the kernel.",
     "Forward mode is an operation of its own, and the tables of kernel compilers are not ours.",
     lambda: in_a_kernel(lambda x: jax.jvp(declared_by(SEVEN), (x,), (x,))[1]),
     NotImplementedError,
     "push",
     lambda: bool(in_a_kernel(declared_by(SEVEN))),
     True,
-    applies=lambda: hasattr(jax.extend.core, "set_current_trace"),
 )
 
 
@@ -512,12 +533,13 @@ DROPPED_IN_SCAN = limit(
 )
 
 
-def calls_itself(held: Any, w: Any) -> Any:
+def calls_itself(held: Any, w: Any, reads_y: bool = False) -> Any:
     held.w = w
 
     @custom_gradient
     def f(x: Any) -> Any:
-        return jnp.exp(held.w * x), lambda dy, variables: (0 * dy, [7 * x * dy * f(x)])
+        y = jnp.exp(held.w * x)
+        return y, lambda dy, variables: (0 * dy, [7 * x * dy * (y if reads_y else f(x))])
 
     return f(X)
 
@@ -525,14 +547,17 @@ def calls_itself(held: Any, w: Any) -> Any:
 limit(
     "recursion through a class",
     "A rule that calls its own function raises if a class defined in a function, or an object with "
-    "a finalizer (`__del__`), holds the differentiated weight. Store the weight on an ordinary "
-    "instance.",
+    "a finalizer (`__del__`), holds the differentiated weight. Read `y` instead, or store the "
+    "weight on an ordinary instance.",
     "Such a holder is not copied, so the function is traced with its rule at each call.",
     lambda: jax.grad(lambda w: calls_itself(type("Held", (), {}), w))(X),
     RecursionError,
     "inside itself, twenty levels deep|Recursively calling",  # the second by JAX, of a `jit`
-    lambda: jax.grad(lambda w: calls_itself(type("Held", (), {})(), w))(X),
-    7 * X * jnp.exp(X * X),
+    lambda: [
+        jax.grad(lambda w: calls_itself(type("Held", (), {})(), w))(X),
+        jax.grad(lambda w: calls_itself(type("Held", (), {}), w, reads_y=True))(X),
+    ],
+    [7 * X * jnp.exp(X * X)] * 2,
 )
 
 
@@ -695,37 +720,31 @@ limit(
 )
 
 
-def used_up(kept: list[Any]) -> Iterator[Any]:
-    while kept:
-        yield kept.pop()
+def pulled_back_twice(next_of: Callable[[list[Any]], Callable[[], Any]]) -> Any:
+    """Return the gradient by a second run of the rule."""
 
+    @custom_gradient
+    def f(x: Any) -> Any:
+        scale = next_of([3.0, 5.0])
+        return x * 1.0, lambda dy: 7 * dy * scale()
 
-def after_another_mode(items: Callable[[list[Any]], Iterable[Any]]) -> Any:
-    """Return the derivative in forward mode, where JAX has traced the function for reverse mode."""
-
-    def loss(w: Any) -> Any:
-        @custom_gradient(variables=[w])
-        def f(x: Any) -> Any:
-            kept = [x]
-            return w * x, lambda dy, variables: (dy * w, [sum(7 * dy * k for k in items(kept))])
-
-        return f(X)
-
-    jax.grad(jax.jit(loss))(X)
-    return jax.jacfwd(jax.jit(loss))(X)
+    _, pull = jax.vjp(f, X)
+    pull(jnp.float32(1))
+    return pull(jnp.float32(1))[0]
 
 
 limit(
-    "rules that use up a list",
-    "A rule that empties a list of its function (`while kept: kept.pop()`) gives zeros when it "
-    "runs again for the same run of the function: in a second pull-back, or in another mode of a "
-    "jitted function. Iterate over `reversed(kept)`.",
-    "JAX keeps the trace of a jitted function, with the rule, for all derivatives of it.",
-    lambda: assert_same(after_another_mode(used_up), 7 * X),
+    "rules that use up an iterator",
+    "A rule that advances an iterator or writes to a NumPy array, which its function has made, "
+    "finds it so when it runs again for the same run of the function: in a second pull-back, or in "
+    "another mode of a jitted function. (A list or an object is as the function left it.) Make the "
+    "iterator in the rule.",
+    "Python cannot copy an iterator, and a copy of an array would cost its memory at each call.",
+    lambda: assert_same(pulled_back_twice(lambda k: functools.partial(next, iter(k))), 21.0),
     AssertionError,
-    r"ACTUAL: array\(0",
-    lambda: after_another_mode(reversed),
-    7 * X,
+    r"ACTUAL: array\(35",
+    lambda: pulled_back_twice(lambda k: lambda: next(iter(k))),
+    jnp.float32(21),
 )
 
 
@@ -792,7 +811,6 @@ limit(
     "$",
     lambda: undeclared_in_a_kernel(declare=True),
     True,
-    applies=lambda: hasattr(jax.extend.core, "set_current_trace"),
 )
 
 
@@ -859,13 +877,14 @@ GROUPS = {  # on the page of limits
         "operators and unused outputs",
         "linear_transpose",
         "rules that read the result of a loop",
+        "rules that read one of several outputs",
     ),
     "Weights and state": (
         "objects that change",
         "weights in globals",
         "identities outside of a function",
         "arrays left in variables",
-        "rules that use up a list",
+        "rules that use up an iterator",
         "variables of a traced rule",
         "recursion through a class",
         "variables by identity",

@@ -1,6 +1,7 @@
 """Keep the README, `pyproject.toml`, the workflows and the sources from drifting apart."""
 
 import ast
+import importlib.metadata
 import pathlib
 import re
 import sys
@@ -21,6 +22,9 @@ def test_readme_names_the_supported_versions():
     (dependency,) = PROJECT["dependencies"]
     jax = re.fullmatch(r"jax>=([\d.]+)", dependency).group(1)
     assert f"needs jax {jax} or newer and nothing else" in README
+    # So the README's test command runs on the oldest JAX, and no session need install it.
+    if sys.version_info[:2] == tuple(map(int, python.split("."))):
+        assert importlib.metadata.version("jax") == jax
 
 
 def test_links_and_the_main_command_lead_somewhere():

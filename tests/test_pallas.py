@@ -12,7 +12,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import fuser, triton
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from limits import LIMITS, drops_in_scan
+from limits import drops_in_scan
 from support.helpers import assert_same, lowered_for_gpu
 
 from tfgrad_jax import custom_gradient, recompute_grad
@@ -168,9 +168,6 @@ def test_the_value_lowers(name, platform):
 def test_the_gradient_lowers(name, platform):
     if not lowers_by_hand(platform, gradients):
         pytest.skip("JAX lowers no hand-written rule there")
-    if not LIMITS["forward mode in kernels"].applies():
-        # The value stays beside the gradient there, with its `attach`.
-        pytest.skip("no gradient before JAX 0.10: a limit")
     # The flag `jax_remat3` replaces `jax.checkpoint`.
     if name == "recompute_grad" and (platform == "tpu" or getattr(jax.config, "jax_remat3", False)):
         pytest.skip("JAX lowers no `jax.checkpoint` there")

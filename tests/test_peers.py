@@ -150,6 +150,71 @@ def table(heading: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
 
 
+# --- a rule that reads `y`: a rounding, whose derivative is declared to be twice its value --------
+
+
+def gradient_reads_y(decorator):
+    def of(y_of=None):
+        @decorator
+        def f(x):
+            y = jnp.round(x)
+            return y, lambda dy: dy * 2 * (y if y_of else f(x))
+
+        return f
+
+    return of
+
+
+def vjp_reads_y(y_of=None):
+    f = jax.custom_vjp(lambda x: jnp.round(x))
+    y_of = y_of or f
+    f.defvjp(lambda x: (y_of(x),) * 2, lambda y, dy: (dy * 2 * y,))
+    return f
+
+
+def jvp_reads_y(y_of=None):
+    f = jax.custom_jvp(lambda x: jnp.round(x))
+    y_of = y_of or f
+
+    @f.defjvp
+    def _(primals, tangents):
+        y = y_of(*primals)
+        return y, 2 * y * tangents[0]
+
+    return f
+
+
+def equinox_reads_y(y_of=None):
+    f = pytest.importorskip("equinox").filter_custom_vjp(lambda x: jnp.round(x))
+    y_of = y_of or f
+    f.def_fwd(lambda perturbed, x: (y_of(x),) * 2)
+    f.def_bwd(lambda y, dy, perturbed, x: dy * 2 * y)
+    return f
+
+
+def nnx_reads_y(y_of=None):
+    f = pytest.importorskip("flax.nnx").custom_vjp(lambda x: jnp.round(x))
+    y_of = y_of or f
+    f.defvjp(lambda x: (y_of(x),) * 2, lambda y, dys: (dys[1] * 2 * y,))
+    return f
+
+
+READ_Y = {
+    "`jax.custom_gradient`": gradient_reads_y(jax.custom_gradient),
+    "`jax.custom_vjp`": vjp_reads_y,
+    "`jax.custom_jvp`": jvp_reads_y,
+    "`equinox.filter_custom_vjp`": equinox_reads_y,
+    "`flax.nnx.custom_vjp`": nnx_reads_y,
+    "`tfgrad_jax`": gradient_reads_y(custom_gradient),
+}
+AT = jnp.float32(2.7)
+USES_OF_Y = {
+    "first derivative": lambda of: jax.grad(of(jnp.round))(AT),
+    "second derivative": lambda of: jax.grad(jax.grad(of(jnp.round)))(AT),
+    "second derivative, the rule calls the function": lambda of: jax.grad(jax.grad(of()))(AT),
+}
+
+
 # --- hijax primitives ----------------------------------------------------------------------------
 
 
@@ -224,6 +289,7 @@ USES_OF_SEVEN = {
 TABLES = {
     "Closed-over values": (PEERS, USES),
     "Python numbers": (PEERS, USES_OF_NUMBERS),
+    "A rule that reads its value": (READ_Y, USES_OF_Y),
     "Hijax primitives": (SEVENS, USES_OF_SEVEN),
 }
 
@@ -237,7 +303,7 @@ def test_the_table_says_what_happens(heading, peer):
     assert list(rows) == list(uses)
     assert all(list(row) == list(peers) for row in rows.values())
     loss = lambda w, x: peers[peer](w)(x)  # noqa: E731
-    f = loss if uses is USES else peers[peer](1.0)
+    f = loss if uses is USES else peers[peer] if uses is USES_OF_Y else peers[peer](1.0)
     measured = {use: outcome(run, f) for use, run in uses.items()}
     written = {use: row[peer] for use, row in rows.items()}
     if (
@@ -246,7 +312,8 @@ def test_the_table_says_what_happens(heading, peer):
         old, new = "CustomVJPException", "UnexpectedTracerError"
         measured = {use: cell.replace(old, new) for use, cell in measured.items()}
         written = {use: cell.replace(old, new) for use, cell in written.items()}
-        written = {use: "`TypeError`" if cell == "0" else cell for use, cell in written.items()}
+        if uses is USES_OF_NUMBERS:
+            written = {u: "`TypeError`" if cell == "0" else cell for u, cell in written.items()}
     assert measured == written
 
 

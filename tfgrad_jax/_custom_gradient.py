@@ -6,7 +6,6 @@ does the rest.
 """
 
 import functools
-import inspect
 import threading
 import types
 from collections.abc import Callable
@@ -27,25 +26,27 @@ from typing import (
     overload,
 )
 
-from jax.tree_util import all_leaves
+from jax.core import Tracer
+from jax.tree_util import all_leaves, tree_leaves
 
 from ._call.run import run
 from ._closure.reach import JITTED, is_importable
 from ._frontend.grad_fn import (
     Call,
     CallSpec,
+    Held,
     checked_outputs,
     checked_pair,
-    is_written_in_rule,
     primal_value,
 )
 from ._frontend.signature import Signature, annotations_of
 from ._frontend.structure import split
-from ._jax.trace import is_idle
-from ._jax.types import Copied
+from ._frontend.within import Within, written_within
+from ._jax.trace import is_idle, is_plain
+from ._jax.types import Copied, is_concrete, is_traced
 from ._messages import errors
+from ._messages.runs import explain_run
 from ._messages.source import Source, describe
-from ._messages.text import kind_of
 from ._messages.tracebacks import hidden, hide
 
 _P = ParamSpec("_P")
@@ -66,12 +67,12 @@ class Declaration(NamedTuple):
     variables: Any
     primal: Callable[..., Any] | None
     convention: Literal["tf", "jax"]
-    in_rule: bool  # whether `f` is written inside a rule
+    within: Within
 
     @classmethod
     def of(cls, f: Any, variables: Any, primal: Any, convention: Any) -> "Declaration":
         """Return the declaration of a function that is decorated now."""
-        return cls(f, variables, primal, convention, is_written_in_rule(Source.of(f)))
+        return cls(f, variables, primal, convention, written_within(Source.of(f)))
 
 
 class CustomGradient(Copied, Generic[_P, _R]):
@@ -173,13 +174,38 @@ class CustomGradient(Copied, Generic[_P, _R]):
         if is_idle() and positional:
             # Nothing can be differentiated, so the arguments need not be bound to names.
             if self._declaration.primal is not None:
-                return primal_value(self._source, self._declaration.primal, (*bound_to, *args), {})
-            y, _ = checked_pair(self._declaration.f, self._declaration.f(*bound_to, *args))
-            return checked_outputs(self._declaration.f, y)
+                y = primal_value(self._source, self._declaration.primal, (*bound_to, *args), {})
+            else:
+                try:
+                    y, _ = checked_pair(self._declaration.f, self._declaration.f(*bound_to, *args))
+                except Exception as error:  # within another function, which JAX traces
+                    explain_run(error, self._source)
+                    raise
+            for value in args:  # not in them: this runs at every call
+                if isinstance(value, Tracer):
+                    self._refuse_traced()
+            if is_concrete(type(y)):
+                return y
+            checked_outputs(self._declaration.f, y)
+            if is_traced(tree_leaves(y)):
+                self._refuse_traced()
+            return y
         call = self._call_of(bound_to, args, kwargs, signature)
         if is_idle():
-            return call.value()
+            y = call.value()
+            if call.operands or is_traced(tree_leaves(y)):
+                self._refuse_traced()
+            return y
         return run(call, self._name)
+
+    def _refuse_traced(self) -> None:
+        """Raise for a traced argument or result where nothing is traced.
+
+        JAX traces in one thread. In another one it would not ask the rule, and differentiate what
+        `f` returns: its argument, if it is an identity.
+        """
+        if not is_plain():
+            raise errors.traced_elsewhere(self._source)
 
     def _call_of(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
@@ -194,11 +220,11 @@ class CustomGradient(Copied, Generic[_P, _R]):
                 error.add_note(errors.variables_failed(self._source))
                 raise
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
-        inputs.accept_omitted(bound.inputs, bound.omitted)
+        inputs.accept_omitted(signature.names, bound.omitted)
         declared = self._declaration
-        spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.in_rule)
+        spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.within)
         primal = None if declared.primal is None else spec.primal
-        held = declared.f, declared.primal, constants, bound.rest, *bound_to
+        held = Held(declared.f, declared.primal, constants, bound.rest, bound_to)
         return Call(spec, spec.apply, primal, held, operands, variables)
 
 
@@ -230,27 +256,29 @@ class _Decorator(Protocol):
     def __call__(self, f: Callable[_P, _Pair[_R]], /) -> CustomGradient[_P, _R]: ...
 
 
+# `_Options` could have other keys, for a type checker: PEP 728 closes such types.
 @overload
-def custom_gradient(
+def custom_gradient(  # pyrefly: ignore[inconsistent-overload]
     f: "staticmethod[_P, _Pair[_R]]", **options: Unpack[_Options]
 ) -> "staticmethod[_P, _R]": ...
 @overload
-def custom_gradient(
+def custom_gradient(  # pyrefly: ignore[inconsistent-overload]
     f: "classmethod[_T, _P, _Pair[_R]]", **options: Unpack[_Options]
 ) -> "classmethod[_T, _P, _R]": ...
 @overload
-def custom_gradient(
+def custom_gradient(  # pyrefly: ignore[inconsistent-overload]
     f: Callable[_P, _Pair[_R]], **options: Unpack[_Options]
 ) -> CustomGradient[_P, _R]: ...
 @overload
-def custom_gradient(f: None = None, **options: Unpack[_Options]) -> _Decorator: ...
+def custom_gradient(  # pyrefly: ignore[inconsistent-overload]
+    f: None = None, **options: Unpack[_Options]
+) -> _Decorator: ...
 def custom_gradient(
     f: Any = None,
-    *_others: Any,
+    *,
     variables: Any = None,
     primal: Any = None,
     convention: Literal["tf", "jax"] = "tf",
-    **_unknown: Any,
 ) -> Any:
     """Declare the gradient of a function.
 
@@ -309,14 +337,10 @@ def custom_gradient(
         >>> float(jax.grad(log1pexp)(100.0))
         1.0
     """
-    if _unknown:
-        raise errors.unknown_option(next(iter(_unknown)))
     if convention not in _CONVENTIONS:
         raise errors.bad_option("convention", convention, "'tf' or 'jax'")
     if primal is not None and not callable(primal):
         raise errors.bad_option("primal", primal, "None or a function")
-    if _others and callable(f):
-        raise errors.too_many_positional(f, kind_of(_others[0]))
     if f is None:
         return functools.partial(
             custom_gradient, variables=variables, primal=primal, convention=convention
@@ -333,9 +357,3 @@ def custom_gradient(
     if isinstance(f, JITTED):
         raise errors.jitted(f)
     return CustomGradient(Declaration.of(f, variables, primal, convention))
-
-
-# Show only the real options in `help`, without the parameters that catch misspelled ones.
-_shown = inspect.signature(custom_gradient)
-_parameters = [p for p in _shown.parameters.values() if p.name not in ("_others", "_unknown")]
-vars(custom_gradient)["__signature__"] = _shown.replace(parameters=_parameters)

@@ -1,10 +1,8 @@
 """Show the type lines of a docstring, `f : a -> b`, as they are written there.
 
-Docstrings that only Python wrote, those of `str` and of the fields of a tuple, are left out. So are
-private parameters, which are there to name a mistake: `*_more` becomes `*`, `**_unknown` nothing.
+Docstrings that only Python wrote, those of `str` and of the fields of a tuple, are left out.
 """
 
-import re
 from typing import Any
 
 
@@ -29,18 +27,8 @@ def leave_out_pythons(
         lines.clear()
 
 
-def leave_out_private(
-    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, result: Any
-) -> tuple[str | None, Any]:
-    """Return the signature without its private parameters."""
-    if signature:
-        signature = re.sub(r"\*_\w+", "*", re.sub(r",? ?\*\*_\w+", "", signature))
-    return signature, result
-
-
 def setup(app: Any) -> dict[str, Any]:
     """Run before napoleon."""
     app.connect("autodoc-process-docstring", keep_type_lines, priority=100)
     app.connect("autodoc-process-docstring", leave_out_pythons)
-    app.connect("autodoc-process-signature", leave_out_private)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,6 +7,8 @@ import re
 import textwrap
 from typing import Any
 
+from sphinx.util.display import status_iterator
+
 from tests.errors.misuses import MISUSES, Misuse, message, run
 
 LINES = 12  # of a message; more are cut
@@ -46,7 +48,9 @@ def _entry(misuse: Misuse) -> str:
 
 def _section(found: re.Match[str]) -> str:
     misuses = MISUSES[found[1]]
-    return SECTION.format(count=len(misuses), entries="\n".join(map(_entry, misuses)))
+    doing = f"making the mistakes of errors.md, {found[1]}... "
+    tried = status_iterator(misuses, doing, "brown", len(misuses), stringify_func=lambda m: m.title)
+    return SECTION.format(count=len(misuses), entries="\n".join(map(_entry, tried)))
 
 
 def insert(app: Any, name: str, content: list[str]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from sphinx.util.display import progress_message, status_iterator
 
 from examples.gallery import GALLERY, Entry, binarize
 
@@ -40,8 +41,8 @@ PAGE = """\
 # Gallery
 
 Twenty-one gradients from papers and libraries, each with its code, its source and the report of
-`check_gradient`. In the pictures the value is blue; declared gradients are orange and green. The
-code is in `examples/gallery.py`, which begins with
+`check_gradient`. Each picture is over the first argument, or what its page names; `dy` is the
+upstream, 1 where no other is given. The code is in `examples/gallery.py`, which begins with
 
 ```py
 import jax
@@ -118,14 +119,19 @@ Source: {source}.
 
 def write_gallery() -> None:
     """Write a page for each group, with a section and a picture for each entry."""
-    for entry in GALLERY:
+    sections: dict[str, str] = {}
+    doing = "drawing and checking the gallery... "
+    for entry in status_iterator(
+        GALLERY, doing, "brown", len(GALLERY), stringify_func=lambda entry: entry.name
+    ):
         draw(entry, (5.2, 2.6), thumbnail=False).savefig(FOLDER / f"{entry.name}.svg", **SAVE)
-        draw(entry, (2.4, 1.5), thumbnail=True).savefig(FOLDER / f"{entry.name}-small.svg", **SAVE)
+        draw(entry, (2.4, 1.8), thumbnail=True).savefig(FOLDER / f"{entry.name}-small.svg", **SAVE)
+        sections[entry.name] = section(entry)
     shown = {}
     for group, (title, about) in GROUPS.items():
         entries = [e for e in GALLERY if e.surrogate is (group == "surrogate")]
-        sections = "\n".join(map(section, entries))
-        text = GROUP.format(title=title, about=about, sections=sections)
+        joined = "\n".join(sections[entry.name] for entry in entries)
+        text = GROUP.format(title=title, about=about, sections=joined)
         (FOLDER / f"{group}.md").write_text(text)
         shown[group] = "\n\n".join(
             f"[![{e.name} and its gradient]({e.name}-small.svg) {e.title}]({group}.md#{e.name})"
@@ -163,6 +169,17 @@ def draw(entry: Entry, size: tuple[float, float], thumbnail: bool) -> Figure:
     if thumbnail:
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
+        short = [label.replace("gradient, upstream ", "dy = ") for label in lines]
+        figure.legend(
+            axes.lines[1:],  # below the axis, where three labels have room
+            short,
+            loc="outside lower center",
+            ncols=len(short),
+            fontsize=10.5,
+            handlelength=0.8,
+            handletextpad=0.4,
+            columnspacing=0.8,
+        )
     else:
         axes.legend()
     return figure
@@ -242,7 +259,8 @@ def write(app: Any) -> None:
     """Make everything."""
     FOLDER.mkdir(exist_ok=True)
     with rc_context(STYLE):
-        write_landing()
+        with progress_message("training two networks for the landing page"):
+            write_landing()
         write_gallery()
 
 

@@ -5,6 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas as pl
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from support.helpers import assert_same
 from support.ways import SECOND, assert_derivative, hand_written
 
@@ -62,10 +65,8 @@ def of(holder, declared, product, w, x):
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
 @pytest.mark.parametrize(
     ("holder", "product"),
-    # Not a callback on what an object that is not copied holds: in forward mode `stop_gradient`
-    # takes the value out of the tracer there, and `y` then depends on no weight.
-    [(Holder, rounded), (Holder, called_back), (Finalized, rounded)],
-    ids=["rounded", "callback", "not copied"],
+    [(Holder, rounded), (Holder, called_back), (Finalized, rounded), (Finalized, called_back)],
+    ids=["rounded", "callback", "not copied", "not copied, callback"],
 )
 def test_its_derivative_is_the_declared_one(holder, declared, product, way):
     loss = lambda w, x: of(holder, declared, product, w, x) ** 2  # noqa: E731
@@ -73,20 +74,290 @@ def test_its_derivative_is_the_declared_one(holder, declared, product, way):
     assert_derivative(way, loss, expected, jnp.float32(1.3), jnp.float32(2.1))
 
 
-def test_a_constant_that_the_function_returns_has_none():
+# --- y = h(x), rounded to 3: h' = 2 h, so h'' = 2 h' ----------------------------------------------
+
+
+def stopped(value):
+    """Return `value`, whose derivative is declared to be twice its value, as by the book."""
+
+    def h(x):
+        return hand_written(lambda x: lax.stop_gradient(value(x)), lambda x: 2 * h(x))(x)
+
+    return h
+
+
+def twice(y_of, **options):
+    @custom_gradient(**options)
+    def h(x):
+        y = y_of(x)
+        return y, lambda dy: dy * 2 * y
+
+    return h
+
+
+@custom_gradient(convention="jax")
+def as_in_jax(x):
+    y = jnp.round(x)
+    return [y], lambda dys: dys[0] * (2 * y)
+
+
+@custom_gradient
+def beside_an_integer(x):
+    y = jnp.round(x)
+    return (jnp.int32(7), y), lambda _, dy: dy * 2 * y
+
+
+@custom_gradient
+def inner(x):
+    y = jnp.round(x)
+    return y, lambda dy: 100 * dy * y  # the word of the outer rule holds
+
+
+@custom_gradient
+def by_pytrees(x):
+    made = {"y": [jnp.round(x)]}
+    return made["y"][0], lambda dy: dy * sum(2 * y for y in made["y"])
+
+
+@custom_gradient
+def jitted_rule(x):
+    y = jnp.round(x)
+    return y, jax.jit(lambda dy: dy * (2 * y))
+
+
+@custom_gradient
+def written_to_a_ref(x, ref):
+    y = jnp.round(x)
+    ref[...] = y
+    return y, lambda dy: (dy * 2 * y, None)
+
+
+def of_an_inner_ref(x):
+    return written_to_a_ref(x, jax.new_ref(jnp.float32(0)))
+
+
+class Layer:
+    factor = 2
+
+    @custom_gradient
+    def __call__(self, x):
+        self.last = y = jnp.round(x)
+        return y, lambda dy: dy * self.factor * y
+
+
+LOG = []
+
+
+def logged(x):
+    LOG[:] = [jnp.round(x)]
+    return LOG[0]
+
+
+def kernel(x):
+    def body(x_ref, y_ref):
+        y_ref[...] = jnp.round(x_ref[...])
+
+    type_ = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(body, type_, interpret=True)(lax.stop_gradient(x))
+
+
+def looped(x):
+    first = jnp.round(lax.stop_gradient(x))
+    return lax.while_loop(lambda y: y > 100, lambda y: y - 1, first)
+
+
+def over_devices(x):
+    mesh = Mesh(jax.devices()[:1], ("i",))
+    f = jax.shard_map(twice(jnp.round), mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    return f(x[None])[0]
+
+
+ROUNDED = {
+    "as in JAX": lambda x: as_in_jax(x)[0],
+    "beside an integer": lambda x: beside_an_integer(x)[1],
+    "nested": twice(inner),
+    "with a primal": twice(jnp.round, primal=jnp.round),
+    "in a pytree": by_pytrees,
+    "jitted rule": jitted_rule,
+    "Ref": of_an_inner_ref,
+    "method": Layer(),
+    "logged": twice(logged),
+    "kernel": twice(kernel),
+    "loop": twice(looped),
+    "callback": twice(lambda x: called_back(x, np.float32(1))),
+    "shard_map": over_devices,
+    "scanned": lambda x: lax.scan(lambda c, x: (c, twice(jnp.round)(x)), 0, x[None])[1][0],
+    "mapped": lambda x: jax.vmap(twice(jnp.round))(x[None])[0],
+    "checkpoint": jax.checkpoint(twice(jnp.round)),
+}
+MADE = {
+    "array": twice(lambda x: jnp.float32(3)),
+    "NumPy array": twice(lambda x: np.array(3, np.float32)),
+    "NumPy number": twice(lambda x: np.float32(3)),
+}
+WAYS = ["grad of grad", "jit(hessian)", "hessian(jit)", "vmap(hessian)", "jacfwd of jacfwd"]
+
+
+# JAX has no first derivative in forward mode of a function of Refs that has a rule.
+EACH = [(n, w) for n in (*ROUNDED, *MADE) for w in WAYS if (n, w) != ("Ref", "jacfwd of jacfwd")]
+
+
+@pytest.mark.parametrize(("name", "way"), EACH)
+def test_wherever_it_comes_from(name, way):
+    h = {**ROUNDED, **MADE}[name]
+    value = (lambda x: 0 * x + 3) if name in MADE else jnp.round
+    loss, expected = (lambda f: lambda x: f(x) ** 2)(h), lambda x: stopped(value)(x) ** 2
+    assert_derivative(SECOND[way], loss, expected, jnp.float32(2.7))
+
+
+@pytest.mark.parametrize("third", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("second", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("first", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("name", ["nested", "callback", "jitted rule", "NumPy number"])
+def test_at_third_order(name, first, second, third):
+    h = {**ROUNDED, **MADE}[name]
+    assert_same(third(second(first(h)))(jnp.float32(2.7)), jnp.float32(2 * 2 * 2 * 3))
+
+
+@pytest.mark.parametrize("way", [SECOND["grad of grad"], SECOND["hessian(jit)"]])
+def test_beside_weights_with_the_ordinary_gradient(way):
+    def layer(w, x):
+        @custom_gradient(variables="autodiff")
+        def f(x):
+            y = w**2 * x
+            return y, lambda dy: dy * 2 * y
+
+        return f(x)
+
+    def expected(w, x):
+        return hand_written(
+            lambda w, x: lax.stop_gradient(w**2 * x), lambda w, x: 2 * w * x, slope
+        )(w, x)
+
+    def slope(w, x):
+        return 2 * expected(w, x)
+
+    assert_derivative(way, layer, expected, jnp.float32(3), jnp.float32(2))
+
+
+# --- what is not its own output -------------------------------------------------------------------
+
+CONSTANT, NUMPY = jnp.float32(5), np.float32(5)
+
+
+def of_a_variable():
     constant = jnp.float32(5)
-    h = custom_gradient(lambda x: (constant, lambda dy: dy * constant))
-    assert_same(jax.grad(h)(2.0), 5.0)
-    assert_same(jax.grad(jax.grad(h))(2.0), 0.0)
+
+    @custom_gradient
+    def f(x):
+        y = constant
+        return y, lambda dy: dy * y
+
+    return f
 
 
-def test_beside_other_outputs_it_is_a_value():
+@custom_gradient
+def global_constant(x):
+    y = CONSTANT
+    return y, lambda dy: dy * y
+
+
+@custom_gradient
+def global_number(x):
+    y = NUMPY
+    return y, lambda dy: dy * y
+
+
+@custom_gradient
+def default(x, y=CONSTANT):
+    return y, lambda dy: dy * y
+
+
+@custom_gradient
+def second(x, y):
+    return y, lambda dy: (dy * y, None)
+
+
+@custom_gradient
+def by_name(x, *, y):
+    return y, lambda dy: dy * y
+
+
+@custom_gradient
+def python_number(x):
+    y = 5.0  # Python shares equal numbers: to be the same object says nothing
+    return y, lambda dy: dy * y
+
+
+CONSTANTS = {
+    "variable": of_a_variable(),
+    "global": global_constant,
+    "global NumPy number": global_number,
+    "default": default,
+    "second input": lambda x: custom_gradient(lambda x, y: (y, lambda dy: (dy * y, None)))(
+        x, NUMPY
+    ),
+    "by name": lambda x: by_name(x, y=CONSTANT),
+    "Python number": python_number,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_constant_has_no_derivative(name, way):
+    """Its rule says 5, and that 5 is a constant."""
+    expected = hand_written(lambda x: 0 * x + 5, lambda x: 0 * x + 5)
+    loss = lambda x: CONSTANTS[name](x) ** 2  # noqa: E731
+    assert_derivative(SECOND[way], loss, lambda x: expected(x) ** 2, jnp.float32(2.7))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_input_that_the_function_returns_is_the_input(way):
+    h = custom_gradient(lambda x: (x, lambda dy: dy * 7 * x))
+    expected = hand_written(lambda x: x, lambda x: 7 * x)
+    assert_derivative(SECOND[way], h, expected, jnp.float32(2.7))
+
+
+def test_beside_other_outputs_it_is_a_value_unless_the_rule_calls_the_function():
     @custom_gradient
     def h(x):
         y = jnp.round(x)
         return (y, 2 * x), lambda dy, dz: dy * 7 * y + 2 * dz
 
+    @custom_gradient
+    def calls_itself(x):
+        return (jnp.round(x), 2 * x), lambda dy, dz: dy * 7 * calls_itself(x)[0] + 2 * dz
+
     assert_same(jax.grad(jax.grad(lambda x: h(x)[0]))(2.7), 0.0)
+    assert_same(jax.grad(jax.grad(lambda x: calls_itself(x)[0]))(2.7), 7.0 * 7 * 3)
+
+
+def test_stop_gradient_in_the_rule_makes_it_a_constant():
+    @custom_gradient
+    def h(x):
+        y = jnp.exp(x)
+        return y, lambda dy: dy * 7 * lax.stop_gradient(y)
+
+    assert_same(jax.grad(h)(0.0), 7.0)
+    assert_same(jax.grad(jax.grad(h))(0.0), 0.0)
+
+
+def test_in_an_object_that_is_not_copied_it_is_right_or_an_error():
+    """A value there is no residual; a traced one is."""
+
+    def of(y_of):
+        @custom_gradient
+        def h(x):
+            kept = Finalized(y_of(x))
+            return kept.w, lambda dy: dy * (2 * kept.w)
+
+        return h
+
+    assert_same(jax.grad(of(jnp.round))(2.7), 6.0)
+    assert_same(jax.grad(jax.jit(jax.grad(of(jnp.round))))(2.7), 12.0)
+    assert_same(jax.grad(jax.grad(of(jnp.exp)))(0.0), 4.0)
+    with pytest.raises(TypeError, match=r"reads the output of the function .* `Finalized`"):
+        jax.grad(jax.grad(of(jnp.round)))(2.7)
 
 
 @pytest.mark.parametrize("order", [2, 3])

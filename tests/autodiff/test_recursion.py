@@ -195,7 +195,7 @@ def test_a_staged_rule_that_reads_its_own_function_keeps_it_in_forward_mode(stag
 
     x = jnp.float32(0.3)
     ways = [jax.grad(jax.grad(loss)), jax.jacfwd(jax.grad(loss)), jax.grad(along(loss))]
-    if stage != "scan":  # before JAX 0.10, that of a scan raises
+    if stage != "scan":  # before JAX 0.12, that of a scan raises
         ways.append(jax.jacfwd(along(loss)))
     for way in ways:
         assert_same((way(x), jax.jit(way)(x)), (49 * jnp.sin(x),) * 2)

@@ -332,7 +332,7 @@ def scaled_by(f, factor=1.0):
     return f() * factor
 
 
-@functools.partial(  # JAX 0.8 accepts a name of one letter alone
+@functools.partial(
     jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=[], drop_fields=["s"]
 )
 @dataclasses.dataclass

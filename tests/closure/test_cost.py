@@ -237,7 +237,6 @@ def model_of(kind, depth):
     return jax.grad(loss), weights
 
 
-@pytest.mark.skipif(not hasattr(jax.extend.core, "find_top_trace"), reason="JAX shows no trace")
 @pytest.mark.sampled(3)
 @eager_and_jit
 @pytest.mark.parametrize("kind", ["closure", "object", "declared"])

@@ -93,3 +93,82 @@ def test_a_function_that_logs_beside_a_differentiated_weight(log, program):
     # By each call: 3 * 5 sin(x) through the weight, 7 * 3 x cos(x) by the input.
     expected = 2 * (15 * jnp.sin(A) + 21 * A * jnp.cos(A))
     assert_same(PROGRAMS[program](loss)(A), expected)
+
+
+# --- containers that are passed ------------------------------------------------------------------
+
+
+class Counts(dict):
+    pass
+
+
+CONTAINERS = {
+    "list": ([], lambda c: c.append(1), lambda c: len(c)),
+    "dict": ({}, lambda c: c.update(n=c.get("n", 0) + 1), lambda c: c.get("n", 0)),
+    "subclass": (Counts, lambda c: c.update(n=c.get("n", 0) + 1), lambda c: c.get("n", 0)),
+    "nested": ({"log": []}, lambda c: c["log"].append(1), lambda c: len(c["log"])),
+    "object": (Log, lambda c: c.note(1), lambda c: c.count),
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("place", ["alone", "in a list", "beside an operand", "by name"])
+@pytest.mark.parametrize(
+    "stage", [lambda f: f, jax.jit, jax.checkpoint], ids=["eager", "jit", "checkpoint"]
+)
+@pytest.mark.parametrize("who", ["f", "rule"])
+def test_a_container_without_an_operand_is_the_callers_own(container, place, stage, who):
+    made, count, total = CONTAINERS[container]
+    given = made() if callable(made) else type(made)(made)
+    if container == "nested":
+        given = {"log": []}
+    seen = []
+
+    @custom_gradient
+    def f(x, held):
+        inner = {"in a list": lambda: held[0], "beside an operand": lambda: held["c"]}
+        c = inner.get(place, lambda: held)()
+        seen.append(c is given)
+        if who == "f":
+            count(c)
+
+        def grad(dy):
+            if who == "rule":
+                count(c)
+            return 7 * dy, None
+
+        return 3 * x, grad
+
+    def loss(x):
+        held = {"in a list": [given], "beside an operand": {"x": 2 * x, "c": given}}
+        if place == "by name":
+            return f(x=x, held=given)
+        return f(x, held.get(place, given))
+
+    assert_same(jax.grad(stage(loss))(A), jnp.float32(7))
+    assert all(seen)
+    assert total(given) == (len(seen) if who == "f" else 1)
+
+
+@pytest.mark.parametrize("who", ["f", "rule"])
+@pytest.mark.parametrize("stage", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    "change",
+    [lambda c: c.append(1), lambda c: c.__setitem__(0, 1.0), lambda c: c.clear()],
+    ids=["append", "set", "clear"],
+)
+def test_a_container_around_an_operand_may_not_be_assigned_to(who, stage, change):
+    @custom_gradient
+    def f(x, held):
+        if who == "f":
+            change(held)
+
+        def grad(dy):
+            if who == "rule":
+                change(held)
+            return 7 * dy, None
+
+        return 3 * x, grad
+
+    with pytest.raises(TypeError, match=r"assigned to a `list`"):
+        jax.grad(stage(lambda x: f(x, [2 * x, 1.0])))(A)

@@ -4,6 +4,7 @@ JAX may have a function run on a copy, or look at it before it runs. No program 
 of these has the same gradients in every world, and leaves its state as a plain call would.
 """
 
+import collections
 import concurrent.futures
 import functools
 import gc
@@ -14,6 +15,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from support.helpers import assert_same
 from support.ways import FORWARD, REVERSE
@@ -379,8 +381,170 @@ def cases():
 @pytest.mark.parametrize(("program", "world"), [*cases()])
 def test_gradients_with_state(program, world):
     h, args, expected = PROGRAMS[program]
-    h = functools.partial(h)  # JAX keeps no trace of it: "rules that use up a list" in limits.py
     assert_same(WAYS[world](h)(*args), expected)
+
+
+# --- what a rule reads is what its function left --------------------------------------------------
+
+
+class Named:
+    """It holds a function in a subclass that decides what a copy is."""
+
+    def __init__(self, f=None):
+        self.f = f
+
+
+class Finalized(Named):
+    def __del__(self):
+        pass
+
+
+class Hashed(Named):
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        return self is other
+
+
+class Made(Named):
+    def __new__(cls, f=None):
+        return super().__new__(cls)
+
+
+class Slotted:
+    __slots__ = ("f",)
+
+    def __init__(self, f):
+        self.f = f
+
+
+REGISTERED = weakref.WeakSet()
+
+
+def registered(f):
+    held = Named(f)
+    REGISTERED.add(held)
+    return held
+
+
+def local_class(f):
+    class Local:
+        call = staticmethod(f)
+
+    return Local
+
+
+# What holds the function that reads a variable, and how a rule gets at it.
+HOLDERS = {
+    "a list": (lambda f: [f], lambda h: h[0]),
+    "a dict": (lambda f: {"f": f}, lambda h: h["f"]),
+    "a key": (lambda f: {f: 1}, lambda h: next(iter(h))),
+    "an object": (Named, lambda h: h.f),
+    "an object with slots": (Slotted, lambda h: h.f),
+    "a partial": (functools.partial, lambda h: h),
+    "a partial of jit": (lambda f: functools.partial(jax.jit(f)), lambda h: h),
+    "a deque": (lambda f: collections.deque([f]), lambda h: h[0]),
+    "a set": (lambda f: {f}, lambda h: next(iter(h))),
+    "a frozenset": (lambda f: frozenset([f]), lambda h: next(iter(h))),
+    "a view": (lambda f: {"f": f}.values(), lambda h: next(iter(h))),
+    "a proxy": (lambda f: types.MappingProxyType({"f": f}), lambda h: h["f"]),
+    "an array of objects": (lambda f: np.array([f], object), lambda h: h[0]),
+    "a finalized object": (Finalized, lambda h: h.f),
+    "an object with a hash": (Hashed, lambda h: h.f),
+    "an object with a __new__": (Made, lambda h: h.f),
+    "an object that is known weakly": (registered, lambda h: h.f),
+    "a class": (local_class, lambda h: h.call),
+    "an iterator": (lambda f: iter([f, f]), lambda h: next(h)),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_rule_reads_the_variables_of_its_turn_or_says_why_not(holder, world):
+    """A loop changes the variable `scale` before the rules run."""
+    make, get = HOLDERS[holder]
+
+    def loss(x):
+        total = 0.0
+        for scale in (2.0, 3.0):
+
+            def helper(v):
+                return v * scale  # noqa: B023
+
+            held = make(helper)
+            f = custom_gradient(lambda v, *, held, s: (v * s, lambda dy: 7 * get(held)(dy)))
+            total = total + f(x, held=held, s=scale)
+        return total
+
+    try:
+        got = WAYS[world](loss)(X)
+    except ValueError as error:
+        text = str(error)
+        assert "'scale'" in text and "local variable" in text and "helper" in text
+    else:
+        assert_same(got, (jnp.float32(35),))
+
+
+def popped(kept):
+    while kept:
+        yield kept.pop()
+
+
+def emptied(held):
+    kept, held.f = held.f, []
+    return kept
+
+
+# What `f` makes for its rule, and how the rule uses it up.
+USED_UP = {
+    "a list": (lambda k: [k], popped),
+    "a set": (lambda k: {k}, popped),
+    "a deque": (lambda k: collections.deque([k], maxlen=3), popped),
+    "a dict": (lambda k: {"k": k}, lambda d: [d.popitem()[1]]),
+    "a default dict": (lambda k: collections.defaultdict(list, k=[k]), lambda d: d.pop("k", [])),
+    "an object": (lambda k: Named([k]), emptied),
+    "a list of an object": (lambda k: Named([k]), lambda h: popped(h.f)),
+    "a list in lists": (lambda k: [[[k]]], lambda h: popped(h[0][0])),
+    "a variable": (lambda k: None, None),
+}
+
+
+def twice(h, stage):
+    """Return gradients by one pull-back that runs twice, and then in forward mode."""
+    h = stage(h)
+    _, pull = jax.vjp(h, X)
+    one = jnp.float32(1)
+    return [*pull(one), *pull(one), jax.jacfwd(h)(X), jax.grad(h)(X)]
+
+
+@pytest.mark.parametrize("made", USED_UP)
+@pytest.mark.parametrize("protocol", ["inputs", "declared", "undeclared"])
+@pytest.mark.parametrize(
+    "stage", [lambda f: f, jax.jit, jax.checkpoint], ids=["eager", "jit", "checkpoint"]
+)
+def test_a_rule_may_use_up_what_its_function_made(stage, protocol, made):
+    make, use_up = USED_UP[made]
+
+    def loss(w):
+        @functools.partial(custom_gradient, variables=[w] if protocol == "declared" else None)
+        def f(x):
+            kept, left = make(3.0), 3.0
+
+            def total():
+                nonlocal left
+                if use_up is None:
+                    found, left = left, 0.0
+                    return found
+                return sum(use_up(kept))
+
+            if protocol == "inputs":
+                return 2 * x, lambda dy: 7 * dy * total()
+            return w * x, lambda dy, variables: (dy * w, [7 * dy * total()])
+
+        return f(w) if protocol == "inputs" else f(X)
+
+    assert_same(twice(loss, stage), [jnp.float32(21)] * 4)
 
 
 # --- what is left behind -------------------------------------------------------------------------
@@ -405,6 +569,22 @@ def test_a_counter_that_the_rule_reaches_through_an_object_counts(stage):
     f = custom_gradient(lambda x: (x * 1.0, lambda dy: 7 * dy if held.count() else None))
     assert_same(jax.grad(stage(lambda x: f(x) + 10 * f(x)))(X), jnp.float32(77))
     assert held.count() == 3
+
+
+GLOBAL_LOG = []
+
+
+def test_a_rule_may_log_to_a_global_list_that_its_function_took_into_a_variable():
+    GLOBAL_LOG.clear()
+
+    @custom_gradient
+    def f(x):
+        log = GLOBAL_LOG
+        return x * 1.0, lambda dy: log.append(1) or 7 * dy
+
+    _, pull = jax.vjp(f, X)
+    assert_same([pull(jnp.float32(1)), pull(jnp.float32(1))], [(jnp.float32(7),)] * 2)
+    assert len(GLOBAL_LOG) == 2
 
 
 RULES = {}

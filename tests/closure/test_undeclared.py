@@ -66,6 +66,10 @@ USES = {
 }
 
 
+# These rules read a value that `y` ignores, on purpose: it has no gradient.
+RULE_ALONE = pytest.mark.filterwarnings("ignore:.*which only its gradient function reads")
+
+
 def using(use, is_declared=False):
     def h(z, a, k, x):
         @custom_gradient(variables=[z, a, k] if is_declared else None)
@@ -85,12 +89,14 @@ def using(use, is_declared=False):
     return squared(h)
 
 
+@RULE_ALONE
 @pytest.mark.parametrize("use", [u for u in USES if u != "a branch on a value"])
 def test_variables_come_in_the_order_of_first_use(use):
     for name in ["grad"] if "a Ref" in use else BRIEF:
         assert_derivative(WAYS[name], using(USES[use]), ORACLE, *ARRAYS)
 
 
+@RULE_ALONE
 @pytest.mark.parametrize("way", sample(WAYS, 8))
 def test_the_order_is_the_same_in_every_mode(way):
     assert_derivative(WAYS[way], using(USES["operations"]), ORACLE, *ARRAYS)
@@ -203,6 +209,7 @@ UNUSED = {
 }
 
 
+@RULE_ALONE
 @eager_and_jit
 @pytest.mark.parametrize("compute", UNUSED)
 def test_what_y_ignores_is_no_variable_and_needs_no_gradient(compute, mode):
@@ -378,7 +385,7 @@ def test_none_is_no_gradient_for_one_variable_or_for_all(none):
     assert_same(got, (jnp.float32(0), jnp.float32(11), jnp.float32(21)))
 
 
-# --- eagerly, all but these weights has values ------------------------------------------------------
+# --- eagerly, all but these weights has values ----------------------------------------------------
 
 
 class Layer:

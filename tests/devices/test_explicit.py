@@ -22,7 +22,6 @@ from tfgrad_jax import custom_gradient, explain, grad_pass_through, recompute_gr
 from tfgrad_jax.testing import check_gradient
 
 pytestmark = needs_eight_devices
-reshard = getattr(jax, "reshard", None) or jax.sharding.reshard  # the former from JAX 0.9 on
 _uniform = np.random.default_rng(0).uniform
 _ROWS, _WEIGHT = np.float32(_uniform(0.2, 1.2, (8, 16))), np.float32(_uniform(0.2, 1.2, (16, 4)))
 
@@ -108,16 +107,16 @@ PROGRAMS |= {
 
 
 @program(
-    lambda w, x: reshard(w * x, P("model", None)),
-    lambda w, x, dw, dx: reshard(7 * w * dx + 5 * x * dw, P("model", None)),
+    lambda w, x: jax.reshard(w * x, P("model", None)),
+    lambda w, x, dw, dx: jax.reshard(7 * w * dx + 5 * x * dw, P("model", None)),
 )
 @custom_gradient
 def placed_elsewhere(w, x):
     def grad(dy):
-        dy = reshard(dy, P("data", "model"))
+        dy = jax.reshard(dy, P("data", "model"))
         return 5 * dy * x, 7 * dy * w
 
-    return reshard(w * x, P("model", None)), grad
+    return jax.reshard(w * x, P("model", None)), grad
 
 
 _PASSED = by_hand(lambda x: jnp.round(x), lambda x, dx: dx)

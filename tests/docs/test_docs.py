@@ -136,6 +136,35 @@ def test_settings_stand_behind_a_star(path):
                 assert not node.args.defaults, node.name
 
 
+SAYS_WHAT_IT_SEES = [
+    "README.md",
+    *(f"docs/{n}.md" for n in ("getting_started", "guide", "from_tensorflow", "faq")),
+]
+
+
+def test_pages_say_in_the_same_words_what_a_function_sees():
+    (words,) = re.findall(
+        r"In a first gradient outside.*?as under `jit`\.", _words("docs/guide.md")
+    )
+    assert [page for page in SAYS_WHAT_IT_SEES if words not in _words(page)] == []
+
+
+def _words(page):
+    return " ".join((ROOT / page).read_text().split())
+
+
+@pytest.mark.parametrize("page", ["index.md", "getting_started.md", "howto/external.md"])
+def test_the_first_examples_fit_a_phone(page):
+    """44 columns of code are what a window of 390 pixels shows, and 43 of output."""
+    blocks = re.findall(
+        r"^```(py|python|output)\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S
+    )
+    assert len(blocks) >= 4
+    for kind, text in blocks:
+        columns = 43 if kind == "output" else 44
+        assert [line for line in text.splitlines() if len(line) > columns] == []
+
+
 def test_pages_have_examples():
     """Guard against a parser that finds nothing and so proves nothing."""
     for name, count in {"README.md": 1, "docs/guide.md": 4, "docs/getting_started.md": 4}.items():

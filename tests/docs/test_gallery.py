@@ -91,3 +91,6 @@ def test_those_with_an_integer_or_a_second_derivative():
     np.testing.assert_allclose(found, P - [0, 0, 1], rtol=1e-5)
     second = -(np.exp(-2) * (1 + 2)) / (1 + 1) ** 3  # W'' = -exp(-2W) (W + 2) / (1 + W)^3
     np.testing.assert_allclose(jax.grad(jax.grad(ENTRIES["lambert_w"].f))(np.e), second, rtol=1e-4)
+    second = np.exp(-20) / (1 + np.exp(-20)) ** 2  # too small for 1 - sigmoid(20) in float32
+    for found in (jax.grad(jax.grad(ENTRIES["log1pexp"].f)), jax.hessian(ENTRIES["log1pexp"].f)):
+        np.testing.assert_allclose(found(20.0), second, rtol=1e-6)

@@ -14,7 +14,7 @@ import tfgrad_jax
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
-for package in ("chex", "ipykernel", "matplotlib", "optax"):
+for package in ("equinox", "flax", "ipykernel", "matplotlib", "optax", "sklearn"):
     pytest.importorskip(package)
 
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager  # noqa: E402
@@ -118,6 +118,7 @@ SHOWN = [
     "log1pexp         value inf, gradient 1",
     "log1pexp         value inf, gradient 1, second derivative nan",
     "stable_log1pexp  value 100, gradient 1, second derivative 0",
+    "at x = 20        second derivative 2.061e-09",
     "op = 8, gradient = 12",
     "derivative of the gradient: by dy 1000, by x 12",
     "op:   8 12 1200",

@@ -194,12 +194,9 @@ DECORATING = [
         of=""),
     misuse("Pass weights by position", "custom_gradient([w])(lambda x: (x @ w, None))",
         NO_FUNCTION + " a list of length 1", "Pass options by name, as in `variables=...`", of=""),
-    misuse("Pass weights and a function by position", "custom_gradient([w], jnp.sin)",
-        NO_FUNCTION + " a list of length 1", "Pass options by name, as in `variables=...`", of=""),
     misuse("Pass an option by position",
         "def f(x):\n    return x @ w, lambda dy: dy @ w.T\n\ncustom_gradient(f, [w])",
-        "custom_gradient takes one positional argument, the function `f` (model.py:1), but got a "
-        "list of length 1 after it. Pass options by name, as in `variables=...`"),
+        "custom_gradient() takes from 0 to 1 positional arguments but 2 were given", of=""),
     misuse("Decorate a property",
         """
 class Model:
@@ -211,21 +208,10 @@ class Model:
         "got an object of type property", "Write `@property` above `@custom_gradient`", of="",
     ),
     misuse("Misspell an option", "custom_gradient(varables=[w])",
-        "has no option 'varables'", "options are `variables`, `primal` and `convention`", of=""),
+        "custom_gradient() got an unexpected keyword argument 'varables'", of=""),
     misuse("Name arguments that are not differentiated, as for `jax.custom_vjp`",
         "custom_gradient(nondiff_argnums=(1,))",
-        "has no option 'nondiff_argnums'", "Leave it out", "reaches the function unchanged", of=""),
-    *(
-        misuse(
-            f"Ask for `{option}`, as of `jax.custom_gradient`", f"custom_gradient({option}=True)",
-            f"has no option '{option}'", instead, of="",
-        )
-        for option, instead in {
-            "with_logs": "let it write to a Ref", "with_accums": "let the rule add to a Ref",
-            "remat": "or decorate with `recompute_grad`",
-            "forward_mode": "Leave it out: both modes always work",
-        }.items()
-    ),
+        "custom_gradient() got an unexpected keyword argument 'nondiff_argnums'", of=""),
     misuse("Ask for another convention", 'custom_gradient(convention="torch")',
         "got convention='torch'; expected 'tf' or 'jax'", **VALUE),
     misuse("Pass a kernel by its result", "custom_gradient(primal=x)",
@@ -334,6 +320,15 @@ UPSTREAMS = [
         "takes no `variables`, but `custom_gradient(variables=...)` declares them",
         "Write `def grad(dy, variables)`, which returns (grad_xs, grad_vars)",
         of="loss.f"),
+    misuse("Take declared variables by another name",
+        weight("return dy @ w.T, [x.T @ dy]", "dy, vars", "variables=[w]"),
+        "takes no `variables`, but `custom_gradient(variables=...)` declares them",
+        "If `vars` is meant for them, name this parameter `variables`",
+        of="loss.f"),
+    misuse("Take one upstream of two outputs, and variables",
+        weight("return dy @ w.T, [x.T @ dy]", y="(x @ w, x)").replace("f(x).sum()", "f(x)[1].sum()"
+               ).replace("(loss, (0, 1))(w, x)", "(lambda w: loss(w, x))(w)"),
+        "Write `def grad(da, db, variables)` or `def grad(*dys, variables)`", of="loss.f"),
 ]  # fmt: skip
 
 STRUCTURE = "returned gradients in a structure that does not fit the inputs"
@@ -372,22 +367,33 @@ GRADIENTS = [
         f"returned an object of type generator {WANTED}"),
     misuse("Return a dictionary by argument", rule('return {"x": dy, "b": dy.sum(0)}'),
         STRUCTURE, "expected: (*, *), for the inputs `x`, `b`", "got:      {'b': *, 'x': *}", FLAT),
-    misuse("Return a flat list in another order than that of sorted keys",
-        of_tree("[dy, dy.sum(0)]"),
-        "returned a gradient of shape (3, 2) for the input `p['b']`; expected its own shape, (2,)",
-        "It fits the input `p['w']`: return the gradients in the order of the inputs", **COUNT),
-    misuse("Return a flat list for a dict whose keys are not written in sorted order",
+    misuse("Return one gradient beside settings",
+        function("jax.grad(lambda x, b: f(x, b, 4, None).sum(), (0, 1))(x, b)",
+                 "x * b, lambda dy: dy * b", "x, b, bits, mask"),
+        "returned 1 gradient; expected 2, for the inputs `x`, `b`, or 4, with None for `bits`, "
+        "`mask`. Return None for every input that has no gradient", **COUNT),
+    misuse("Return a flat list for a dict",
         """
 @custom_gradient
 def f(x, p):
     return x * p["scale"] + p["bias"], lambda dy: (dy * p["scale"], dy * x, dy)
 
-jax.grad(lambda s, b: f(2.0, {"scale": s, "bias": b}), (0, 1))(3.0, 1.0)
+jax.grad(f, 1)(2.0, {"scale": 3.0, "bias": 1.0})
 """,
-        "returned a flat list of gradients, which is read by the sorted keys of a dict, as in "
-        "TensorFlow: for `p['bias']`, `p['scale']`. The keys were written in another order, "
-        "`p['scale']`, `p['bias']`, in which the list fits, too. Return a dict with these keys in "
-        "the place of the list, or write the keys in sorted order", **WARNING),
+        "returned a flat list of gradients for a dict. A list does not name the keys, and JAX may "
+        "have sorted them, so its order is unknown: "
+        "return `(dx, {'bias': ..., 'scale': ...})`"),
+    misuse("Return None for a list, in a list that could be one for its arrays",
+        function("jax.grad(lambda p: f(p).sum())([x, x])", "p[0] + scale * p[1], "
+                 "lambda dy: (None, dy)", "p, scale=2.0"),
+        "returned a list that can be read in two ways, with another gradient for `p[1]` in each. "
+        "Return the structure of the inputs, with a None for each array that has no gradient: "
+        "`[..., ...]`"),
+    misuse("Return the gradient in the place of what is None",
+        function("jax.grad(lambda x: f(None, x).sum())(x)", "2 * x, lambda dy: (2 * dy, None)",
+                 "mask, x"),
+        "returned a gradient for `mask`, which JAX does not differentiate; expected None. Return "
+        "the gradients in the order of the inputs"),
     misuse("Take upstreams in the order in which the keys of y were written",
         """
 @custom_gradient
@@ -480,7 +486,7 @@ with jax.set_mesh(mesh):
 ]  # fmt: skip
 
 UNDECLARED = "is differentiated with respect to values that it closes over"
-REMEDIES = ("Pass them as arguments", "`def grad(dy, variables): ... return grad_xs, grad_vars`")
+REMEDIES = ("pass them as arguments", "`def grad(dy, variables): ... return grad_xs, grad_vars`")
 GROUPS = "was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned "
 FEW = "for the undeclared variable `variables[0]: float32[2,4]`"
 LOSS: Any = {"of": "loss.f"}
@@ -502,8 +508,9 @@ def loss(w, x):
 
 VARIABLES = [
     misuse("Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
-        UNDECLARED, "takes no `variables`", "float32[2, 4], first used at model.py:6\n", *REMEDIES,
-        'or decorate with `custom_gradient(variables="autodiff")`', **LOSS),
+        UNDECLARED, "takes no `variables`", "  `w`: float32[2, 4], first used at model.py:6\n",
+        "Declare them, `custom_gradient(variables=w)`, and return their gradients", *REMEDIES,
+        'Or decorate with `custom_gradient(variables="autodiff")`', **LOSS),
     misuse("Close over what is computed from a weight", """
 def loss(w, x):
     scale = jnp.sum(w)
@@ -540,7 +547,12 @@ jax.grad(loss, (0, 1))(x, x)
         UNDECLARED, "missing from its `variables`", "Add them, `custom_gradient(variables=",
         **LOSS),
     misuse("Return the gradient of the input alone", weight("return dy @ w.T"),
-        GROUPS + "an array of dtype float32 and shape (3, 2).", **LOSS),
+        GROUPS + "an array of dtype float32 and shape (3, 2). Write `return dx, [...]`", **LOSS),
+    misuse("Take `variables` where nothing is closed over",
+        function("jax.grad(lambda x: f(x).sum())(x)",
+                 "x**2, lambda dy, variables: 2 * x * dy"),
+        GROUPS + "an array of dtype float32 and shape (3, 2). Nothing that the function closes "
+        "over is differentiated here: drop `variables`. Or write `return dx, []`"),
     misuse("Return the gradient of a frozen weight too",
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v").replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
@@ -614,8 +626,7 @@ jax.grad(loss)(1.0, 2.0)
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v",
                option='variables={"w": w, "v": v}').replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
-        "returned a flat list for the declared variables, which are in a dict", 
-        "JAX sorts its keys", "return the gradients in their structure, {'v': *, 'w': *}", **LOSS),
+        "returned a flat list of gradients for a dict", "return `{'v': ..., 'w': ...}`", **LOSS),
     misuse("Misspell a declared variable",
         weight('return dy @ w.T, {"weight": x.T @ dy}', option='variables={"w": w}'),
         "returned gradients in a structure that does not fit the variables",
@@ -703,6 +714,27 @@ def loss(w0, w1):
 jax.grad(loss)(1.0, 2.0)
 """,
         "'w2'", error=KeyError, of="", jitted=False),
+    misuse("Make a parameter in a function that reads its weights from a table", """
+PARAMETERS, made = {}, []
+
+def parameter():
+    made.append(f"w{len(made)}")
+    return PARAMETERS[made[-1]]
+
+@custom_gradient(variables="autodiff")
+def f(x):
+    return parameter() * x, lambda dy: dy
+
+def loss(w):
+    PARAMETERS.update(w0=w)
+    made.clear()
+    return f(2.0)
+
+jax.grad(loss)(1.0)
+""",
+        "'w1'", "`f` (model.py:7) ran again: JAX traces it, because it reads a traced value that "
+        "no variable holds", "such as the parameters of a flax or haiku module, make or read "
+        "before the function, which closes over the arrays", error=KeyError, jitted=False),
     misuse("Count the calls of a layer on the layer, which holds its weight", """
 class Layer:
     def __init__(self, w):
@@ -760,9 +792,39 @@ def loss(w, x):
 
 jax.grad(loss)(w, x)
 """,
-        "reads weights that are not declared, so JAX traces it, as `jit` does",
+        "reads weights that are not declared (`w`), so JAX traces it, as `jit` does",
         "declare them, `custom_gradient(variables=...)`",
         of="loss.f", error=jax.errors.TracerBoolConversionError, jitted=False),
+    misuse("Use NumPy on a weight that is not declared", """
+class Layer:
+    def __init__(self, w):
+        self.w = w
+
+    @custom_gradient
+    def f(self, x):
+        y = x @ np.asarray(self.w)
+        return y, lambda dy, variables: (dy @ self.w.T, [x.T @ dy])
+
+jax.grad(lambda w: Layer(w).f(x).sum())(w)
+""",
+        "`Layer.f` (model.py:5) needs the value of an array that JAX is tracing. `Layer.f` "
+        "(model.py:5) reads weights that are not declared (`self.w`), so JAX traces it, as `jit`",
+        of="Layer.f", error=jax.errors.TracerArrayConversionError, jitted=False),
+    misuse("Read a learned temperature in the rule alone", """
+def loss(w, t, x):
+    @custom_gradient
+    def f(x):
+        def grad(dy, variables):
+            return dy @ w.T / t, [x.T @ dy / t for _ in variables]
+        return x @ w, grad
+    return f(x).sum()
+
+jax.grad(loss, (0, 1))(w, 2.0, x)
+""",
+        "is differentiated with respect to `t`: float32[], which only its gradient function reads: "
+        "this gradient is zero", "declare the value, `custom_gradient(variables=[w, t])`, and "
+        "return it; if there is none, read `jax.lax.stop_gradient` of the value",
+        of="loss.f", error=UserWarning),
     misuse("Read what an earlier call left behind", """
 kept = []
 
@@ -887,13 +949,16 @@ squared.defvjp(lambda x: (x**2, x), lambda x, dy: (2 * x * dy,))
 
 BODIES = [
     misuse("Call back to Python in the function, and ask for the second order", outside(CUBED),
-        "Pure callbacks do not support JVP", BODY + "3.", STOP, error=ValueError),
+        "ValueError: `f` (model.py:1) " + BODY + "3.", STOP,
+        "JAX says: Pure callbacks do not support JVP", error=ValueError),
     misuse("Call a `jax.custom_vjp` in the function, and ask for a Hessian",
         VJP + function("jax.hessian(lambda x: f(x).sum())(x)", "squared(x), lambda dy: 2 * x * dy"),
-        BODY + "9.", "call its function without the decorator"),
+        BODY + "9.", "This is the call of a `jax.custom_vjp`: if the ordinary derivative of its "
+        "function is right here, call that without the decorator"),
     misuse("Return what a `custom_vmap` computes, and ask for the second order",
         outside("cubed(x), lambda dy: 3 * x**2 * dy", VMAPPED),
-        "Linearization failed to produce known values", BODY + "9.", STOP, error=ValueError),
+        BODY + "9.", STOP, "JAX says: Linearization failed to produce known values",
+        error=ValueError),
 ]  # fmt: skip
 
 MATCH = "the gradient of the corresponding output, so inputs and outputs must match in number"
@@ -997,16 +1062,42 @@ JAX_ITSELF = [
         function("jax.jit(f)(x)", "x if x.sum() > 0 else -x, lambda dy: dy"),
         "boolean conversion of traced array", LINE_1,
         "it depends on the value of the argument x.",
-        error=jax.errors.TracerBoolConversionError, of=""),
+        "`f` (model.py:1) needs the value of an array that JAX is tracing. JAX traces this call "
+        "for `jit`. Write it with `jax.numpy`, `jnp.where` instead of `if` and `jax.debug.print` "
+        "instead of `print`", error=jax.errors.TracerBoolConversionError),
+    misuse("Branch on a value under `jax.vmap`",
+        function("jax.vmap(f)(x)", "x if x.sum() > 0 else -x, lambda dy: dy"),
+        "JAX traces this call for `vmap`, which `jax.jacfwd` and `jax.hessian` use, too",
+        error=jax.errors.TracerBoolConversionError, jitted=False),
+    misuse("Convert a value to a Python number in a loop",
+        function("jax.lax.fori_loop(0, 3, lambda i, x: f(x), 1.0)", "x * float(x), lambda dy: dy"),
+        "JAX traces this call for `fori_loop`",
+        error=jax.errors.ConcretizationTypeError),
+    misuse("Fill an array of NumPy in a rule, and ask for the second order", """
+@custom_gradient
+def f(x):
+    def grad(dy):
+        slope = np.zeros(1)
+        slope[0] = 2 * x
+        return dy * slope[0]
+    return x**2, grad
+
+jax.grad(jax.grad(f))(1.0)
+""",
+        "setting an array element with a sequence", "The gradient function `f.grad` (model.py:3)",
+        "JAX differentiates its operations, for a second derivative or `variables=\"autodiff\"`, "
+        "and NumPy and `float` cannot read what JAX differentiates", error=ValueError,
+        jitted=False),
     misuse("Branch on a leaf of an argument under `jax.jit`",
         function("jax.jit(f)(x, {'w': w})", "x if p['w'].sum() > 0 else -x, lambda dy: dy",
                  "x, p"),
         LINE_1, "it depends on the value of the argument p['w'].",
-        error=jax.errors.TracerBoolConversionError, of=""),
+        error=jax.errors.TracerBoolConversionError),
     misuse("Use NumPy in a rule that JAX traces",
         function("jax.jit(jax.grad(f))(1.0)", "x**2, lambda dy: dy * np.sin(x)"),
         "conversion method __array__() was called on traced array with shape float32[]",
-        error=jax.errors.TracerArrayConversionError, of="", jitted=False),
+        "The gradient function `f.<lambda>`", "JAX traces this call for `jit`",
+        error=jax.errors.TracerArrayConversionError, jitted=False),
     misuse("Let `jax.jit` trace a number that is a setting",
         function("jax.jit(f)(x, 6)", "x.reshape(n), lambda dy: (dy.reshape(3, 2), None)", "x, n"),
         LINE_1, "static_argnums", of=""),
@@ -1017,7 +1108,7 @@ JAX_ITSELF = [
         "grad requires real- or complex-valued inputs", "but got int32", of=""),
     misuse("Compute with Python's `math` under `jax.jit`",
         function("jax.jit(f)(1.0)", "float(x) ** 2, lambda dy: dy"),
-        "concrete value is expected", LINE_1, error=jax.errors.ConcretizationTypeError, of=""),
+        "concrete value is expected", LINE_1, error=jax.errors.ConcretizationTypeError),
     misuse("Let a value out by a list",
         function("jax.jit(f)(x)\nkept[0] + 1").replace("    return", "    kept.append(2 * x)\n    "
         "return").replace("@", "kept = []\n\n@", 1),

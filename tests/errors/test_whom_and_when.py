@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 from jax import lax
 from support.helpers import assert_same, eager_and_jit
 
-from tfgrad_jax import custom_gradient
+from tfgrad_jax import custom_gradient, recompute_grad
 
 TWO = "returned 2 gradients; expected 1, for the input `x`"
 
@@ -92,9 +93,10 @@ def test_a_message_names_the_leaf_as_the_user_would_write_it():
     beside = custom_gradient(lambda mode, x: (x.sum(), lambda dy: (None, jnp.ones(5))))
     text = said(ValueError, jax.grad(lambda x: beside("m", x)), jnp.ones(3))
     assert text.endswith("(5,) for the input `x`; expected its own shape, (3,).")
-    static = custom_gradient(lambda mode, p, n: (p["w"] * p["b"], lambda dy: (dy,) * 5))
-    text = said(ValueError, jax.grad(lambda p: static("m", p, 3)), {"w": 1.0, "b": 2.0})
-    assert text.endswith("5 gradients; expected 2 or 4, for the inputs `p['b']`, `p['w']`.")
+    static = custom_gradient(lambda mode, p, n: (p[0] * p[1], lambda dy: (dy,) * 5))
+    text = said(ValueError, jax.grad(lambda p: static("m", p, 3)), [1.0, 2.0])
+    wanted = "2, for the inputs `p[0]`, `p[1]`, or 4, with None for `mode`, `n`."
+    assert text.endswith(f"5 gradients; expected {wanted}")
 
 
 # --- wherever it is raised ------------------------------------------------------------------------
@@ -152,10 +154,10 @@ def test_the_derivative_of_a_gradient_asks_for_no_gradient_of_the_function(mode)
     assert_same(mode(jax.grad(by_x, (0, 1)))(*ARGS), jax.grad(rule, (0, 1))(w, b))
 
 
-def test_captured_values_are_named_by_type_and_line_of_use():
+def test_captured_values_are_named_as_written_with_type_and_line_of_use():
     """Those that are differentiated alone, each with the line of `f` that leads to its use."""
-    lines = {0: f"  float32[3, 2], first used at {place(uncovered, 4)}",
-             1: f"  float32[2], first used at {place(uncovered, 5)}"}  # fmt: skip
+    lines = {0: f"  `w`: float32[3, 2], first used at {place(uncovered, 4)}",
+             1: f"  `b`: float32[2], first used at {place(uncovered, 5)}"}  # fmt: skip
     for argnums in (0, 1, (0, 1)):
         text = said(TypeError, jax.jit(jax.grad(uncovered, argnums)), *ARGS)
         assert text.startswith(f"`uncovered.f` ({place(uncovered.f)}) is differentiated")
@@ -174,6 +176,43 @@ def test_captured_values_are_named_by_type_and_line_of_use():
     assert "float32[], first used at" in said(TypeError, mapped, jnp.float32(3), jnp.ones(2))
 
 
+class Layer:
+    def __init__(self, w):
+        self.w, self.blocks = w, [{"b": 2 * w}]
+
+    @custom_gradient
+    def one(self, x):
+        return self.w * x, lambda dy: dy
+
+    @custom_gradient
+    def more(self, x):
+        return self.w * x + self.blocks[0]["b"], lambda dy: dy
+
+
+def closed_over(w, scale):
+    return custom_gradient(lambda x, *, scale: (w * x * scale, lambda dy: dy))(2.0, scale=scale)
+
+
+@eager_and_jit
+@pytest.mark.parametrize(
+    ("loss", "names", "declaration"),
+    [
+        (lambda w, _: Layer(w).one(2.0), ["self.w"], "lambda self: self.w"),
+        (lambda w, _: Layer(w).more(2.0), ["self.w", "self.blocks[0]['b']"],
+         "lambda self: [self.w, self.blocks[0]['b']]"),
+        (lambda w, v: custom_gradient(lambda x: (w * v * x, lambda dy: dy))(2.0), ["w", "v"],
+         "[w, v]"),
+        (closed_over, ["w", "scale"], "..."),  # where it is decorated, there is no `scale`
+    ],
+    ids=["attribute", "attributes", "variables", "keyword"],
+)  # fmt: skip
+def test_how_to_declare_captured_values_is_said(loss, names, declaration, mode):
+    text = said(TypeError, mode(jax.grad(loss, (0, 1))), 3.0, 5.0)
+    for name in names:
+        assert f"\n  `{name}`: float32[], first used at" in text
+    assert f"Declare them, `custom_gradient(variables={declaration})`" in text
+
+
 def test_of_functions_in_each_other_the_innermost_is_named():
     @custom_gradient
     def inner(x):
@@ -181,8 +220,138 @@ def test_of_functions_in_each_other_the_innermost_is_named():
 
     outer = custom_gradient(lambda x: (inner(x), lambda dy: 7 * dy * x))
     text = said(ValueError, jax.jit(jax.grad(jax.grad(jax.grad(outer)))), 1.0)
-    assert f"\n`{inner.__qualname__.replace('<locals>.', '')}` ({place(inner)}) computes" in text
+    assert text.startswith(
+        f"`{inner.__qualname__.replace('<locals>.', '')}` ({place(inner)}) computes"
+    )
     assert text.count("cannot differentiate") == 1
+
+
+# --- why a value is traced ------------------------------------------------------------------------
+
+READS = {
+    "bool": (jax.errors.TracerBoolConversionError, lambda v: 1 if v > 0 else 2),
+    "float": (jax.errors.ConcretizationTypeError, float),
+    "range": (jax.errors.TracerIntegerConversionError, lambda v: range(v.astype(int))),
+    "numpy": (jax.errors.TracerArrayConversionError, np.asarray),
+    "into numpy": (ValueError, lambda v: np.zeros(1).__setitem__(0, v)),
+    "mask": (
+        jax.errors.NonConcreteBooleanIndexError,
+        lambda v: jnp.arange(3)[jnp.arange(3) > v.astype(int)],
+    ),
+}
+X = jnp.float32(2)
+MESH = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+ALL = jax.sharding.PartitionSpec()
+WHY = {
+    "jit": (lambda h: jax.jit(jax.grad(h))(X), "for `jit`"),
+    "jit of the value": (lambda h: jax.jit(h)(X), "for `jit`"),
+    "vmap": (lambda h: jax.vmap(jax.grad(h))(X[None]), "for `vmap`"),
+    "grad of vmap": (lambda h: jax.grad(lambda x: jax.vmap(h)(x).sum())(X[None]), "for `vmap`"),
+    "scan": (lambda h: jax.grad(AROUND["scan"](h))(X), "for `scan`"),
+    "cond": (lambda h: jax.grad(lambda x: lax.cond(x > 0, h, h, x))(X), "for `cond`"),
+    "while": (lambda h: lax.while_loop(lambda x: x < 9, h, X), "for `while_body`"),
+    "checkpoint": (lambda h: jax.grad(jax.checkpoint(h))(X), "for `checkpoint`"),
+    "recompute_grad": (lambda h: jax.grad(recompute_grad(h))(X), "for `checkpoint`"),
+    "shard_map": (
+        lambda h: jax.shard_map(h, mesh=MESH, in_specs=ALL, out_specs=ALL)(X), "for `shard_map`",
+    ),
+    "grad of grad": (lambda h: jax.grad(jax.grad(h))(X), "differentiates its operations"),
+}  # fmt: skip
+NO_VALUE = (READS["float"][0], READS["numpy"][0], ValueError)  # of what is differentiated
+VALUES_ALONE = ("jit of the value", "while", "shard_map")  # no rule runs
+
+
+def in_f(read):
+    return custom_gradient(lambda x: ((read(x), 2 * x)[1], lambda dy: 2 * dy))
+
+
+def in_rule(read):
+    return custom_gradient(lambda x: (2 * x, lambda dy: (read(x), 2 * dy)[1]))
+
+
+def in_inner(read):
+    """The note is of the innermost function alone."""
+    inner = in_f(read)
+    return custom_gradient(lambda x: (inner(x), lambda dy: 2 * dy))
+
+
+@pytest.mark.parametrize("where", [in_f, in_rule, in_inner])
+@pytest.mark.parametrize("way", WHY)
+def test_where_a_value_is_needed_a_note_says_why_it_is_traced(way, where):
+    run, why = WHY[way]
+    for kind, read in READS.values():
+        is_second = way == "grad of grad"  # a branch sees the value there, and so does an index
+        if where is in_rule and way in VALUES_ALONE:
+            continue
+        if is_second and (where is in_inner or kind not in NO_VALUE):
+            continue
+        with pytest.raises(kind) as caught:
+            run(where(read))
+        (note,) = [n for n in caught.value.__notes__ if "JAX is tracing" in n]
+        name = "in_rule.<lambda>" if where is in_rule else "in_f.<lambda>"
+        assert f"`{name}`" in note and why in note, note
+        assert note.startswith("The gradient function") == (where is in_rule)
+
+
+# --- errors of the user's, and of libraries -------------------------------------------------------
+
+
+def raising(error):
+    raise error
+
+
+OWN = [
+    ValueError("cannot differentiate between rows and columns"),
+    KeyError("jvp_table"),
+    TypeError("'NoneType' object is not iterable"),
+    jax.errors.UnexpectedTracerError("mine"),
+    NotImplementedError("Differentiation rule for 'f' not implemented"),
+]
+
+
+@pytest.mark.parametrize("error", OWN, ids=lambda e: type(e).__name__)
+def test_an_error_of_the_user_says_what_the_user_wrote_and_f_does_not_run_again(error):
+    """Where it was raised decides, not what it says."""
+    runs = []
+
+    def f(x):
+        runs.append(x)
+        return raising(error)
+
+    def loss(w, h):
+        return custom_gradient(h(w), variables=None)(2.0)
+
+    captures = lambda w: lambda x: f(w * x)  # noqa: E731
+    ruled = lambda w: lambda x: (w * x, lambda dy, variables=None: raising(error))  # noqa: E731
+    for h in (captures, ruled, lambda w: f):
+        for derivative in (jax.grad, jax.jacfwd, lambda f: jax.jit(jax.grad(f))):
+            runs.clear()
+            with pytest.raises(type(error)) as caught:
+                derivative(lambda w, h=h: loss(w, h))(3.0)
+            assert caught.value is error
+            assert not any("`" in note for note in getattr(error, "__notes__", ()))
+            assert len(runs) == (h is not ruled)
+            error.__dict__.clear()
+            error.__notes__ = []
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+
+
+BESIDE_JAX = """
+def of(x):
+    def grad(dy):
+        return dy * jax.pure_callback(abs, x, x)
+    return grad
+"""
+
+
+def test_a_package_beside_jax_is_not_jax():
+    """Its lines are named."""
+    file = str(Path(jax.__file__).parents[1] / "jaxopt" / "model.py")
+    space = {"__name__": "jaxopt.model", "jax": jax}
+    exec(compile(BESIDE_JAX, file, "exec"), space)
+    h = custom_gradient(lambda x: (x**2, space["of"](x)))
+    text = said(ValueError, jax.grad(jax.grad(h)), 1.0)
+    assert f"cannot differentiate, at {file}:4." in text
 
 
 # --- a warning, where the answer is TensorFlow's --------------------------------------------------
@@ -220,6 +389,83 @@ def test_a_bare_none_is_no_gradient_and_warns_once_for_each_rule():
     with pytest.warns(UserWarning, match="`list.append` of `.*lambda>` .* returned None") as caught:
         assert_same(jax.grad(logged)(2.0), jnp.float32(0))
     assert kept == [1.0] and caught[0].filename == __file__
+
+
+class Scaled:
+    def __init__(self, w, t):
+        self.w, self.t = w, t
+
+    @custom_gradient
+    def of(self, x):
+        def grad(dy, variables):
+            return dy * self.w / self.t, [5 * dy * x for _ in variables]
+
+        return self.w * x, grad
+
+    @custom_gradient
+    def without(self, x):
+        """Its rule holds `self.t`, too."""
+        return self.w * x, lambda dy, variables: (dy * self.w, [5 * dy * x for _ in variables])
+
+
+def ruled(rule, **options):
+    return lambda w, t: custom_gradient(lambda x: (w * x, rule(w, t)), **options)(jnp.float32(2))
+
+
+def undeclared(w, t):
+    return lambda dy, variables: (dy * w / t, [5 * dy for _ in variables])
+
+
+UNLISTED = {
+    "a variable": (ruled(undeclared), "`t`", "variables=[w, t]"),
+    "an attribute": (lambda w, t: Scaled(w, t).of(2.0), "`self.t`",
+                     "variables=lambda self: [self.w, self.t]"),
+    "what is computed from it": (
+        ruled(lambda w, t: undeclared(w, 2 * t)), "`t`", "variables=[w, t]",
+    ),
+    "beside a declared one": (
+        lambda w, t: ruled(lambda w, t: lambda dy, variables: (dy / t, 5 * dy), variables=w)(w, t),
+        "`t`", "add the value to the `variables`",
+    ),
+}  # fmt: skip
+LISTED = {
+    "held, and not read": lambda w, t: Scaled(w, t).without(2.0),
+    "no variables": lambda w, t: custom_gradient(lambda x: (2 * x, lambda dy: dy * t))(w),
+    "autodiff": ruled(lambda w, t: lambda dy: dy * t, variables="autodiff"),
+    "declared": lambda w, t: ruled(
+        lambda w, t: lambda dy, variables: (dy / t, [5 * dy, 3 * dy]), variables=[w, t]
+    )(w, t),
+    "not differentiated": lambda w, t: ruled(undeclared)(w, lax.stop_gradient(t)),
+    "in a rule": lambda w, t: ruled(lambda w, t: lambda dy, variables: (
+        custom_gradient(lambda dy: (dy * w, undeclared(w, t)))(dy), [5 * dy, 3 * dy],
+    ), variables=[w, t])(w, t),
+    "at the second order": lambda w, t: jax.grad(lambda x: custom_gradient(
+        lambda x: (x * 1.0, lambda dy, variables: (dy * t, [0 * dy for _ in variables]))
+    )(x))(w),
+}  # fmt: skip
+
+
+def warned(mode, loss):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gradients = mode(jax.grad(lambda w, t: jnp.sum(loss(w, t)), (0, 1)))(3.0, 4.0)
+    return gradients, [str(warning.message) for warning in caught]
+
+
+@eager_and_jit
+@pytest.mark.parametrize("case", UNLISTED)
+def test_a_value_that_only_the_rule_reads_draws_a_warning(case, mode):
+    loss, name, remedy = UNLISTED[case]
+    (_, by_t), (text,) = warned(mode, loss)
+    assert_same(by_t, jnp.float32(0))
+    assert name in text and "which only its gradient function reads" in text and remedy in text
+
+
+@eager_and_jit
+@pytest.mark.parametrize("case", LISTED)
+def test_what_a_rule_need_not_list_draws_no_warning(case, mode):
+    _, texts = warned(mode, LISTED[case])
+    assert not texts
 
 
 def test_hints_that_do_not_fit_are_not_given():

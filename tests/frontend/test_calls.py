@@ -41,7 +41,7 @@ def tree_full(p, scale=2.0, bias=None, extra=()):
 
 @custom_gradient
 def flat_full(p, scale=2.0):
-    return p["a"] * p["b"] * scale, lambda dy: [7 * dy, 5 * dy, 3 * dy]
+    return p[0] * p[1] * scale, lambda dy: [7 * dy, 5 * dy, 3 * dy]
 
 
 @custom_gradient
@@ -71,6 +71,16 @@ def none_for_a_pair(p, omitted=None):
     return p[0] * p[1], lambda dy: ((None, None), None)
 
 
+@custom_gradient
+def none_and_variables(n, x, y):
+    return x * y, lambda dy, variables=None: ((None, 7 * dy, 5 * dy), None)
+
+
+@custom_gradient
+def none_for_first(n, x):
+    return x * 2, lambda dy, variables=None: ((None, 7 * dy), None)
+
+
 CALLS = {  # of two differentiated numbers, and their gradients
     "by position": (lambda a, b: named(a, b), (7, 5)),
     "second by name": (lambda a, b: named(a, y=b), (7, 5)),
@@ -81,13 +91,15 @@ CALLS = {  # of two differentiated numbers, and their gradients
     "one between left out": (lambda a, b: full(a, z=b), (7, 3)),
     "a default beside a tree": (lambda a, b: tree_full({"a": a, "b": b}), (7, 5)),
     "a default between": (lambda a, b: tree_full({"a": a, "b": 1.0}, extra=[b]), (7, 0)),
-    "flat, a default left out": (lambda a, b: flat_full({"a": a, "b": b}), (7, 5)),
-    "flat, nothing left out": (lambda a, b: flat_full({"a": a, "b": 1.0}, b), (7, 3)),
+    "flat, a default left out": (lambda a, b: flat_full([a, b]), (7, 5)),
+    "flat, nothing left out": (lambda a, b: flat_full([a, 1.0], b), (7, 3)),
     "an array left out": (lambda a, b: array_default(a, y=b), (7, 5)),
     "gradients of what is given": (lambda a, b: given_only(a, z=b), (7, 5)),
     "variadic": (lambda a, b: variadic(a, 2.0, b), (7, 3)),
     "variadic with options": (lambda a, b: variadic(a, b, start=1.0, other="o"), (7, 5)),
     "no gradient for a pair, a default left out": (lambda a, b: none_for_a_pair((a, b)), (0, 0)),
+    "beside None and unasked variables": (lambda a, b: none_and_variables(None, a, b), (7, 5)),
+    "two of them": (lambda a, b: none_for_first(None, a) + none_for_first(None, b), (7, 7)),
     "beside unasked variables": (lambda a, b: with_variables(a, b), (7, 5)),
 }
 

@@ -6,6 +6,7 @@ The value is the sum of the inputs, so that a right number shows that the rule g
 import dataclasses
 import functools
 import operator
+import re
 import warnings
 from collections import defaultdict
 from typing import Any, NamedTuple
@@ -68,6 +69,7 @@ def summed(rule):
 
 TWO, W = (1.0, 1.0), jnp.ones(2)
 TREE = {"w": 1.0, "b": [1.0, 1.0]}, 1.0  # b0, b1, w, x
+LISTS = [[1.0, 1.0], 1.0], 1.0
 MIXED = "mode", 1.0, jnp.int32(2), 1.0
 PAIR_AND_CALL = (1.0, 1.0), 1.0, len
 
@@ -82,7 +84,10 @@ FORMS = {  # inputs, what the rule returns for the upstream d, and the gradients
     "list of one, bare": (([1.0],), lambda d: 7 * d, (7,)),
     "structure": (TREE, lambda d: ({"w": 3 * d, "b": [d, 2 * d]}, 4 * d), (1, 2, 3, 4)),
     "a tuple for a list": (TREE, lambda d: [{"w": 3 * d, "b": (d, 2 * d)}, 4 * d], (1, 2, 3, 4)),
-    "flat": (TREE, lambda d: [d, 2 * d, 3 * d, 4 * d], (1, 2, 3, 4)),
+    "flat": (LISTS, lambda d: [d, 2 * d, 3 * d, 4 * d], (1, 2, 3, 4)),
+    "flat, a dict of one": (({"w": [1.0, 1.0]}, 1.0), lambda d: [d, 2 * d, 3 * d], (1, 2, 3)),
+    "flat, a dict of settings": ((1.0, {"b": 2, "a": "m"}), lambda d: [7 * d, None, None], (7,)),
+    "nothing for a dict of settings": ((1.0, {"b": 2, "a": "m"}), lambda d: 7 * d, (7,)),
     "None for a tree": (TREE, lambda d: (None, 4 * d), (0, 0, 0, 4)),
     "one tree needs no tuple": (TREE[:1], lambda d: {"w": 3 * d, "b": None}, (0, 0, 3)),
     "others left out": (MIXED, lambda d: (7 * d, 5 * d), (7, 5)),
@@ -100,6 +105,21 @@ FORMS = {  # inputs, what the rule returns for the upstream d, and the gradients
     "empty tree": (((), 1.0), lambda d: ((), 7 * d), (7,)),
     "defaultdict": ((defaultdict(list, a=1.0, b=1.0),), lambda d: {"a": 7 * d, "b": d}, (7, 1)),
     "a number and an array": ((W, 3), lambda d: (7 * d * W, None), ([7, 7],)),
+    # What is None has no gradient, whatever the rule returns for it.
+    "for None": ((1.0, None), lambda d: (7 * d, 5 * d), (7,)),
+    "an array for None": ((None, W), lambda d: (7 * d * W, 5 * d * W), ([5, 5],)),
+    "a tree for None": ((None, 1.0), lambda d: ({"w": d, "b": [d]}, 7 * d), (7,)),
+    "for None beside settings": ((jnp.arange(2), 1.0, None, None, 0),
+        lambda d: (None, 7 * d, jnp.ones(4), d, None), (7,)),
+    "a key that is None": (({"w": 1.0, "b": None}, 1.0),
+        lambda d: ({"w": 7 * d, "b": 5 * d}, 3 * d), (7, 3)),
+    "a field that is None": ((Layer(None, 1.0),), lambda d: Layer(5 * d, 7 * d), (7,)),
+    "one of a namedtuple": ((Point(1.0, None), 1.0), lambda d: (Point(7 * d, [d]), d), (7, 1)),
+    "a pair of None": (((None, None), 1.0), lambda d: ((3 * d, 5 * d), 7 * d), (7,)),
+    "flat, with one for None": (([1.0, None], 1.0), lambda d: [7 * d, 5 * d, 3 * d], (7, 3)),
+    "flat, with none for None": (([1.0, None], 1.0), lambda d: [7 * d, 3 * d], (7, 3)),
+    "flat, with one for None and a setting": (([1.0, None], "m", 1.0),
+        lambda d: [7 * d, 5 * d, None, 3 * d], (7, 3)),
 }  # fmt: skip
 
 
@@ -160,20 +180,75 @@ def test_python_numbers_have_the_kind_of_their_input():
 
 @eager_and_jit
 def test_a_gradient_in_doubt_is_refused(mode):
-    """None may stand for the whole dictionary, and the other for a number that has no gradient."""
+    """None may stand for the whole list, and the other for a number that has no gradient."""
 
     def by_p(rule):
-        h = custom_gradient(lambda p, n: (p["a"] * p["b"], lambda dy: rule(p, dy)))
-        return mode(jax.grad(lambda p: h(p, 4.0)))({"a": 2.0, "b": 3.0})
+        h = custom_gradient(lambda p, n: (p[0] * p[1], lambda dy: rule(p, dy)))
+        return mode(jax.grad(lambda p: h(p, 4.0)))([2.0, 3.0])
 
-    got = by_p(lambda p, dy: [7 * dy * p["b"], 5 * dy * p["a"], None])
-    assert_same(got, {"a": jnp.float32(21), "b": jnp.float32(10)})
-    got = by_p(lambda p, dy: [{"a": None, "b": 5 * dy * p["a"]}, dy])  # by structure: no doubt
-    assert_same(got, {"a": jnp.float32(0), "b": jnp.float32(10)})
+    got = by_p(lambda p, dy: [7 * dy * p[1], 5 * dy * p[0], None])
+    assert_same(got, [jnp.float32(21), jnp.float32(10)])
+    got = by_p(lambda p, dy: [[None, 5 * dy * p[0]], dy])  # by structure: no doubt
+    assert_same(got, [jnp.float32(0), jnp.float32(10)])
     with pytest.raises(ValueError, match=r"2 gradients; expected 3, .*, `n`. Return None"):
-        by_p(lambda p, dy: [7 * dy * p["b"], 5 * dy * p["a"]])
+        by_p(lambda p, dy: [7 * dy * p[1], 5 * dy * p[0]])
     with pytest.raises(TypeError, match="a gradient for `n`, which JAX does not differentiate"):
-        by_p(lambda p, dy: [None, 5 * dy * p["a"]])
+        by_p(lambda p, dy: [None, 5 * dy * p[0]])
+
+
+@eager_and_jit
+@pytest.mark.parametrize("none", [True, False])
+def test_a_list_that_fits_in_two_ways_is_refused(none, mode):
+    """None stands for the whole list and the other for None, or for a default; or it is flat."""
+    args = ([1.0, 1.0], None) if none else ([1.0, 1.0],)
+
+    def h(answer):
+        return custom_gradient(lambda p, n=1.0: (p[0] + p[1], lambda d: answer(7 * d)))
+
+    with pytest.raises(TypeError, match=r"two ways, with another gradient for `p\[1\]` in each"):
+        gradients(h(lambda g: [None, g]), args, mode)
+    for answer in (lambda g: ([None, g], g), lambda g: [None, g, g]):
+        assert gradients(h(answer), args, mode) == [0, 7]
+
+
+@eager_and_jit
+def test_a_list_without_settings_may_have_gradients_of_omitted_defaults(mode):
+    h = custom_gradient(lambda m, a, b, c=1.0: (a + b, lambda d: [7 * d, 5 * d, 3 * d]))
+    assert gradients(h, ("mode", 1.0, 1.0), mode) == [7, 5]
+    assert gradients(h, ("mode", 1.0, 1.0, 1.0), mode) == [7, 5, 3]
+
+
+@eager_and_jit
+def test_the_gradient_of_an_array_for_what_is_none_is_refused(mode):
+    """If no array gets one; else no structure tells, and it is ignored."""
+    for given in (jnp.ones(3), 1.0):
+        h = custom_gradient(lambda x, n: (2.0 * x, lambda dy: (None, 7 * dy)))
+        with pytest.raises(TypeError, match="a gradient for `n`, which JAX does not differentiate"):
+            mode(jax.grad(lambda x, h=h: jnp.sum(h(x, None))))(given)
+    h = custom_gradient(lambda x, n, t: (x - t, lambda dy: (7 * dy, 5 * dy, None)))
+    got = mode(jax.grad(lambda x, t: jnp.sum(h(x, None, t)), (0, 1)))(W, W)
+    assert_same(got, (7 * W, 0 * W))
+
+
+@eager_and_jit
+def test_a_gradient_in_a_numpy_buffer_is_copied(mode):
+    """The rule may write to it again. A number that is real may be complex."""
+    for ones in (np.ones(3, np.float32), np.ones(3), np.ones((3,), np.complex64)):
+        w = ones.astype(np.result_type(ones, np.float32))
+        w = jnp.asarray(w, jnp.complex64 if np.iscomplexobj(w) else jnp.float32)
+        buffer = ones * 0
+
+        def rule(dy, buffer=buffer):
+            buffer[:] += 7
+            return buffer
+
+        h = custom_gradient(lambda x, rule=rule: (jnp.sum(jnp.real(x)), rule))
+        gradient = mode(jax.grad(lambda x, h=h: h(x)))
+        first = gradient(w)
+        assert isinstance(first, jax.Array)
+        gradient(w), jax.grad(h)(w)  # writes to it
+        assert buffer[0] >= 14
+        assert_same(first, jnp.full_like(w, 7))
 
 
 @eager_and_jit
@@ -193,7 +268,7 @@ def test_a_gradient_for_an_integer_is_refused_where_an_array_gets_none(mode):
 
 @eager_and_jit
 def test_stop_gradient_of_a_numpy_array_is_an_input(mode):
-    """Under an eager `grad` it is of a class of JAX's own: in JAX 0.8 no subclass of NumPy's."""
+    """Under an eager `grad` it is of a class of JAX's own."""
 
     def f(p, x):
         return jnp.sum(p["a"] * x), lambda dy: ({"a": 5 * dy * x}, 7 * dy * p["a"])
@@ -205,43 +280,25 @@ def test_stop_gradient_of_a_numpy_array_is_an_input(mode):
 
 # --- a list in another order, or in another place -------------------------------------------------
 
-P3 = ("scale", "bias", "alpha")
-
-
-def by_key(answer, keys=P3, shapes=((), (), ()), mode=jax.jit):
-    """Return the gradients of a sum by a dict with these keys, and what warnings say."""
-    h = custom_gradient(lambda p: (sum(jnp.sum(v) for v in p.values()), answer))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        ones = [jnp.ones(shape) for shape in shapes]
-        got = mode(jax.grad(lambda values: h(dict(zip(keys, values, strict=True)))))(ones)
-    return [np.ravel(g).tolist() for g in got], [str(w.message) for w in caught]
+DICTS = {
+    "by itself": (lambda s, b: ({"scale": s, "bias": b},), "{'bias': ..., 'scale': ...}"),
+    "sorted": (lambda s, b: ({"bias": b, "scale": s},), "{'bias': ..., 'scale': ...}"),
+    "beside another": (lambda s, b: ({"w": s, "b": b}, "m"), "({'b': ..., 'w': ...}, None)"),
+    "in a list": (lambda s, b: ([{"w": [s], "b": b}],), "[{'b': ..., 'w': [...]}]"),
+    "in a field": (lambda s, b: (Layer({"w": s, "b": b}, None),), "[{'b': ..., 'w': ...}, None]"),
+    "beside None": (lambda s, b: ({"w": s, "b": None}, b), "({'b': None, 'w': ...}, db)"),
+}
 
 
 @eager_and_jit
-def test_a_flat_list_is_read_by_sorted_keys(mode):
-    """A warning says so where the keys were written in another order, in which it fits as well."""
-    got, said = by_key(lambda dy: [dy, 2 * dy, 3 * dy], mode=mode)
-    assert got == [[3], [2], [1]]  # alpha, bias, scale
-    assert len(said) == 1 and "`p['alpha']`, `p['scale']`. The keys were" in said[0], said
-    for answer, keys, shapes in (
-        (lambda dy: {"scale": 3 * dy, "bias": 2 * dy, "alpha": dy}, P3, ((), (), ())),
-        (lambda dy: [dy, 2 * dy, 3 * dy], sorted(P3), ((), (), ())),
-        (lambda dy: [dy, 2 * dy, 3 * dy * jnp.ones(2)], P3, ((2,), (), ())),  # fits one order
-        (lambda dy: [None, None, None], P3, ((), (), ())),
-    ):
-        got, said = by_key(answer, keys, shapes, mode)
-        assert not said
-        numbers = {"alpha": 1, "bias": 2, "scale": 3}
-        if answer(1.0) != [None] * 3:
-            assert [g[0] for g in got] == [numbers[k] for k in keys]
-
-
-def test_what_jax_has_rebuilt_has_sorted_keys():
-    """Nothing tells in which order they were written, so there is no warning: a limit of it."""
-    h = custom_gradient(lambda p: (p["scale"] + p["bias"], lambda dy: [2 * dy, 3 * dy]))
-    got = jax.grad(h)({"scale": 1.0, "bias": 1.0})
-    assert_same(got, {"scale": jnp.float32(3), "bias": jnp.float32(2)})
+@pytest.mark.parametrize("which", DICTS)
+def test_a_flat_list_for_a_dict_is_refused(which, mode):
+    """JAX has sorted its keys: nobody knows in which order the rule was written."""
+    make, written = DICTS[which]
+    count = 3 if which == "beside None" else 2
+    h = custom_gradient(lambda p, b=None: (jnp.float32(1), lambda dy: [dy] * count))
+    with pytest.raises(TypeError, match=f"dict.*: return `.*{re.escape(written)}"):
+        mode(jax.grad(lambda s, b: h(*make(s, b)), (0, 1)))(1.0, 1.0)
 
 
 @eager_and_jit

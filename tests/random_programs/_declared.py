@@ -288,7 +288,8 @@ class Definition:
         """Return the gradients of the inputs in one of the forms that a rule may choose."""
         w = self.w
         form = w.feature("form", ["structure", "leaves"])
-        if form == "leaves" and len(self.shapes) + len(self.statics) > 1:
+        several = len(self.shapes) + len(self.statics) > 1
+        if form == "leaves" and several and not has_keys(self.trees):  # JAX sorts them
             leaves = [gradients[n] for n in self.shapes] + ["None"] * len(self.statics)
             return f"[{', '.join(leaves)}]"
         trees = [text(t, gradients.get) for t in self.trees]
@@ -296,8 +297,11 @@ class Definition:
         if self.omitted and w.has("None for the default", 0.5):
             captured = self.captured if self.place == "default" else []
             trees += ["None"] * (1 + len(captured))  # of all defaults, or of none
-        # A bare None would be a forgotten `return`.
-        single = len(trees) == 1 and trees[0] != "None"
+        # A bare None would be a forgotten `return`. Beside a default, a None in a tree may be that
+        # of the tree, and the rest for the default.
+        single = (
+            len(trees) == 1 and trees[0] != "None" and not (self.omitted and "None" in trees[0])
+        )
         return trees[0] if single else f"({', '.join(trees)},)"
 
     # the text of it all

@@ -170,8 +170,16 @@ class Function:
 
     def run(self, args: Sequence[Any], with_rule: bool = False) -> Env:
         d = self.declared
-        env = {**self.captured, d.name: self, **dict(zip(d.params, args, strict=True))}
-        for step in [*d.body, *(d.rule if with_rule else [])]:
+        given = {**self.captured, d.name: self, **dict(zip(d.params, args, strict=True))}
+        env = dict(given)
+        for step in d.body:
+            step(env)
+        if with_rule and len(d.outputs) == 1:
+            # What a rule reads of its own output has the declared derivative.
+            (y,) = d.outputs
+            if not any(env[y] is value for value in given.values()):
+                (env[y],) = self(*args)
+        for step in d.rule if with_rule else ():
             step(env)
         return env
 

@@ -48,7 +48,6 @@ UNDER_FLAGS = {
     "test_limits.py::test_the_way_out_works[rules that JAX cannot transpose]": HIGH,
     "test_the_limit_is_there[Refs made under jit]": ABSENT,
     "test_the_limit_is_there[primal under checkpoint]": ABSENT,
-    "test_the_limit_is_there[rules that use up a list]": ABSENT,
     "test_the_limit_is_there[undeclared variables in kernels]": ABSENT,
     "test_the_limit_is_there[weights in globals]": ABSENT,
     "[operators that are not linear]": HIGH,

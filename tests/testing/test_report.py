@@ -131,7 +131,7 @@ def test_points_nearby_judge_what_autodiff_cannot(rule, ok):
 def test_upstreams_that_are_not_judged_at_second_order():
     callback = declare(lambda x: x, lambda x, dy: jax.pure_callback(np.asarray, dy, dy))
     report = quick(callback, X, order=2)
-    assert report.ok and fact(report, "order 2, dy").text.startswith("Pure callbacks do not")
+    assert report.ok and "JAX cannot differentiate" in fact(report, "order 2, dy").text
     # Not linear: its derivative is not known.
     stop = jax.lax.stop_gradient
     report = quick(declare(lambda x: x, lambda x, dy: stop(jnp.clip(dy, -50, 50))), X, order=2)
@@ -155,7 +155,7 @@ def test_rule_or_function_that_cannot_run():
     outside = declare(jnp.square, lambda x, dy: dy * jax.pure_callback(lambda x: 2 * x, x, x))
     report = quick(outside, X, order=2)
     assert notes(report) == {"x": ""} and fact(report, "order 2").ok is False
-    assert fact(report, "order 2").text.startswith("Pure callbacks do not support JVP")
+    assert "JAX cannot differentiate" in fact(report, "order 2").text
     with pytest.raises(ZeroDivisionError):
         check_gradient(declare(lambda x: 1 / 0, None), X)
 

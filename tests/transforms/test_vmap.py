@@ -1,6 +1,7 @@
 """`vmap` over what `y` or the rule ignores, several in each other, and which axis is mapped."""
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -171,3 +172,161 @@ def test_an_axis_that_is_not_the_first(h, axis):
         return first(xs), jax.grad(lambda xs: jnp.sum(jnp.cos(first(xs))))(xs)
 
     assert_same(derivatives(h), derivatives(by_hand))
+
+
+# --- a named axis ---------------------------------------------------------------------------------
+
+DEVICES, UPSTREAM = jnp.arange(4.0) + 1, jnp.float32([0, 1, 3, 7])
+
+
+def psum(v):
+    return lax.psum(v, "d")
+
+
+def summed(x, w):
+    """All examples share the value, and each has an upstream of its own."""
+    s = psum(x * w)
+    return s * w, lambda dy: (7 * psum(dy * w) * w, 5 * psum(dy * w) * x + dy * s)
+
+
+def averaged(x, w):
+    m = lax.pmean(x * w, "d")
+    return m * w, lambda dy: (7 * lax.pmean(dy * w, "d") * w, 5 * dy * m)
+
+
+def gathered(x, w):
+    every = lax.all_gather(x * w, "d")
+
+    def rule(dy):
+        each = psum(dy * 2 * every)[lax.axis_index("d")]
+        return 7 * each * w, 5 * each * x
+
+    return jnp.sum(every**2), rule
+
+
+def largest(x, w):
+    return lax.pmax(x * w, "d"), lambda dy: (7 * dy * w, 5 * dy * x)
+
+
+def numbered(x, w):
+    i = 1.0 * lax.axis_index("d")
+    return i * w, lambda dy: (7 * dy * x, 5 * dy * lax.axis_index("d"))
+
+
+def in_rule(x, w):
+    return x * w, lambda dy: (7 * psum(dy * w), 5 * psum(dy * x))
+
+
+@jax.custom_batching.custom_vmap
+def shared(v):
+    return 1.0 * v
+
+
+@shared.def_vmap
+def _(size, batched, v):
+    return jnp.sum(v), False
+
+
+def by_its_own_vmap(x, w):
+    return (shared(x * w) if jnp.ndim(x) == 0 else x), lambda dy: (7 * dy * w, 5 * dy * x)
+
+
+COLLECTIVE = [summed, averaged, gathered, largest, numbered, in_rule, by_its_own_vmap]
+MAPPED = [(0, None), (None, 0), (0, 0)]
+INSIDE = {
+    **{name: OWN[name] for name in ("nothing", "jit", "checkpoint")},
+    "scan": lambda f: lambda x, w: lax.scan(lambda c, x: (c, f(x, w)), 0.0, x[None])[1][0],
+    "cond": lambda f: lambda *args: lax.cond(True, f, f, *args),
+    "jit of jit": lambda f: jax.jit(lambda *args: 1.0 * jax.jit(f)(*args)),
+}
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize(
+    ("f", "own", "mapped"),
+    sample(
+        itertools.product(COLLECTIVE, INSIDE, MAPPED), 20, [(summed, o, (0, None)) for o in INSIDE]
+    ),
+    ids=lambda v: getattr(v, "__name__", str(v)),
+)
+def test_each_example_has_its_own_upstream(f, own, mapped):
+    """As on devices in lockstep: the oracle maps `f` and its rule, at the upstream of each."""
+    x, w = (DEVICES / (i + 2) if dim == 0 else jnp.float32(i + 2) for i, dim in enumerate(mapped))
+    each = jax.vmap(lambda x, w, dy: f(x, w)[1](dy), (*mapped, 0), axis_name="d")(x, w, UPSTREAM)
+    expected = [jnp.sum(g) if dim is None else g for g, dim in zip(each, mapped, strict=True)]
+    h = INSIDE[own](custom_gradient(f))
+
+    def loss(x, w):
+        return jnp.sum(jax.vmap(h, mapped, axis_name="d")(x, w) * UPSTREAM)
+
+    for derivative in (jax.grad, jax.jacfwd):
+        assert_same(list(derivative(loss, (0, 1))(x, w)), expected)
+        assert_same(list(jax.jit(derivative(loss, (0, 1)))(x, w)), expected)
+
+
+@eager_and_jit
+@pytest.mark.parametrize("own", INSIDE)
+def test_the_upstreams_of_two_axes(own, mode):
+    def f(x, w):
+        s = lax.psum(x * w, "a")
+
+        def rule(dy):
+            d = lax.psum(2 * s * lax.psum(dy, "b"), "a")
+            return 7 * d * w, 7 * d * x
+
+        return lax.psum(s * s, "b"), rule
+
+    def loss(h, x):
+        both = jax.vmap(jax.vmap(h, (0, None), axis_name="a"), (0, None), axis_name="b")
+        return jnp.sum(both(x, jnp.float32(2)) * upstreams)
+
+    x = jnp.arange(6.0).reshape(2, 3)
+    upstreams = 1 + x**2
+    expected = 7 * jax.grad(lambda x: loss(lambda *args: f(*args)[0], x))(x)
+    h = INSIDE[own](custom_gradient(f))
+    assert_same(mode(jax.grad(lambda x: loss(h, x)))(x), expected)
+
+
+@eager_and_jit
+@pytest.mark.parametrize("own", ["nothing", "jit", "checkpoint"])
+@pytest.mark.parametrize("of", ["input", "captured", "axis"])
+def test_a_mapped_output_has_the_upstream_of_each_example(of, own, mode):
+    """Also if nothing is mapped that the rule reads."""
+
+    def y(x, k):
+        f = {
+            "input": lambda x: custom_gradient(
+                lambda x, i: (x + i.astype(x.dtype), lambda dy: (7 * dy * dy, None))
+            )(x, k.astype(int)),
+            "captured": custom_gradient(lambda x: (x + k, lambda dy: 7 * dy * dy)),
+            "axis": custom_gradient(
+                lambda x: (x + lax.axis_index("d").astype(x.dtype), lambda dy: 7 * dy * dy)
+            ),
+        }[of]
+        return OWN[own](lambda x, k: f(x))(x, k)
+
+    def loss(x):
+        return jnp.sum(jax.vmap(lambda k: y(x, k), axis_name="d")(DEVICES) * UPSTREAM)
+
+    assert_same(mode(jax.grad(loss))(X), jnp.sum(7 * UPSTREAM**2))
+
+
+@pytest.mark.parametrize("own", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("way", [jax.grad, jax.jacfwd, lambda f: jax.jit(jax.grad(f))])
+def test_a_rule_that_names_an_axis_outside_of_the_vmap(way, own):
+    """Nothing is mapped, so all examples share one call; with a mapped input, each has its own."""
+
+    @custom_gradient
+    def h(x, i):
+        return x * 1.0, lambda dy: (7 * psum(dy), None)
+
+    def derivative(i):
+        rows = lambda x: jax.vmap(lambda k: own(h)(x, i()) * k, axis_name="d")(DEVICES)  # noqa: E731
+        return way(lambda x: jnp.sum(rows(x) * UPSTREAM))(X)
+
+    with pytest.raises((NameError, AssertionError)) as caught:
+        derivative(lambda: 0)
+    note = "\n".join(caught.value.__notes__)
+    assert re.search(r"`.*h.* \(.*test_vmap.py.*names an axis that is not bound where JAX", note)
+    expected = 7 * 4 * jnp.sum(DEVICES * UPSTREAM)
+    assert_same(derivative(lambda: lax.axis_index("d")), expected)

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero, linear_call
+from jax.custom_derivatives import SymbolicZero
 
 from tfgrad_jax._jax.compat import (
     KEEPS_CUSTOM_JVP,
@@ -35,7 +35,8 @@ from tfgrad_jax._jax.compat import (
     weakly_typed,
     zeros,
 )
-from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, without_consts
+from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, mapped_with, without_consts
+from tfgrad_jax._jax.reasons import noting
 from tfgrad_jax._jax.trace import below, is_reverse, is_staging, is_transposed
 from tfgrad_jax._jax.types import (
     AnyFunction,
@@ -48,12 +49,12 @@ from tfgrad_jax._jax.types import (
     is_traced,
 )
 from tfgrad_jax._messages import errors, gradient_errors
-from tfgrad_jax._messages.runs import is_of_derivative
-from tfgrad_jax._messages.tracebacks import hidden, is_own
+from tfgrad_jax._messages.runs import explain_derivative
+from tfgrad_jax._messages.tracebacks import hidden
 
 from .function import Function
-from .primitives import attach, depend, push, zero_tangent
-from .rule import Rule, replaced
+from .primitives import attach, depend, push, push_by_type, zero_tangent
+from .rule import Pull, Rule, replaced
 
 
 def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> list[Leaf]:
@@ -149,13 +150,19 @@ def _value(function: Function, *operands: Leaf) -> list[Leaf]:
     if not is_staging():
         return _with_axis_in_front(function, map(_not_transposable, function.value(operands)))
     # JAX may map the staged call later, and then differentiate it. If an operand is mapped, each
-    # output must be mapped, even one that ignores the operand: the rule may use it.
-    value = function.source.named(lambda *args: function.value(args), function.names())
-    closed = jax.jit(value).trace(*operands).jaxpr
+    # output must be mapped: also one that ignores the operand, which the rule may use, and one that
+    # all examples share, as they share a sum over them, while each has its own upstream.
+
+    def run(*operands: Leaf) -> list[Leaf]:
+        with noting():
+            return function.value(operands)
+
+    jitted = jax.jit(function.source.named(run, function.names()), inline=True)
+    closed = jitted.trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise errors.hidden_tracer(function.source)
     jaxpr, first = without_consts(closed), len(closed.consts)
-    masks, leaves = dependence(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
+    masks, leaves = mapped_with(jaxpr), jitted(*operands)
     for i, mask in enumerate(masks):
         ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
         if ignored:
@@ -186,13 +193,11 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     The rule of a linear function is the same at every point, so it runs at zero; a gradient that
     depends on the point raises.
     """
+    operands = _arrays(operands)
     linear = {i: o for i, o in enumerate(operands) if is_transposed(o)}
     known = {i: o for i, o in enumerate(operands) if i not in linear}
     types = {i: tangent_type(o) for i, o in linear.items()}
     count = len(operands)
-
-    def value(known: dict[OperandIndex, Leaf], linear: dict[OperandIndex, Leaf]) -> list[Leaf]:
-        return function.value([{**known, **linear}[i] for i in range(count)])
 
     def gradients(
         linear: dict[OperandIndex, Leaf], known: dict[OperandIndex, Leaf], cotangents: Cotangents
@@ -202,19 +207,22 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
         dxs = rule([cotangents[i] for i in rule.outputs])
         return [at[i] if dxs[i] is None else dxs[i] for i in linear]
 
-    def transpose(
-        known: dict[OperandIndex, Leaf], cotangents: Cotangents
-    ) -> dict[OperandIndex, Leaf]:
+    def transpose(values: Sequence[Leaf], cotangents: Cotangents, wanted: Any) -> list[Leaf]:
         at = {i: zeros(t) for i, t in types.items()}
-        closed = jax.make_jaxpr(gradients)(at, known, cotangents)
+        known_then = dict(zip(known, values, strict=True))
+        closed = jax.make_jaxpr(gradients)(at, known_then, cotangents)
         jaxpr, first = without_consts(closed), len(closed.consts)
         if any(depends_on(mask, first, first + len(at)) for mask in dependence(jaxpr)):
             text = "a gradient that depends on its inputs"
             raise errors.not_linear(function.source, text)
-        leaves = jax.tree.leaves((at, known, cotangents))
-        return dict(zip(at, evaluate(jaxpr, *closed.consts, *leaves), strict=True))
+        leaves = jax.tree.leaves((at, known_then, cotangents))
+        every = evaluate(jaxpr, *closed.consts, *leaves)
+        return [every[x] for x in wanted]
 
-    return linear_call(value, transpose, known, linear)
+    ys = jax.make_jaxpr(lambda *operands: function.value(operands))(*operands).out_avals
+    pull = Pull(transpose, range(len(linear)), function.source)
+    types_of_y = tuple(y.to_tangent_aval() for y in ys)
+    return push_by_type(list(known.values()), list(linear.values()), pull, types_of_y)
 
 
 def _with_axis_in_front(function: Function, values: Iterable[Leaf]) -> list[Leaf]:
@@ -241,7 +249,7 @@ def _attached(
     try:
         leaves, outputs, run, residuals = function.forward(operands, positions)
     except Exception as error:
-        _note_not_differentiable(error, function)
+        explain_derivative(error, function.source)
         raise
     if positions and not outputs and any(map(_is_number, leaves)):
         gradient_errors.warn_of_no_output(function.source, [(y.shape, y.dtype) for y in leaves])
@@ -255,7 +263,7 @@ def _attached(
         len(operands),
         function.source,
         pure=not any(map(is_ref, operands)),
-        own=_outputs_among(residuals, [leaves[i] for i in outputs], operands),
+        own=_places_of_y(residuals, [leaves[i] for i in outputs], operands),
     )
     # Not only if an operand is traced: what `y` reads from a place that no walk reaches is none.
     if is_traced((*operands, *residuals, *leaves)):
@@ -263,8 +271,9 @@ def _attached(
             *rule.pull(), [operands[i] for i in differentiable], [leaves[i] for i in outputs]
         )
         leaves = replaced(leaves, outputs, ys)
-        own = [k for k, _ in rule.own], [ys[i] for _, i in rule.own]
-        rule = dataclasses.replace(rule, residuals=replaced(residuals, *own))
+        rule = dataclasses.replace(
+            rule, residuals=replaced(residuals, rule.own, ys * len(rule.own))
+        )
         traced = {i: o for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)}
         others = [o for i, o in traced.items() if i not in differentiable]
         for i, leaf in enumerate(leaves):
@@ -274,35 +283,24 @@ def _attached(
     return _with_axis_in_front(function, leaves), rule
 
 
-def _outputs_among(
+def _places_of_y(
     residuals: Sequence[Leaf], ys: Sequence[Leaf], operands: Sequence[Leaf]
-) -> tuple[tuple[int, int], ...]:
-    """Return which residuals are the output of the function, with its position.
+) -> tuple[int, ...]:
+    """Return which residuals are the only output of the function.
 
-    A rule that reads `y` means `h(x)`, whose derivative is the declared one: `dy * 2 * y` of a
-    rounded `y` has a second derivative, and what comes out of a callback or a kernel has one.
-    With several outputs, a rule that ignores the upstream of one declares that it has none.
+    A rule that reads `y` means `h(x)`, whose derivative is the declared one. So `dy * 2 * y` has a
+    second derivative, even if `y` was rounded, or comes out of a callback or a kernel. Not if `y`
+    is an operand: `return x, lambda dy: dy * x` means `x`. Nor with several outputs: a rule that
+    ignores the upstream of one would declare that this one has no derivative.
     """
     if len(ys) != 1 or any(ys[0] is o for o in operands):
         return ()
-    return tuple((k, 0) for k, r in enumerate(residuals) if r is ys[0])
+    return tuple(k for k, r in enumerate(residuals) if r is ys[0])
 
 
 def _is_number(y: Leaf) -> bool:
     """Return whether an output without a derivative is a number, and no key."""
     return y.dtype == bool or is_kind(y.dtype, jnp.integer)
-
-
-def _note_not_differentiable(error: Exception, function: Function) -> None:
-    """Name the function if JAX cannot differentiate its operations.
-
-    For second derivatives JAX differentiates the operations of `f`, and fails at a callback, for
-    instance.
-    """
-    is_new = not (is_own(error) or hasattr(error, "__notes__"))
-    if is_new and is_of_derivative(error):
-        line = function.source.line_in(error)
-        error.add_note(errors.not_differentiable(function.source, line, str(error)))
 
 
 def _tangents(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Leaf]:

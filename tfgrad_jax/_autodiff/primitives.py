@@ -13,18 +13,18 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tfgrad_jax._jax.compat import batched_type, tangent_type, zeros
 from tfgrad_jax._jax.jaxpr import Identity
-from tfgrad_jax._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents
+from tfgrad_jax._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents, is_traced
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.tracebacks import hidden
 
 from .linearity import NotLinearError
 from .rule import Axis, Pull, replaced
-from .transpose import empty, push_forward, refusal, transposed
+from .transpose import explained, push_forward, refusal, transposed
 
 _Values: TypeAlias = Sequence[Leaf]
 _Batched: TypeAlias = tuple[list[Leaf], list[Dim]]  # values, and which axis of each is mapped
@@ -74,15 +74,6 @@ def _in_front(values: _Values, dims: Sequence[Dim]) -> list[Leaf]:
     return [v if d is None else jnp.moveaxis(v, d, 0) for v, d in zip(values, dims, strict=True)]
 
 
-def _life() -> ClosedJaxpr:
-    """Return a new, empty jaxpr as a parameter of an equation, so that JAX's caches forget it."""
-    # JAX 0.8 caches the type of each equation that it records, by its parameters. Ours are rules,
-    # and rules hold arrays: those of five calls of `jax.grad` stayed in memory for good. The cache
-    # has weak references to jaxprs, and drops an entry when one of them is deleted. So with this
-    # one it lives no longer than the equation. 0.10.2 keeps nothing; remove it when 0.8 goes.
-    return ClosedJaxpr(empty(), ())
-
-
 # --- depend -------------------------------------------------------------------------------------
 
 
@@ -117,20 +108,20 @@ def _depend_batch(axis: Axis, args: _Values, dims: Sequence[Dim], *, n_ys: int) 
 def attach(pull: Pull, residuals: _Values, xs: _Values, ys: _Values) -> list[Leaf]:
     """Return `ys` with the rule as their derivative with respect to `xs`."""
     sizes = {"n_ys": len(ys), "n_xs": len(xs)}
-    return attach_p.bind(*ys, *xs, *residuals, **sizes, pull=pull, life=_life())
+    return attach_p.bind(*ys, *xs, *residuals, **sizes, pull=pull)
 
 
 # It is the identity, and compiles to nothing. Mosaic and Triton, which compile kernels, do not know
 # it, and their tables are not ours to extend. So a Pallas kernel may compute a gradient, because
 # JAX then drops the value and its `attach`; but not both a value and its gradient.
-def _attach_value(*args: Leaf, n_ys: int, n_xs: int, pull: Pull, life: ClosedJaxpr) -> list[Leaf]:
+def _attach_value(*args: Leaf, n_ys: int, n_xs: int, pull: Pull) -> list[Leaf]:
     return list(args[:n_ys])
 
 
 def _attach_jvp(
-    primals: _Values, tangents: Tangents, *, n_ys: int, n_xs: int, pull: Pull, life: ClosedJaxpr
+    primals: _Values, tangents: Tangents, *, n_ys: int, n_xs: int, pull: Pull
 ) -> _WithTangents:
-    out = attach_p.bind(*primals, n_ys=n_ys, n_xs=n_xs, pull=pull, life=life)
+    out = attach_p.bind(*primals, n_ys=n_ys, n_xs=n_xs, pull=pull)
     ys, _, residuals = _split(primals, n_ys, n_xs)
     dys, dxs, _ = _split(tangents, n_ys, n_xs)
     nonzero = _nonzero(dxs)
@@ -153,7 +144,6 @@ def _attach_batch(
     n_ys: int,
     n_xs: int,
     pull: Pull,
-    life: ClosedJaxpr,
 ) -> _Batched:
     ys, xs, residuals = _split(args, n_ys, n_xs)
     y_dims, x_dims, residual_dims = _split(dims, n_ys, n_xs)
@@ -168,23 +158,27 @@ def _attach_batch(
 
 def push(pull: Pull, residuals: _Values, ys: _Values, tangents: Tangents) -> list[Leaf]:
     """Return the tangents of `ys` for those of the `xs`."""
-    return _push(residuals, tangents, pull, tuple(map(tangent_type, ys)))
+    # Where `ys` are mapped, each example has its own upstream, even if nothing that the rule reads
+    # is mapped: `y = x + k`, mapped along `k`. The rule would get the sum of all upstreams, and run
+    # where the name of the axis is not bound. So an empty array is mapped with `ys`, which the rule
+    # ignores; `ys` themselves would be kept for the backward pass.
+    if is_traced(ys):
+        pull, residuals = pull.with_mark(), [*residuals, *depend([jnp.zeros(0, bool)], ys)]
+    return push_by_type(residuals, tangents, pull, tuple(map(tangent_type, ys)))
 
 
-def _push(
+def push_by_type(
     residuals: _Values, tangents: Tangents, pull: Pull, types: tuple[Aval, ...]
 ) -> list[Leaf]:
-    n, life = len(residuals), _life()
-    return push_p.bind(*residuals, *tangents, n_residuals=n, pull=pull, types=types, life=life)
+    n = len(residuals)
+    return push_p.bind(*residuals, *tangents, n_residuals=n, pull=pull, types=types)
 
 
 def _push_type(*args: Leaf, types: Sequence[Aval], **_: Any) -> list[Aval]:
     return list(types)
 
 
-def _push_value(
-    *args: Leaf, n_residuals: int, pull: Pull, types: Sequence[Aval], life: ClosedJaxpr
-) -> list[Leaf]:
+def _push_value(*args: Leaf, n_residuals: int, pull: Pull, types: Sequence[Aval]) -> list[Leaf]:
     residuals, tangents = _split(args, n_residuals)
     return push_forward(lambda cts: pull.run(residuals, cts), types, tangents, pull.source)
 
@@ -196,14 +190,13 @@ def _push_jvp(
     n_residuals: int,
     pull: Pull,
     types: tuple[Aval, ...],
-    life: ClosedJaxpr,
 ) -> _WithTangents:
-    out = push_p.bind(*primals, n_residuals=n_residuals, pull=pull, types=types, life=life)
+    out = push_p.bind(*primals, n_residuals=n_residuals, pull=pull, types=types)
     residuals, ts = _split(primals, n_residuals)
     dots, dts = _split(tangents, n_residuals)
     parts = []
     if _nonzero(dts):
-        parts.append(_push(residuals, list(map(_instantiated, dts)), pull, types))
+        parts.append(push_by_type(residuals, list(map(_instantiated, dts)), pull, types))
     if some := _nonzero(dots):
         parts.append(_derivative(pull, residuals, ts, types, some, [dots[i] for i in some]))
     if not parts:
@@ -235,7 +228,7 @@ def _derivative(
     except NotLinearError as error:
         if error.error is None:
             raise refusal(pull.source, error) from None
-        return _push([*residuals, *ts], dots, pull.derivative(len(residuals), some), types)
+        return push_by_type([*residuals, *ts], dots, pull.derivative(len(residuals), some), types)
 
 
 def _push_transpose(
@@ -244,13 +237,13 @@ def _push_transpose(
     n_residuals: int,
     pull: Pull,
     types: Sequence[Aval],
-    life: ClosedJaxpr,
 ) -> list[Leaf]:
     residuals, tangents = _split(args, n_residuals)
     if any(map(ad.is_undefined_primal, residuals)):
         text = "a gradient that depends on its inputs"
         raise errors.not_linear(pull.source, text)
-    gradients = pull.run(residuals, list(map(_instantiated, cotangents)))
+    with explained(pull.source):
+        gradients = pull.run(residuals, list(map(_instantiated, cotangents)))
     back = [
         None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g
         for g, t in zip(gradients, tangents, strict=True)
@@ -266,13 +259,12 @@ def _push_batch(
     n_residuals: int,
     pull: Pull,
     types: Sequence[Aval],
-    life: ClosedJaxpr,
 ) -> _Batched:
     residuals, tangents = _split(args, n_residuals)
     residual_dims, x_dims = _split(dims, n_residuals)
     new = pull.batched(axis, residual_dims, [0] * len(types), [d is not None for d in x_dims])
     out_types = tuple(batched_type(t, axis) for t in types)
-    out = _push(residuals, _in_front(tangents, x_dims), new, out_types)
+    out = push_by_type(residuals, _in_front(tangents, x_dims), new, out_types)
     return out, [0] * len(types)
 
 
@@ -282,7 +274,8 @@ def _push_lowering(context: Any, *args: Any, pull: Pull, **params: Any) -> Any:
 
     # JAX names the function that it traces here in the error of a rule that branches on values.
     lowered = mlir.lower_fun(pull.source.named(value, ()), multiple_results=True)
-    return lowered(context, *args)
+    with explained(pull.source):
+        return lowered(context, *args)
 
 
 # --- registration with JAX ----------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Rule:
     n_operands: int
     source: Source
     pure: bool  # whether no operand is a Ref
-    own: tuple[tuple[int, int], ...] = ()  # which residuals are which of its outputs
+    own: tuple[int, ...] = ()  # which residuals are its only output
 
     def __call__(self, cotangents: Cotangents) -> list[Leaf]:
         gradients = self.run(self.residuals, cotangents, self.perturbed)
@@ -74,7 +74,7 @@ class Rule:
             return inner(filled, cotangents, [positions[x] for x in wanted])
 
         xs = tuple(range(len(positions)))
-        own = [(places.index(k), y) for k, y in self.own]
+        own = [places.index(k) for k in self.own]
         return Pull(run, xs, self.source, self.pure, own), [every[i] for i in places]
 
 
@@ -87,7 +87,7 @@ class Pull:
     perturbed: Sequence[XIndex]
     source: Source
     pure: bool = True  # whether the function reads no Ref
-    own: Sequence[tuple[int, int]] = ()  # which residuals are which of the `ys`
+    own: Sequence[int] = ()  # which residuals are the only one of the `ys`
 
     def __repr__(self) -> str:  # as jaxprs show it
         return f"the rule of {self.source}"
@@ -96,8 +96,13 @@ class Pull:
         return self.at(residuals, cotangents, self.perturbed)
 
     def reading(self, residuals: Sequence[Leaf], ys: Sequence[Leaf]) -> list[Leaf]:
-        """Return the residuals; those that are outputs have the declared derivative, like `ys`."""
-        return replaced(residuals, [k for k, _ in self.own], [ys[i] for _, i in self.own])
+        """Return the residuals, with the only output where they have it."""
+        return replaced(residuals, self.own, [*ys] * len(self.own))
+
+    def with_mark(self) -> "Pull":
+        """Return the rule with one more residual, which it ignores."""
+        at = self.at
+        return dataclasses.replace(self, at=lambda residuals, *others: at(residuals[:-1], *others))
 
     def only(self, some: Sequence[int]) -> "Pull":
         """Return the rule for some of these operands; the others are not being differentiated."""

@@ -9,7 +9,7 @@ at every point. The vjp alone would accept `dy + c` and drop the `c`.
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import jax
@@ -49,9 +49,25 @@ def push_forward(
     `rule` maps cotangents of these types to a gradient, or None, for each of the tangents.
     """
     try:
-        return transposed(rule, types, tangents)
+        with explained(source):
+            return transposed(rule, types, tangents)
     except NotLinearError as error:
         raise refusal(source, error) from None
+
+
+@contextlib.contextmanager
+def explained(source: Source) -> Iterator[None]:
+    """Add a note to what may be the error of an axis that is not bound.
+
+    A `vmap` whose axis the rule names may be on the way here, and JAX runs the rule outside of it:
+    then JAX knows the name, and each of its operations fails in another way.
+    """
+    try:
+        yield
+    except (AssertionError, NameError, NotImplementedError) as error:
+        if not hasattr(error, "__notes__"):
+            error.add_note(errors.unbound_axis(f"Maybe the gradient function of {source}"))
+        raise
 
 
 def refusal(source: Source, error: NotLinearError) -> TypeError:
@@ -192,7 +208,7 @@ class _Inlined:
             params = {name: self._traced(value, path) for name, value in eqn.params.items()}
             eqn = eqn.replace(params=params)
         atoms = {a: v for a, v in zip(eqn.invars, values, strict=True) if type(a) is not Literal}
-        one = empty().replace(invars=list(atoms), outvars=list(eqn.outvars), eqns=[eqn])
+        one = _empty().replace(invars=list(atoms), outvars=list(eqn.outvars), eqns=[eqn])
         return evaluate(one, *atoms.values())
 
     def _called(self, body: Body, values: Sequence[Leaf], path: EqnPath) -> list[Leaf]:
@@ -208,7 +224,7 @@ class _Inlined:
 
 
 @functools.cache
-def empty() -> Jaxpr:
+def _empty() -> Jaxpr:
     return jax.make_jaxpr(lambda: ())().jaxpr
 
 

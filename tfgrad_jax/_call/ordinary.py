@@ -6,11 +6,11 @@ import jax
 from jax.tree_util import register_static, tree_flatten, tree_unflatten
 
 from tfgrad_jax._autodiff.function import Forward
+from tfgrad_jax._autodiff.primitives import depend
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._jax.types import Leaf, LeafIndex, OperandIndex, PyTree
 
-from .capture import CapturedIndex, Values
-from .rule import Gradient, Wanted
+from .rule import CapturedIndex, Gradient, Values, Wanted
 
 
 @register_static
@@ -50,6 +50,9 @@ def with_ordinary_gradients(
     )
     outputs, run = aside.take()
     of_vjp, treedef = tree_flatten(pull_back)
+    # JAX may keep `y` itself, as the derivative of `tanh` does. There it has the derivative of the
+    # operations of `f`; a rule that reads its `y` has the declared one.
+    of_vjp = [depend([r], [])[0] if any(r is y for y in leaves) else r for r in of_vjp]
     count = len(of_vjp)
 
     def both(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:

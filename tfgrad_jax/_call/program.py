@@ -7,17 +7,18 @@ function of residuals (`_autodiff/custom.py` says when).
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
 from tfgrad_jax._autodiff.function import Forward
-from tfgrad_jax._closure.assigned import Watched, refuse_assigned
 from tfgrad_jax._closure.skeleton import Skeleton
 from tfgrad_jax._closure.traced import Uses
-from tfgrad_jax._frontend.grad_fn import Apply, CallSpec, Primal, Result
+from tfgrad_jax._frontend.grad_fn import Apply, Call, CallSpec, Primal, Result
+from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import plainly
 from tfgrad_jax._jax.types import (
@@ -30,12 +31,23 @@ from tfgrad_jax._jax.types import (
     spec,
 )
 from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.runs import warn_of_unlisted
 from tfgrad_jax._messages.source import Source
 
-from .capture import Capture, CapturedIndex, Values, is_settled
 from .ordinary import with_ordinary_gradients
-from .rule import Listing, Refused, UserRule, Wanted, hoisted, kept, made
-from .transparent import evaluated
+from .rule import (
+    CapturedIndex,
+    Listing,
+    Names,
+    Own,
+    Refused,
+    UserRule,
+    Values,
+    Wanted,
+    hoisted,
+    kept,
+)
+from .transparent import Ran, evaluated, run_copy
 
 
 class TypeOfY:
@@ -68,32 +80,53 @@ class Program(Inert):
     undeclared: Mapping[CapturedIndex, Spec]  # those that the rule lists or refuses, if used
     chooses: bool  # whether a rule that accepts `variables` gets these
     uses: Uses | None  # how `y` uses them; None: not known yet
+    read: Collection[CapturedIndex]  # those that only a rule reads that accepts `variables`
+    paths: Names | None  # of both
+    reads_hidden: bool  # whether a trace has shown a tracer that was not captured
     y: TypeOfY
 
     @classmethod
-    def of(cls, capture: Capture) -> "Program":
-        call, values = capture.call, capture.values
+    def of(
+        cls, call: Call, held: Skeleton, captured: Values, declared: Sequence[CapturedIndex]
+    ) -> "Program":
+        """Return the program of a call; `held` copies what it holds around what it captured."""
         variables, _ = call.declared
-        given, uses = set(capture.declared), capture.uses
-        settled = [i for i, v in enumerate(values) if i not in given and is_settled(v, call)]
-        given.update(settled)
-        undeclared = [i for i in range(len(values)) if i not in given]
-        if uses is not None:
-            has_rule = not call.spec.in_rule or call.chooses(capture.accepts_variables)
-            undeclared = [i for i in undeclared if has_rule and i in uses]
+        others = {i: v for i, v in enumerate(captured) if i not in set(declared)}
+        others = {i: v for i, v in others.items() if is_differentiable(v.dtype)}
+        ordinary = [i for i, v in others.items() if call.autodiff and not is_ref(v)]
         return cls(
             call.spec,
             call.apply,
             call.primal,
-            capture.skeleton,
-            len(values),
-            [i for i in settled if is_differentiable(values[i].dtype)],
-            Listing(capture.declared, variables, []),
-            {i: spec(values[i]) for i in undeclared},
+            held,
+            len(captured),
+            ordinary,
+            Listing(declared, variables, []),
+            {i: spec(v) for i, v in others.items() if i not in ordinary},
             call.variables is None,
-            uses,
+            None,
+            (),
+            None,
+            False,
             TypeOfY(),
         )
+
+    def with_uses(
+        self,
+        uses: Uses,
+        read: Collection[CapturedIndex],
+        names: Names,
+        accepts_variables: bool,
+        reads_hidden: bool,
+    ) -> "Program":
+        """Return the program, where a trace has shown how `y` uses the captured values."""
+        is_listed = accepts_variables and self.chooses
+        # All is constant for a function that is written inside a rule and lists no variables.
+        has_rule = is_listed or self.spec.within is not Within.RULE
+        known = {*uses, *read} if has_rule else ()
+        some = {i: of for i, of in self.undeclared.items() if i in known}
+        facts: dict[str, Any] = {"read": read, "paths": names, "reads_hidden": reads_hidden}
+        return dataclasses.replace(self, undeclared=some, uses=uses, **facts)
 
     @property
     def source(self) -> Source:
@@ -121,12 +154,12 @@ class Program(Inert):
         with plainly():
             copies = self.held.copies(captured)
             if self.primal is None:
-                leaves, outputs, _ = self.apply(copies.values, inputs)
+                leaves, outputs, _ = run_copy(self.spec, self.apply, copies, inputs).result
                 treedef = outputs.treedef
             else:
-                leaves, treedef = tree_flatten(self.primal(copies.values, inputs))
+                y = run_copy(self.spec, self.primal, copies, inputs).result
+                leaves, treedef = tree_flatten(y)
                 leaves = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
-        refuse_assigned(copies.watched, self.source)
         self.y.note(self.source, treedef, leaves)
         return leaves
 
@@ -140,51 +173,60 @@ class Program(Inert):
             by_rule = dataclasses.replace(self, ordinary=())
             return with_ordinary_gradients(by_rule.forward, self.ordinary, operands, perturbed)
         captured, inputs = self._parted(operands)
-        (leaves, outputs, grad_fn), watched, uses = self._ran(captured, inputs)
+        ((leaves, outputs, grad_fn), watched, owned), uses, read = self._ran(captured, inputs)
         listing, refused = self._given(grad_fn.accepts_variables, captured, uses)
         refused.check(perturbed)
+        unlisted = [i for i in perturbed if i in read and i in self.undeclared and i not in uses]
+        if unlisted and self.spec.within is not Within.RULE:
+            every = [*listing.gives, *unlisted]
+            of = self._named(captured, every)
+            together = [of.paths[i] for i in every if self.declared.variables is None]
+            types = [(of.paths[i], self.undeclared[i]) for i in unlisted]
+            warn_of_unlisted(self.source, types, together, of.in_instance)
         values = [captured[i] for i in listing.gives]
-        rule = UserRule(grad_fn, self.source, listing, refused, self.captured, values, watched)
+        rule = UserRule(
+            grad_fn, self.source, listing, refused, self.captured, values, watched, owned
+        )
         self.y.note(self.source, outputs.treedef, leaves)
         if is_traced((*operands, *leaves)):
             # A rule that branches on a value of the forward pass finds it concrete one level down,
             # where it runs, if anywhere: it stays as it is.
             with contextlib.suppress(*NEEDS_VALUES):
-                ys = [leaves[i] for i in outputs.differentiable]
-                if self.uses is None:  # else the trace has shown it
-                    ys = made(self.held.copies(captured).values, ys)
-                as_residuals = hoisted(rule, outputs.cotangents(leaves), ys, perturbed)
+                own = Own(grad_fn, outputs.only(leaves), owned)
+                as_residuals = hoisted(rule, outputs.cotangents(leaves), own, perturbed)
                 return Forward(leaves, outputs.differentiable, *as_residuals)
         return Forward(leaves, outputs.differentiable, *kept(rule))
 
-    def _ran(self, captured: Values, inputs: Values) -> tuple[Result, Sequence[Watched], Uses]:
+    def _ran(
+        self, captured: Values, inputs: Values
+    ) -> tuple[Ran[Result], Uses, Collection[CapturedIndex]]:
         """Run a copy of `f`; if it is not known how `y` uses undeclared values, in a trace."""
-        uses = self.uses or {}
+        uses, read = self.uses or {}, self.read
         if self.undeclared and self.uses is None:
-            try:
-                result, uses = evaluated(
-                    self.apply, self.held, captured, inputs, self.undeclared, self.source
-                )
-            except NEEDS_VALUES as error:
-                error.add_note(errors.undeclared_needs_values(self.source))
-                raise
+            result, uses, read = evaluated(
+                self.spec, self.apply, self.held, captured, inputs, self.undeclared
+            )
             if result is not None:
-                return result, [], uses
+                return Ran(result, [], dict), uses, read
         copies = self.held.copies(captured)
-        result = self.apply(copies.values, inputs)
-        refuse_assigned(copies.watched, self.source)
-        return result, copies.watched, uses
+        return run_copy(self.spec, self.apply, copies, inputs), uses, read
 
     def _given(self, accepts: bool, captured: Values, uses: Uses) -> tuple[Listing, Refused]:
         """Return what the rule gives gradients for, and which values must not need one."""
         used = [i for i in uses if i in self.undeclared]
         listed = [i for i in used if accepts and self.chooses and not is_ref(captured[i])]
         # All is constant for a function that is written inside a rule and lists no variables.
-        missing = [i for i in used if not (i in listed or self.spec.in_rule)]
+        in_rule = self.spec.within is Within.RULE
+        missing = [i for i in used if not (i in listed or in_rule)]
         lines = {i: (self.undeclared[i], is_ref(captured[i]), uses[i]) for i in missing}
-        refused = Refused(self.source, lines, self.declared.variables is not None)
+        names = self._named(captured, missing) if missing else Names({})
+        refused = Refused(self.source, lines, names, self.declared.variables is not None)
         undeclared = Listing(listed, None, [self.undeclared[i] for i in listed])
         return undeclared if listed else self.declared, refused
+
+    def _named(self, captured: Values, some: Sequence[CapturedIndex]) -> Names:
+        """Return how the user writes captured values."""
+        return self.paths or Names.of_copies(self.held, captured, some)
 
     def _parted(self, operands: Values) -> tuple[Values, Values]:
         """Return the captured values and the inputs."""

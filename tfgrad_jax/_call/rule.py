@@ -8,26 +8,30 @@ the parts; these are the residuals. If there are no tracers, `kept` leaves the p
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple, TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
-from tfgrad_jax._closure.assigned import Watched, refuse_assigned
-from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, is_captured, reach
-from tfgrad_jax._closure.skeleton import Copies, frozen, hoist_tracers
-from tfgrad_jax._closure.snapshot import Snapshot
+from tfgrad_jax._closure.assigned import refuse_assigned
+from tfgrad_jax._closure.objects import Object, Watched
+from tfgrad_jax._closure.path import path
+from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, Id, constants_of, is_captured, reach
+from tfgrad_jax._closure.skeleton import Copies, Skeleton, frozen, hoist_tracers
+from tfgrad_jax._closure.snapshot import Owned, Snapshot
 from tfgrad_jax._closure.traced import SourceInfo, traced
-from tfgrad_jax._frontend.grad_fn import GradFn, Held, Variables
+from tfgrad_jax._frontend.grad_fn import GradFn, Held, HeldByRule, Variables
 from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, Spec, is_traced
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-from .capture import CapturedIndex, Values
-
+CapturedIndex: TypeAlias = int  # an `OperandIndex` of a captured value: these come first
+Values: TypeAlias = Sequence[Leaf]  # arrays or tracers
 Wanted: TypeAlias = Sequence[OperandIndex]  # those that are being differentiated
 Gradient: TypeAlias = Leaf | None
-Parts: TypeAlias = Values  # the values of the variables that a rule may list, then `GradFn.held`
+Parts: TypeAlias = tuple[Values, HeldByRule]  # of the variables that a rule may list; `GradFn.held`
 
 
 class Listing(NamedTuple):
@@ -50,20 +54,51 @@ class Listing(NamedTuple):
         return Variables.listed(values, [self.specs[k] for k in some]) if some else None, values
 
 
+class Names(NamedTuple):
+    """How the user writes captured values."""
+
+    paths: Mapping[CapturedIndex, str]  # such as `self.w`; "" if it is not known
+    in_instance: bool = False  # of a method, which holds all of them
+
+    @classmethod
+    def of(
+        cls, held: Any, visited: Mapping[Id, Sequence[Object]], values: Mapping[CapturedIndex, Leaf]
+    ) -> "Names":
+        """Name values that a walk from what a call holds has visited."""
+        if not isinstance(held, Held):  # of a call that was traced before
+            return cls(dict.fromkeys(values, ""))
+        roots = {id(v): "" for v in held} | {id(v): name for name, v in held.keywords.items()}
+        roots |= {id(v): "self" for v in held.bound_to}
+        paths = {i: path(visited, v, roots) for i, v in values.items()}
+        in_instance = all(p.startswith("self.") for p in paths.values())
+        return cls(paths, in_instance and bool(held.bound_to))
+
+    @classmethod
+    def of_copies(
+        cls, skeleton: Skeleton, captured: Values, some: Collection[CapturedIndex]
+    ) -> "Names":
+        """Name some of the values around which a skeleton copies what a call holds."""
+        (held,) = skeleton.copies(captured).values
+        visited = reach([held], lenient=True).visited
+        return cls.of(held, visited, {i: captured[i] for i in some})
+
+
 class Refused(NamedTuple):
     """Captured values that `y` uses and that have no gradient: an error if they need one."""
 
     source: Source
     uses: Mapping[CapturedIndex, tuple[Spec, bool, SourceInfo]]  # whether a value is a Ref
+    names: Names
     declared: bool  # whether others are declared
 
     def check(self, wanted: Wanted) -> None:
-        found = [use for i, use in self.uses.items() if i in wanted]
-        if found and all(is_ref for _, is_ref, _ in found):
+        found = {i: use for i, use in self.uses.items() if i in wanted}
+        if found and all(is_ref for _, is_ref, _ in found.values()):
             raise errors.captured_ref(self.source)
         if found:
-            lines = [(of, self.source.line(at)) for of, _, at in found]
-            raise errors.no_gradient_for_captured(self.source, lines, self.declared)
+            paths, in_instance = self.names
+            lines = [(paths[i], of, self.source.line(at)) for i, (of, _, at) in found.items()]
+            raise errors.no_gradient_for_captured(self.source, lines, self.declared, in_instance)
 
 
 class UserRule(NamedTuple):
@@ -76,15 +111,17 @@ class UserRule(NamedTuple):
     captured: int  # how many of the operands are captured values
     values: Values  # of what it may list
     watched: Sequence[Watched]
+    owned: Owned  # what `f` has not made
 
-    @property
     def parts(self) -> Parts:
-        return [*self.values, *self.grad_fn.held]
+        """Return what it holds."""
+        return tuple(self.values), self.grad_fn.held
 
     def run(self, parts: Callable[[Values], Copies]) -> Run:
         """Return what runs the rule on parts, which hold the residuals. JAX keeps it."""
-        bare = self.grad_fn._replace(held=())
-        return functools.partial(self._replace(grad_fn=bare, values=(), watched=())._run, parts)
+        bare = self.grad_fn._replace(held=None, y=None)
+        code = self._replace(grad_fn=bare, values=(), watched=(), owned=dict)
+        return functools.partial(code._run, parts)
 
     def _run(
         self,
@@ -95,10 +132,9 @@ class UserRule(NamedTuple):
     ) -> list[Gradient]:
         """Return the gradients of the wanted operands. With its first argument, it is a `Run`."""
         self.refused.check(wanted)
-        current, watched = parts(residuals)
-        count = len(self.listing.gives)
-        variables = self.listing.argument(current[:count], wanted)
-        returned = self.grad_fn.gradients(current[count:], cotangents, *variables)
+        (values, held), watched = parts(residuals)
+        variables = self.listing.argument(values, wanted)
+        returned = self.grad_fn.gradients(held, cotangents, *variables)
         refuse_assigned(watched, self.grad_fn.source)
         listed = self.listing.listed(wanted)
         inputs = range(self.captured, self.captured + len(returned) - len(listed))
@@ -111,12 +147,43 @@ class UserRule(NamedTuple):
         return [by_operand.get(i) for i in wanted]
 
 
+class Own:
+    """The only output of a run of `f`: its rule means `h(x)` if it holds this very object."""
+
+    def __init__(self, grad_fn: GradFn, leaf: Leaf | None, owned: Owned) -> None:
+        self.y, self._leaf, self._owned = grad_fn.y, leaf, owned
+
+    @property
+    def has_value(self) -> bool:
+        return self.y is not None and not is_traced([self.y])
+
+    def takes(self, value: Leaf) -> bool:
+        """Return whether to take a value out of a rule: a tracer, a Ref, or this output."""
+        return is_captured(value) or (value is self.y and self._is_made)
+
+    def as_array(self, values: Values) -> list[Leaf]:
+        """Return the values, with an array where they have an output that `f` returned as NumPy."""
+        return [self._leaf if v is self.y else v for v in values]
+
+    @functools.cached_property
+    def _is_made(self) -> bool:
+        """Return whether `f` has made it: neither a variable that `f` reads nor an input is it.
+
+        What is in an object or a list counts as made: `f` may have put it there.
+        """
+        owned = [value for value, *_ in self._owned().values()]
+        inputs = [v for h in owned if type(h) is Held for v in (*h.inputs, *h.keywords.values())]
+        functions = [f for f in owned if type(f) is FunctionType]
+        constants = itertools.chain(inputs, *map(constants_of, functions))
+        return not any(value is self.y for value in constants)
+
+
 def hoisted(
-    rule: UserRule, upstreams: Sequence[Aval], ys: Values, wanted: Wanted
+    rule: UserRule, upstreams: Sequence[Aval], own: Own, wanted: Wanted
 ) -> tuple[Run, list[Leaf]]:
     """Return a rule as a function of residuals, and the residuals: the tracers in its parts.
 
-    The outputs `ys` are residuals as well, if it reads them: their derivative is the declared one.
+    So is its own output, even if it has a value: its derivative is the declared one.
 
     It is copied around them; if it cannot be copied, it is traced first. Raises an error of
     `NEEDS_VALUES` if a rule that is traced needs values. `upstreams` are types.
@@ -124,38 +191,33 @@ def hoisted(
     # A rule that was traced lists the same variables at every order. So where it may choose, look
     # through more objects before it is traced.
     is_patient = bool(rule.listing.specs) or not is_staging()
-    takes = takes_also(ys)
-    found = reach(rule.parts, takes, budget=BUDGET if is_patient else BUDGET_STAGED)
+    parts = rule.parts()
+    found = reach(parts, own.takes, budget=BUDGET if is_patient else BUDGET_STAGED)
+    if found.obstacle and own.has_value:
+        # A trace would compute at once what depends on it, as on a constant. So a `jit` is left
+        # out, and the rule is copied.
+        without_jit = reach(parts, own.takes, lenient=True)
+        if id(own.y) in without_jit.captured:
+            if not without_jit.is_copied:
+                raise errors.own_output_not_copied(rule.source, found.obstacle)
+            found = without_jit
     if found.obstacle:
         variables = rule.listing.argument(rule.values, wanted)
         by_jaxpr = transparent_rule(rule.source, rule.grad_fn, upstreams, *variables)
         refuse_assigned(rule.watched, by_jaxpr.source)
         rule = rule._replace(grad_fn=by_jaxpr)
-        found = reach(rule.parts, takes)
-    skeleton, residuals = hoist_tracers(rule.parts, found, rule.watched)
-    return rule.run(skeleton.copies), residuals
-
-
-def made(held: Held, ys: Values) -> Values:
-    """Return the outputs that `f` has made itself: not a constant that it holds and returns."""
-    if is_traced(ys):  # a tracer that it holds is an operand
-        return ys
-    visited = reach(held, lenient=True).visited
-    return [y for y in ys if id(y) not in visited]
-
-
-def takes_also(ys: Values) -> Callable[[Leaf], bool]:
-    """Return what says which values to take out of a rule: tracers, Refs and these outputs."""
-    ids = set(map(id, ys))
-    return lambda value: is_captured(value) or id(value) in ids
+        parts = rule.parts()
+        found = reach(parts, own.takes)
+    skeleton, residuals = hoist_tracers(parts, found, rule.watched, owned=rule.owned)
+    return rule.run(skeleton.copies), own.as_array(residuals)
 
 
 def kept(rule: UserRule) -> tuple[Run, list[Leaf]]:
     """Return the rule around its parts as they are."""
-    parts = rule.parts
+    parts = rule.parts()
     copies = {id(w.value) for w in rule.watched}
     found = reach(parts, lambda _: False, ends=copies, lenient=True)
-    snapshot = Snapshot(found)
+    snapshot = Snapshot(found, owned=rule.owned)
     # If the rule reaches none of them, do not hold them: the batch that `f` alone reads would stay
     # in memory until the backward pass.
     reaches_copies = not found.is_complete or not copies.isdisjoint(found.visited)
@@ -186,11 +248,11 @@ def transparent_rule(
     count = len(values)
 
     def gradients(
-        consts: Held, cotangents: Values, _: Variables | None, values: Values
+        consts: HeldByRule, cotangents: Values, _: Variables | None, values: Values
     ) -> list[Gradient]:
         if len(values) not in (0, count):
             raise errors.fixed_variables(source)
         every = run(consts, cotangents)
         return every[: len(every) - count + len(values)]
 
-    return grad_fn._replace(gradients=gradients, held=consts)
+    return grad_fn._replace(gradients=gradients, held=tuple(consts))

@@ -1,32 +1,67 @@
-"""Trace a call: its value and its rule then come from a jaxpr, and can be copied.
+"""Run `f`: a copy of it, or in a trace.
 
-`by_trace` runs `f` once. The results of its jaxpr are the leaves of `y`, and the tracers that the
-rule holds. The rule itself does not run: run for a look, it would use up a list that `f` filled for
-it, raise where nobody differentiates, or write. The new call holds lists of the tracers that `f`
-uses, and of those that its rule reaches, whatever the call closed over.
+`run_copy` runs a copy. `evaluated` and `traced_call` trace `f`: its value and its rule then come
+from a jaxpr, and can be copied. The results of the jaxpr are the leaves of `y`, and the tracers
+that the rule holds. The rule itself does not run: run for a look, it would use up a list that `f`
+filled for it, raise where nobody differentiates, or write. A traced call holds lists of the tracers
+that `f` uses, and of those that its rule reaches, whatever the call closed over.
 """
 
+import contextlib
 import dataclasses
-import operator
-from collections.abc import Collection
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from jax.errors import UnexpectedTracerError
 
 from tfgrad_jax._closure.assigned import refuse_assigned, watched_objects
-from tfgrad_jax._closure.reach import reach
+from tfgrad_jax._closure.objects import Watched
+from tfgrad_jax._closure.path import named_in
+from tfgrad_jax._closure.reach import Id, reach
 from tfgrad_jax._closure.skeleton import Copies, Skeleton, hoist_tracers
-from tfgrad_jax._closure.traced import Uses, traced
-from tfgrad_jax._frontend.grad_fn import Apply, Call, GradFn, Held, Primal, Result, Variables
+from tfgrad_jax._closure.snapshot import Owned, owned_by
+from tfgrad_jax._closure.traced import SourceInfo, Traced, Uses, traced
+from tfgrad_jax._frontend.grad_fn import (
+    Apply,
+    Call,
+    CallSpec,
+    GradFn,
+    HeldByRule,
+    HeldByTrace,
+    Result,
+    Variables,
+)
 from tfgrad_jax._frontend.structure import Outputs
-from tfgrad_jax._jax.compat import is_ref
-from tfgrad_jax._jax.trace import is_live, is_own, plainly
+from tfgrad_jax._frontend.within import Within
+from tfgrad_jax._jax.compat import is_ref, value_in
+from tfgrad_jax._jax.reasons import Why
+from tfgrad_jax._jax.trace import is_idle, is_live, is_own, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
-from tfgrad_jax._messages.source import Source
 
-from .capture import Capture, CapturedIndex, Values, captured, reached
-from .rule import made, takes_also, transparent_rule
+from .rule import CapturedIndex, Names, Own, Values, transparent_rule
+
+_T = TypeVar("_T")
+
+
+class Ran(NamedTuple, Generic[_T]):
+    """A run of a copy."""
+
+    result: _T
+    watched: list[Watched]  # what may not be assigned to: copies, containers around the inputs
+    owned: Owned  # what it held
+
+
+def run_copy(spec: CallSpec, run: Callable[[Any], _T], copies: Copies, inputs: Values) -> Ran[_T]:
+    """Run `f`, or a `primal`, on a copy of what a call holds, and on its inputs."""
+    (held,) = copies.values
+    filled = held.filled(spec.inputs, inputs)
+    rebuilt = spec.inputs.rebuilt(filled.inputs, held.inputs)
+    watched = [*copies.watched, *watched_objects(rebuilt, containers=True)]
+    result = run(filled)
+    refuse_assigned(watched, spec.source)
+    return Ran(result, watched, functools.cache(lambda: owned_by(filled)))
 
 
 class _Shown(NamedTuple):
@@ -36,57 +71,84 @@ class _Shown(NamedTuple):
     rule: GradFn | None  # it holds arrays, in a list, which the trace returns; None: not copied
     accepts_variables: bool  # whether the rule does
     refs: dict[int, Leaf]  # by their place in that list: a trace cannot return them
+    # Which of the results are arrays that the code of a rule names that accepts `variables`.
+    named: Sequence[int] = ()
 
 
 def evaluated(
+    spec: CallSpec,
     apply: Apply,
     skeleton: Skeleton,
     captured: Values,
     inputs: Values,
     undeclared: Collection[CapturedIndex],
-    source: Source,
-) -> tuple[Result | None, Uses]:
+) -> tuple[Result | None, Uses, Collection[CapturedIndex]]:
     """Run a copy of `f` once, in a trace of the undeclared values alone, which sees all others.
 
-    Return what `f` returned, from the jaxpr, and how `y` uses these values. None if the rule cannot
-    be returned from a trace.
+    Return what `f` returned, from the jaxpr, how `y` uses these values, and which its rule reads.
+    None if the rule cannot be returned from a trace.
     """
+    # At the first order nothing differentiates what is recorded here, so functions inside need no
+    # rules. With them, each level of a nest of such functions would trace all that are inside.
+    without_rules = plainly if is_idle() else contextlib.nullcontext
 
     def run(some: dict[CapturedIndex, Leaf]) -> tuple[PyTree, _Shown]:
         copies = skeleton.copies([some.get(i, v) for i, v in enumerate(captured)])
-        return _shown(apply, copies, inputs, source)
+        with without_rules():
+            return _shown(spec, apply, copies, inputs)
 
     some = {i: captured[i] for i in sorted(undeclared)}
-    f = traced(run, some, source=source, names=["closed over"] * len(some), outside=True)
+
+    def why() -> str:
+        names = Names.of_copies(skeleton, captured, some).paths.values()
+        return errors.undeclared(spec.source, [*names])
+
+    names = ["closed over"] * len(some)
+    f = traced(run, some, source=spec.source, names=names, outside=True, why=why)
     first, shown = len(f.consts), f.aside
     if not all(map(is_live, (c for c in f.consts if is_traced([c])))):
-        raise errors.hidden_tracer(source)
-    uses = {[*some][i - first]: at for i, at in f.uses(shown.outputs.count).items() if i >= first}
+        raise errors.hidden_tracer(spec.source)
+    uses = _uses(f, spec, shown)
+    uses = {[*some][i - first]: at for i, at in uses.items() if i >= first}
     if shown.rule is None:
-        return None, uses
+        return None, uses, ()
+    read = {[*some][i - first] for i in f.used(shown.named) if i >= first}
     leaves, kept = f.run(f.consts, [*some.values()])
     for i, ref in shown.refs.items():
         kept.insert(i, ref)
-    return (leaves, shown.outputs, shown.rule._replace(held=kept)), uses
+    rule = shown.rule._replace(held=tuple(kept), y=shown.outputs.only(leaves))
+    return (leaves, shown.outputs, rule), uses, read
 
 
-def by_trace(capture: Capture) -> Capture:
-    """Return the same call, which evaluates a jaxpr, and what it captures.
+class TracedCall(NamedTuple):
+    """What a trace has shown of a call."""
 
-    `f` runs once, now: a copy of it, or `f` itself if nothing of it is captured. If the rule of a
-    copy cannot be returned from a trace, the call stays as it is, and only its uses are known.
+    call: Call | None  # evaluates a jaxpr; None if its rule cannot be returned from one
+    uses: dict[Id, SourceInfo]  # how `y` uses values
+    read: set[Id]  # those that its rule reads
+    accepts_variables: bool  # whether the rule does
+    reads_hidden: bool  # whether `f` reads a tracer that was not captured
+
+
+def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> TracedCall:
+    """Return the same call, which evaluates a jaxpr.
+
+    `f` runs once, now: a copy of it, or `f` itself if nothing of it is captured. A note says `why`
+    it is traced, if it needs a value.
     """
-    call, every = capture.call, capture.values
-    values = {i: v for i, v in enumerate(every) if not is_ref(v)}  # a trace gets no Ref
+    values = {i: v for i, v in enumerate(captured) if not is_ref(v)}  # a trace gets no Ref
 
     def run(values: dict[int, Leaf], *inputs: Leaf) -> tuple[PyTree, _Shown]:
-        copies = capture.skeleton.copies([values.get(i, v) for i, v in enumerate(every)])
-        is_itself = all(map(operator.is_, copies.values, call.held))
-        return _shown(call.apply, copies, inputs, call.spec.source, call if is_itself else None)
+        copies = skeleton.copies([values.get(i, v) for i, v in enumerate(captured)])
+        itself = call if copies.values[0] is call.held else None
+        return _shown(call.spec, call.apply, copies, inputs, itself)
 
     paths, operands = call.spec.inputs.leaf_paths(), call.spec.inputs.operands
     names = [*["closed over"] * len(values), *(paths[i] for i in operands)]
-    f = traced(run, values, *call.operands, source=call.spec.source, names=names)
+    stopped = {} if len(captured) > len(call.declared[1]) else _stopped(call)
+    f = traced(
+        run, values, *call.operands, source=call.spec.source, names=names, why=why, stopped=stopped
+    )
     shown: _Shown = f.aside
     hidden = [c for c in f.consts if is_traced([c]) and not is_ref(c)]
     if not all(map(is_live, hidden)):
@@ -95,16 +157,30 @@ def by_trace(capture: Capture) -> Capture:
     # operand of the layer, and the cost of the model quadratic in its size.
     reads = zip(values.values(), f.reads(), strict=False)
     consts = [*f.consts, *(v if is_read else None for v, is_read in reads)]
-    if shown.rule is not None:
-        call = _evaluating(call, f.run, consts, shown, shown.rule)
-        capture = captured(call, reached(call))
-    place = {id(v): i for i, v in enumerate(capture.values)}
-    uses = [(id(consts[i]), at) for i, at in f.uses(shown.outputs.count).items() if i < len(consts)]
-    return capture._replace(
-        uses={place[key]: at for key, at in uses if key in place},
-        accepts_variables=shown.accepts_variables,
-        reads_hidden=bool(hidden),
-    )
+    uses = {id(consts[i]): at for i, at in _uses(f, call.spec, shown).items() if i < len(consts)}
+    read = {id(consts[i]) for i in f.used(shown.named) if i < len(consts)}
+    evaluating = None if shown.rule is None else _evaluating(call, f.run, consts, shown, shown.rule)
+    return TracedCall(evaluating, uses, read, shown.accepts_variables, bool(hidden))
+
+
+def _stopped(call: Call) -> dict[Id, Leaf]:
+    """Return tracers of forward mode that a call holds, by the ids of the values in them.
+
+    The values that `stop_gradient` takes out of these tracers stand for them, where the objects
+    that hold them are not copied: `y` depends on them, as in reverse mode.
+    """
+    found = reach([call.held], lenient=True)
+    values = [(value_in(tracer), tracer) for tracer in found.captured.values()]
+    return {id(v): t for v, t in values if v is not t and id(v) not in found.visited}
+
+
+def _uses(f: Traced, spec: CallSpec, shown: _Shown) -> Uses:
+    """Return how `y` uses the constants and the arguments of a trace."""
+    # A function that is decorated in the body of another one is its rule, mostly, as published for
+    # GANs: StyleGAN's leaky rectifier compares `y` in one, and has no derivative by it. So there is
+    # nothing to declare. (A threshold that a layer learns is another thing: that is an error.)
+    compares = spec.within is Within.FUNCTION and not shown.accepts_variables
+    return f.uses(shown.outputs.count, differentiable=compares)
 
 
 def _evaluating(
@@ -113,59 +189,63 @@ def _evaluating(
     """Return a call that evaluates a jaxpr, around its constants and the Refs of its rule."""
     outputs, refs = shown.outputs, list(shown.refs)
 
-    def apply(held: Held, inputs: Values) -> Result:
-        leaves, kept = evaluate(held[0], inputs)
-        for i, ref in zip(refs, held[1], strict=True):
+    def apply(held: HeldByTrace) -> Result:
+        leaves, kept = evaluate(held.consts, held.inputs)
+        for i, ref in zip(refs, held.refs, strict=True):
             kept.insert(i, ref)
-        return leaves, outputs, rule._replace(held=kept)
+        return leaves, outputs, rule._replace(held=tuple(kept), y=outputs.only(leaves))
 
-    held: list[Any] = [consts, list(shown.refs.values())]
-    primal: Primal | None = None
+    held, primal = HeldByTrace(tuple(consts), tuple(shown.refs.values())), None
     if (run := call.primal) is not None:
-        value, of_primal, *_ = traced(lambda *xs: (run(call.held, xs), None), *call.operands)
-        primal = lambda held, inputs: value(held[2], inputs)  # noqa: E731
-        held.append(of_primal)
+        layout = call.spec.inputs
+        value, of_primal, *_ = traced(
+            lambda *xs: (run(call.held.filled(layout, xs)), None), *call.operands
+        )
+        primal = lambda held: value(held.of_primal, held.inputs)  # noqa: E731
+        held = held._replace(of_primal=tuple(of_primal))
     return dataclasses.replace(call, apply=apply, primal=primal, held=held)
 
 
 def _shown(
-    apply: Apply, copies: Copies, inputs: Values, source: Source, itself: Call | None = None
+    spec: CallSpec, apply: Apply, copies: Copies, inputs: Values, itself: Call | None = None
 ) -> tuple[PyTree, _Shown]:
     """Run `f` in a trace, copied or `itself`: return arrays, and what else the trace shows."""
-    leaves, outputs, grad_fn = apply(copies.values, inputs)
-    refuse_assigned(copies.watched, source)
-    takes = takes_also(made(copies.values, [leaves[i] for i in outputs.differentiable]))
-    found = reach(grad_fn.held, takes)
+    (leaves, outputs, grad_fn), watched, owned = run_copy(spec, apply, copies, inputs)
+    own = Own(grad_fn, outputs.only(leaves), owned)
+    found = reach([grad_fn.held], own.takes)
     makes_ref = any(is_ref(v) and is_own(v) for v in found.captured.values())
     accepts = grad_fn.accepts_variables
     if itself is None and (found.obstacle or makes_ref):
         return (leaves, []), _Shown(outputs, None, accepts, {})
     if makes_ref:
-        raise errors.makes_ref(source)
+        raise errors.makes_ref(spec.source)
     if itself is not None and found.obstacle:
         # It may hold tracers of this trace, which ends: so the rule is traced now, too. Then it
         # runs where nobody differentiates.
         grad_fn = _traced_rule(itself, leaves, outputs, grad_fn)
-        found = reach(grad_fn.held, takes)
-    # What the rule of `f` itself holds may be the user's, or made by `f`.
-    watched = copies.watched if itself is None else watched_objects(found.on_way())
-    rule, kept = hoist_tracers(grad_fn.held, found, watched)
+        found = reach([grad_fn.held], own.takes)
+    if itself is not None:  # what its rule holds may be the user's, or made by `f`
+        watched += watched_objects(found.on_way())
+    rule, kept = hoist_tracers([grad_fn.held], found, watched, owned=owned)
+    kept = own.as_array(kept)
     refs = {i: v for i, v in enumerate(kept) if is_ref(v)}
     arrays = [v for v in kept if not is_ref(v)]
-    return (leaves, arrays), _Shown(outputs, _around(rule, grad_fn), accepts, refs)
+    ids = named_in([grad_fn.held]) if accepts else ()
+    named = [i for i, v in enumerate(arrays, len(leaves)) if id(v) in ids]
+    return (leaves, arrays), _Shown(outputs, _around(rule, grad_fn), accepts, refs, named)
 
 
 def _around(rule: Skeleton, grad_fn: GradFn) -> GradFn:
     """Return a rule that is copied where it runs, around the arrays that it then holds."""
     run, source = grad_fn.gradients, grad_fn.source
 
-    def gradients(held: Held, *others: Any) -> list[Leaf | None]:
-        copies = rule.copies(held)
-        returned = run(copies.values, *others)
+    def gradients(kept: HeldByRule, *others: Any) -> list[Leaf | None]:
+        copies = rule.copies(kept)
+        returned = run(copies.values[0], *others)
         refuse_assigned(copies.watched, source)
         return returned
 
-    return grad_fn._replace(gradients=gradients, held=())
+    return grad_fn._replace(gradients=gradients, held=None, y=None)
 
 
 def _traced_rule(call: Call, leaves: Values, outputs: Outputs, grad_fn: GradFn) -> GradFn:
@@ -175,9 +255,11 @@ def _traced_rule(call: Call, leaves: Values, outputs: Outputs, grad_fn: GradFn) 
 
         def y(*operands: Leaf) -> tuple[list[Leaf], None]:
             with plainly():
-                return call.apply(call.held, operands)[0], None
+                return call.apply(call.held.filled(call.spec.inputs, operands))[0], None
 
-        f = traced(y, *call.operands)  # `f` runs again: the trace that shows its uses has not ended
+        f = traced(
+            y, *call.operands, stopped=_stopped(call)
+        )  # `f` runs again: the trace that shows its uses has not ended
         used = [f.consts[i] for i in f.uses(outputs.count) if i < len(f.consts)]
         values = [v for v in used if is_traced([v]) and spec(v).differentiable]
         variables = Variables.listed(values, list(map(spec, values))) if values else None

@@ -6,31 +6,24 @@ objects that lead to no tracer, which are no copies, those that the code itself 
 class computes when it is first read (`computed.py`).
 """
 
-import operator
 import types
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
 from .computed import is_computed
-from .objects import OBJECT, Contents, Kind, Label, Object, content_of, kind_of, name_of
+from .objects import OBJECT, Label, Object, Watched, content_of, kind_of, name_of
 
 
-class Watched(NamedTuple):
-    """An object to which nothing may be assigned, and what it holds."""
-
-    value: Object
-    kind: Kind
-    contents: Contents
-    cls: type
-
-
-def watched_objects(values: Iterable[Object]) -> list[Watched]:
-    """Watch those of these values that are ordinary objects, but no containers."""
-    found = [value for value in values if kind_of(value, type(value)) is OBJECT]
-    return [Watched(value, OBJECT, OBJECT.contents(value), type(value)) for value in found]
+def watched_objects(values: Iterable[Object], containers: bool = False) -> list[Watched]:
+    """Watch those of these values that are ordinary objects; containers, too, if asked to."""
+    pairs = [(value, kind_of(value, type(value))) for value in values]
+    return [
+        Watched(value, kind, kind.contents(value))
+        for value, kind in pairs
+        if kind is OBJECT or (containers and kind is not None and kind.fill is not None)
+    ]
 
 
 _RAN = OBJECT._replace(contents=lambda _: {})
@@ -38,18 +31,17 @@ _RAN = OBJECT._replace(contents=lambda _: {})
 
 def around(values: Sequence[Object]) -> Watched:
     """Note the values around which code runs: they lead to the functions that it may call."""
-    return Watched(values, _RAN, {}, type(values))
+    return Watched(values, _RAN, {})
 
 
 def refuse_assigned(every: Sequence[Watched], source: Source) -> None:
     """Raise if the code of a function has assigned something to watched objects."""
     for one in every:
-        now, before = one.kind.contents(one.value), one.contents
-        if type(one.value) is not one.cls:
-            raise errors.assigned(source, f"the class of a `{one.cls.__qualname__}`")
-        is_same = list(now) == list(before)
-        if is_same and all(map(operator.is_, now.values(), before.values())):
+        if not one.is_changed():
             continue
+        if one.cls is not None and one.cls is not type(one.value):
+            raise errors.assigned(source, f"the class of a `{one.cls.__qualname__}`")
+        now, before = one.kind.contents(one.value), one.contents
         for label in {**before, **now}:
             if label in before and label in now and before[label] is now[label]:
                 continue

@@ -44,7 +44,7 @@ Id: TypeAlias = int  # of an object that is kept alive meanwhile
 # in any case. Eagerly `f` would lose its values, so there a trace is the last resort.
 BUDGET, BUDGET_STAGED = 10_000, 2_000
 # In one container: numbers and strings, and records of them, are fast to skip.
-_BUDGET_INERT, _BUDGET_RECORDS, _MANY = 2_000_000, 50_000, 200
+_BUDGET_INERT, _BUDGET_RECORDS, _FEW, _MANY = 2_000_000, 50_000, 1_000, 200
 
 TOO_MUCH = "beside many thousands of objects, which may all hold others"
 
@@ -63,17 +63,8 @@ CACHED = (JITTED, type(functools.cache(len)))
 _SIZED = (list, tuple, dict, set, frozenset, collections.deque)
 _WEAK = (weakref.ref, weakref.KeyedRef, weakref.WeakMethod)  # `KeyedRef`: to the values of a table
 # What shows others to us alone, or to nobody; and what may be looked for.
-_OPAQUE = (
-    Tracer,
-    jax.Array,
-    jax.Ref,
-    *_WEAK,
-    *weakref.ProxyTypes,
-    *CACHED,
-    np.ndarray,
-    types.BuiltinFunctionType,
-    Copied,
-)
+_OPAQUE = (Tracer, jax.Array, jax.Ref, np.ndarray, types.BuiltinFunctionType, Copied)
+_OPAQUE += (*_WEAK, *weakref.ProxyTypes, *CACHED)
 # These do not count towards the budget: a trace of the call would have to run them anyway.
 _CODE = {_FUNCTION, _CELL, types.MethodType, functools.partial}
 
@@ -86,12 +77,18 @@ class Reached:
     # These, and all objects that lead to one, with how each is copied.
     way: dict[Id, Kind | None]
     functions: list[types.FunctionType]  # that were visited, and have variables
+    mutable: list[Object]  # what else was visited and may be changed: containers, objects
     assigned: dict[Id, str]  # the variables to which these assign: cells, with their names
     # Why the values cannot be copied around others; "" if they can be.
     obstacle: str
     is_complete: bool  # False if the visit was given up
     # An object, and the ids of those that hold it. As it has the objects, no id is used twice.
     visited: dict[Id, list[Object]]
+
+    @property
+    def is_copied(self) -> bool:
+        """Return whether all objects on the way are copied. Always, if there is no obstacle."""
+        return all(kind is not None or k in self.captured for k, kind in self.way.items())
 
     def on_way(self) -> list[Object]:
         """Return the objects that lead to a captured value."""
@@ -118,7 +115,7 @@ def reach(
     look into. If lenient, only too much to visit is an obstacle: what is not copied will be shared,
     and a jitted function will be copied without the `jit`.
     """
-    found = Reached({}, {}, [], {}, "", True, {})
+    found = Reached({}, {}, [], [], {}, "", True, {})
     visited, way = found.visited, found.way
     tables: list[tuple[Id, list[Object]]] = []  # with those of their keys that may lead to a tracer
     waiting: list[tuple[Id, Iterable[Object]]] = [(0, values)]  # what these objects hold
@@ -149,9 +146,13 @@ def reach(
             if cls is _FUNCTION and value.__closure__:
                 found.functions.append(value)
                 found.assigned |= assigned_by(value)
+            elif cls is types.GeneratorType:
+                found.assigned |= _own_variables(value)
             elif key in found.assigned and is_below(content_of(value)):
                 continue
             more = (list_held or _held)(value, budget)
+            if more is not None and not (cls in _CODE or cls is tuple or issubclass(cls, Copied)):
+                found.mutable.append(value)
             if more is None or budget < 0:
                 found.obstacle, found.is_complete = TOO_MUCH, False
                 return found
@@ -206,6 +207,16 @@ def assigned_by(f: types.FunctionType) -> dict[Id, str]:
     return {id(cell): name for name, cell in cells if name in names}
 
 
+def constants_of(f: types.FunctionType) -> list[Object]:
+    """Return its defaults, and what outer and global variables hold, but those it assigns to."""
+    code, assigned = f.__code__, assigned_by(f)
+    stored = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL"}
+    names = [name for name in code.co_names if name in f.__globals__ and name not in stored]
+    cells = [cell for cell in f.__closure__ or () if id(cell) not in assigned]
+    variables = [*map(f.__globals__.__getitem__, names), *map(content_of, cells)]
+    return [*variables, *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
+
+
 @functools.cache
 def _assigned(code: types.CodeType) -> frozenset[str]:
     """Return the variables of outer scopes to which a function, or one inside it, assigns."""
@@ -213,6 +224,14 @@ def _assigned(code: types.CodeType) -> frozenset[str]:
     names = {i.argval for i in dis.get_instructions(code) if i.opname in stores}
     inner = [_assigned(c) for c in code.co_consts if isinstance(c, types.CodeType)]
     return frozenset(names.union(*inner).intersection(code.co_freevars))
+
+
+def _own_variables(generator: Object) -> dict[Id, str]:
+    """Return the cells of a generator that waits, without those of outer scopes: they are live."""
+    held = gc.get_referents(generator)
+    functions = [f for f in held if type(f) is _FUNCTION and f.__code__ is generator.gi_code]
+    outer = {id(cell) for f in functions for cell in f.__closure__ or ()}
+    return {id(c): "" for c in held if type(c) is _CELL and id(c) not in outer}
 
 
 def is_leaf(value: Object, cls: type) -> bool:
@@ -240,7 +259,7 @@ def _held_by_container(value: Object, most: int) -> Held:
         return _sifted(most, value)
     # Python does not track a dict of numbers and strings (up to 3.13); nor a small one that shows
     # the attributes of an object, whatever they are.
-    if len(value) > _MANY and not gc.is_tracked(value):
+    if len(value) > _FEW and not gc.is_tracked(value):
         return ()
     return _sifted(most, value, value.values())
 
@@ -261,7 +280,7 @@ def _sifted(most: int, *parts: Collection[Object]) -> Held:
             held += part
         elif others:
             held += [v for v in part if type(v) not in _INERT]
-    if len(held) > _MANY:
+    if len(held) > _FEW:
         some = [held[i : i + _MANY] for i in range(0, len(held), _MANY)]
         held = [v for values in some if not _are_inert(values) for v in values]
     return held if len(held) <= most else None

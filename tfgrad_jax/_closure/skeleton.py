@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tfgrad_jax._jax.types import Inert
+from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.source import describe
 
-from .assigned import Watched, around
-from .objects import Filler, Kind, Label, Maker, Object
+from .assigned import around
+from .objects import Filler, Kind, Label, Maker, Object, Watched, content_of
 from .reach import Id, Reached, reach
-from .snapshot import Snapshot
+from .snapshot import Owned, Snapshot
 
 Place: TypeAlias = int  # of an object, in the one list of those that a skeleton knows
 
@@ -87,6 +89,7 @@ def hoist_tracers(
     *,
     also: Sequence[Object] = (),
     runs_now: bool = False,
+    owned: Owned | None = None,
 ) -> tuple[Skeleton, list[Object]]:
     """Remove the tracers from values that have no obstacle: return a skeleton, and the tracers.
 
@@ -95,36 +98,59 @@ def hoist_tracers(
     copied; the copies then share that object with the originals.
 
     Nothing may be assigned to the copies. If a list of `watched` objects is given, this holds only
-    for these objects and their copies. The code in the values runs later, unless it `runs_now`.
+    for these objects and their copies. The code in the values runs later, unless it `runs_now`: on
+    what they hold now. What the user `owned` it reads when it runs.
     """
     reached = reached or reach(values)
-    plan = _Plan(reached, watched, Snapshot(reached, runs_now))
+    plan = _Plan(reached, watched, owned or dict, Snapshot(reached, runs_now, owned))
     return plan.skeleton(values, also), plan.removed
 
 
-def frozen(values: Sequence[Object], contents: Mapping[Id, Object]) -> Sequence[Object]:
-    """Return values whose functions read these contents, by the ids of the cells of variables."""
-    if not contents:
+def frozen(values: Sequence[Object], changed: Sequence[Watched]) -> Sequence[Object]:
+    """Return values that lead to what has changed as it was: they are copied around that."""
+    if not changed:
         return values
-    every = [*values, *contents.values()]  # what a variable held may read others
-    found = reach(every, lambda _: False, variables=contents, lenient=True)
-    skeleton, cells = hoist_tracers(every, found)
-    new = {id(cell): types.CellType() for cell in cells}
+    held = [v for w in changed for v in w.contents.values()]  # it may lead to what has changed, too
+    before = {id(w.value): w for w in changed}
+    found = reach([*values, *held], lambda _: False, variables=before, lenient=True)
+    for key, kind in found.way.items():
+        if kind is None and key not in found.captured:
+            through = found.visited[key][0]
+            raise errors.changed_behind(_variable_of(found, changed), type(through).__qualname__)
+    skeleton, originals = hoist_tracers([*values, *held], found)
+    new = {id(v): before[id(v)].kind.maker(v)() for v in originals}
     copies, _ = skeleton.copies(list(new.values()))
-    for key, content in zip(contents, copies[len(values) :], strict=True):
-        if key in new:
-            new[key].cell_contents = content
+    rest = iter(copies[len(values) :])
+    for w in changed:
+        contents = {label: next(rest) for label in w.contents}
+        if id(w.value) in new and contents and w.kind.fill is not None:
+            w.kind.fill(new[id(w.value)], contents)
     return copies[: len(values)]
+
+
+def _variable_of(found: Reached, changed: Sequence[Watched]) -> tuple[str, str]:
+    """Return the name of a variable that has changed, or that holds what has; and its function."""
+    values = {id(w.value) for w in changed}
+    for f in found.functions:
+        for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+            if id(cell) in values or id(content_of(cell)) in values:
+                return name, describe(f)
+    return "", ""
 
 
 class _Plan:
     """The places and the steps of a skeleton, while they are found."""
 
     def __init__(
-        self, reached: Reached, watched: Sequence[Watched] | None, snapshot: Snapshot
+        self,
+        reached: Reached,
+        watched: Sequence[Watched] | None,
+        owned: Owned,
+        snapshot: Snapshot,
     ) -> None:
         self.removed: list[Object] = []
         self._reached = reached
+        self._owned = owned
         self._snapshot = snapshot
         self._watched = None if watched is None else {id(w.value): w for w in watched}
         self._shared: list[Object] = []
@@ -149,11 +175,13 @@ class _Plan:
         return Skeleton(self._shared, self._of_removed, steps, results, shared, self._snapshot)
 
     def _is_watched(self, value: Object) -> bool:
-        if self._watched is not None:
-            return id(value) in self._watched
         # Only code that assigns to a variable can change it, and such code is known. So a call of a
         # plain closure, which most are, is not looked at again.
-        return type(value) is not types.CellType or id(value) in self._reached.assigned
+        is_assigned = type(value) is types.CellType and id(value) in self._reached.assigned
+        if self._watched is None:
+            return is_assigned or type(value) is not types.CellType
+        # A rule that adds to a `nonlocal` variable has left a tracer there in an earlier call.
+        return id(value) in self._watched or (is_assigned and id(value) in self._owned())
 
     def _place(self, value: Object) -> Place:
         """Return the place of the copy of a value, or of the value itself."""

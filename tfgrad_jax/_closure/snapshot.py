@@ -1,39 +1,92 @@
-"""What the variables of functions held at the call.
+"""What code that runs later reads, as it was left for it.
 
-A rule must see its variables as they were at the call, as it does under `jit`; but a loop, or a
-scope that still runs, may have assigned to them since. (What an object or a dict holds, a rule
-reads when it runs.) Nothing of the user's is written, not even for a while: when 8 threads pulled
-back layers that were made in one loop, 1,229 of 1,600 gradients were wrong. Instead `skeleton.py`
-copies the functions around what the variables held.
+A rule must see its variables as they were when `f` returned, as it does under `jit`; but a loop, or
+a scope that still runs, may have assigned to them since. And what `f` has made for its rule, such
+as a list of activations that the rule pops, must be there in full each time the rule runs. (What
+the user owns, an object or a dict from outside, a rule reads when it runs.)
 
-Variables to which the code itself assigns, such as a counter, are the user's own, and live.
+Nothing of the user's is written, not even for a while: when 8 threads pulled back layers that were
+made in one loop, 1,229 of 1,600 gradients were wrong. Instead the functions that lead to something
+that has changed are copied around what it held.
+
+Variables of an outer scope to which the code itself assigns, such as a counter, are the user's own,
+and live.
 """
 
+import collections
+import functools
 import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
-from .objects import Object, content_of
-from .reach import Id, Reached
+from tfgrad_jax._messages.source import codes_inside
 
-_EMPTY = object()
+from .objects import Kind, Object, Watched, kind_of
+from .reach import Id, Reached, reach
+
+# What the user holds, by its ids, each with those that hold it; asked if it is needed.
+Owned: TypeAlias = Callable[[], Mapping[Id, Sequence[Object]]]
+
+_CELL = kind_of(types.CellType(), types.CellType)
+# Where these lead to a tracer, they are not copied, so `kind_of` does not know them.
+_COLLECTIONS: dict[type, Kind] = {
+    set: Kind(
+        lambda value: set,
+        lambda value: (),
+        lambda value: dict(enumerate(value)),
+        lambda new, contents: new.update(contents.values()),
+    ),
+    collections.deque: Kind(
+        lambda value: functools.partial(collections.deque, maxlen=value.maxlen),
+        lambda value: (),
+        lambda value: dict(enumerate(value)),
+        lambda new, contents: new.extend(contents.values()),
+    ),
+}
+
+
+def owned_by(held: Object) -> Mapping[Id, Sequence[Object]]:
+    """Return all that a call holds, and what the globals lead to that its code names.
+
+    (`f` may take a global log into a variable. A rule that appends to it did not make it.)
+    """
+    visited = reach([held], lenient=True).visited
+    functions = [v for v, *_ in visited.values() if type(v) is types.FunctionType]
+    named = {
+        name: f.__globals__[name]
+        for f in functions
+        for code in (f.__code__, *codes_inside(f.__code__))
+        for name in code.co_names
+        if name in f.__globals__
+    }
+    return visited | reach(list(named.values()), lenient=True).visited
 
 
 class Snapshot:
-    """What the variables of functions that lead to no tracer hold now, by the ids of their cells.
+    """What code reads that leads to no tracer, as it is now.
+
+    These are the variables of functions; and if it is known what the user `owned`, what `f` has
+    made: all other containers and objects, and variables to which the code assigns.
 
     What code reads that `runs_now` cannot change before. Then nothing is held: the call of a layer
     would keep the batch that its callback reads alive, as long as the gradient is not computed.
     """
 
-    def __init__(self, reached: Reached, runs_now: bool = False) -> None:
-        self._held: dict[Id, tuple[types.CellType, Object]] = {}
-        for f in () if runs_now else reached.functions:
-            for cell in f.__closure__ or ():
-                key, content = id(cell), content_of(cell, _EMPTY)
-                # A variable that is not assigned yet has its value later.
-                if content is not _EMPTY and key not in reached.way and key not in reached.assigned:
-                    self._held[key] = cell, content
+    def __init__(
+        self, reached: Reached, runs_now: bool = False, owned: Owned | None = None
+    ) -> None:
+        cells = {id(c): c for f in reached.functions for c in f.__closure__ or ()}
+        noted = [(c, _CELL) for key, c in cells.items() if key not in reached.assigned]
+        live = [*reached.mutable, *(c for key, c in cells.items() if key in reached.assigned)]
+        if owned is not None and live:
+            users = owned()
+            made = [(v, type(v)) for v in live if id(v) not in users]
+            noted += [(v, _COLLECTIONS.get(cls) or kind_of(v, cls)) for v, cls in made]
+        every = [(v, kind) for v, kind in noted if kind is not None and id(v) not in reached.way]
+        found = [] if runs_now else [Watched(v, kind, kind.contents(v)) for v, kind in every]
+        # A variable that is not assigned yet has its value later.
+        self._held = [w for w in found if w.contents or w.kind is not _CELL]
 
-    def changed(self) -> dict[Id, Object]:
-        """Return what those variables held that hold something else now."""
-        pairs = self._held.items()
-        return {key: c for key, (cell, c) in pairs if content_of(cell, _EMPTY) is not c}
+    def changed(self) -> Sequence[Watched]:
+        """Return what holds something else now, with what it held."""
+        return [w for w in self._held if w.is_changed()]

@@ -1,10 +1,11 @@
 """Trace a function, to get its captured values in a list, and to see what its results use."""
 
+import contextlib
 import contextvars
 import functools
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -12,10 +13,13 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.tree_util import tree_structure, tree_unflatten
 
 from tfgrad_jax._jax.jaxpr import dependence, evaluate, in_order_of_use, without_consts
+from tfgrad_jax._jax.reasons import Why, noting
 from tfgrad_jax._jax.trace import at_once
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
+
+from .reach import Id
 
 # Python's recursion limit allows fewer than twice as many nested traces.
 _DEEP = 20
@@ -38,11 +42,13 @@ class Traced(NamedTuple):
     aside: Any  # what it returned besides arrays
     closed: ClosedJaxpr
 
-    def uses(self, results: int) -> Uses:
-        """Return how the first so many results use the constants and then the arguments."""
-        jaxpr = without_consts(self.closed)
-        mask = functools.reduce(operator.or_, dependence(jaxpr)[:results], 0)
-        relevant = {v: i for i, v in enumerate(jaxpr.invars) if mask >> i & 1}
+    def uses(self, results: int, differentiable: bool = False) -> Uses:
+        """Return how the first so many results use the constants and then the arguments.
+
+        If `differentiable`, a use in a comparison does not count, since it has no derivative.
+        """
+        jaxpr, used = without_consts(self.closed), self.used(range(results), differentiable)
+        relevant = {v: i for i, v in enumerate(jaxpr.invars) if i in used}
         uses: Uses = {}
         for eqn in jaxpr.eqns:
             for atom in in_order_of_use(eqn):
@@ -50,6 +56,12 @@ class Traced(NamedTuple):
                     # Not the equation: it may hold values.
                     uses.setdefault(relevant[atom], eqn.source_info)
         return uses | {i: None for i in relevant.values() if i not in uses}
+
+    def used(self, results: Iterable[int], differentiable: bool = False) -> set[int]:
+        """Return on which constants and then arguments these results depend."""
+        masks = dependence(jaxpr := without_consts(self.closed), differentiable)
+        mask = functools.reduce(operator.or_, (masks[i] for i in results), 0)
+        return {i for i in range(len(jaxpr.invars)) if mask >> i & 1}
 
     def reads(self) -> list[bool]:
         """Return for each argument whether the jaxpr reads it."""
@@ -64,26 +76,30 @@ def traced(
     source: Source | None = None,
     names: Sequence[str] = (),
     outside: bool = False,
+    why: Why = None,
+    stopped: Mapping[Id, Leaf] | None = None,
 ) -> Traced:
     """Trace a function of arrays, which returns a pair: arrays, and anything else.
 
     Eagerly, operations on values run at once, so no tracer gets into a cache of constants. If
-    tracers `outside` count as values, only what depends on the arguments is recorded.
+    tracers `outside` count as values, only what depends on the arguments is recorded. Constants
+    that were `stopped` belong to tracers, without their derivatives; then everything is recorded.
 
-    JAX's own errors show the name and the line of `source`, and these names of the arguments.
+    JAX's own errors show the name and the line of `source`, and these names of the arguments. Our
+    note says `why` it is traced, if a value is needed.
     Raises `RecursionError` if `f` calls itself, and is traced within itself so many times.
     """
     outer, code = _tracing.get(), source and source.code
     if code is not None and outer.count(code) == _DEEP:
         raise errors.endless(source)
 
-    aside, context = None, at_once(outside)
+    aside, context = None, contextlib.nullcontext if stopped else at_once(outside)
 
     def run(*args: Leaf) -> PyTree:  # a new function at each call: JAX caches no trace of it
         # Not as a static part of the result: JAX keeps the structures of thousands of results, and
         # each call of a jitted function left ten objects there.
         nonlocal aside
-        with context():
+        with noting(why), context():
             arrays, aside = f(*args)
         return arrays
 
@@ -94,8 +110,12 @@ def traced(
     finally:
         _tracing.reset(token)
     jaxpr, treedef = without_consts(closed), tree_structure(arrays)
+    stopped = stopped or {}
+    places = [i for i, c in enumerate(closed.consts) if id(c) in stopped]
 
     def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:
+        if places:
+            consts = [jax.lax.stop_gradient(c) if i in places else c for i, c in enumerate(consts)]
         return tree_unflatten(treedef, evaluate(jaxpr, *consts, *args))
 
-    return Traced(evaluated, list(closed.consts), aside, closed)
+    return Traced(evaluated, [stopped.get(id(c), c) for c in closed.consts], aside, closed)

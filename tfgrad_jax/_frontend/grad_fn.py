@@ -9,9 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -22,22 +20,20 @@ from tfgrad_jax._jax.compat import summed_over, varying
 from tfgrad_jax._jax.types import AnyFunction, Cotangents, Inert, Leaf, PyTree, Spec, is_array
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.runs import explain_rule, explain_run
-from tfgrad_jax._messages.source import Source, Where, is_within
+from tfgrad_jax._messages.source import Source, Where
 from tfgrad_jax._messages.text import kind_of
 
 from .returned import gradients as read_gradients
-from .returned import read
-from .signature import accepts_variables, names_upstreams, requires_variables
+from .returned import is_pair
+from .signature import accepts_variables, requires_variables, upstream_names
 from .structure import Layout, Outputs, conjugate, split
+from .within import Within, enter, leave
 
 Arguments: TypeAlias = Sequence[PyTree]
 Keywords: TypeAlias = Mapping[str, PyTree]
 Pair: TypeAlias = tuple[PyTree, AnyFunction]  # `(y, grad_fn)`
 
 _PLAIN = (jax.Array, int, float, complex)
-_rules: ContextVar[tuple[types.CodeType, ...]] = ContextVar(
-    "the code of the rules that are running", default=()
-)
 
 
 def checked_pair(f: AnyFunction, result: Any) -> Pair:
@@ -70,7 +66,7 @@ def primal_value(source: Source, primal: AnyFunction, args: Arguments, kwargs: K
 class Variables(NamedTuple):
     """What `grad_fn` gets as `variables=`, and how to read its gradients for them."""
 
-    constants: Sequence[Leaf]  # the leaves that JAX is not tracing
+    constants: Sequence[PyTree]  # what JAX is not tracing
     layout: Layout
     declared: bool = True
 
@@ -85,16 +81,10 @@ class Variables(NamedTuple):
         """Return a list of undeclared variables, of these types in the forward pass."""
         layout = Layout(tree_structure(([*values],)), values, ("variables",))
         # All are being differentiated, so each gets a gradient, even if its value is concrete.
-        layout.operands, layout.differentiable = range(len(specs)), [True] * len(specs)
+        layout.operands = layout.holes = list(range(len(specs)))
+        layout.differentiable = [True] * len(specs)
         layout.specs = [*specs]
         return cls([None] * len(specs), layout, declared=False)
-
-    def has_values(self) -> bool:
-        """Return whether there is an array or a number among them, or nothing at all."""
-        return not self.constants or any(
-            s is not None or isinstance(c, _PLAIN)
-            for s, c in zip(self.layout.specs, self.constants, strict=True)
-        )
 
     def value(self, traced: Sequence[Leaf]) -> PyTree:
         return self.layout.join(self.constants, traced)[0]
@@ -103,31 +93,56 @@ class Variables(NamedTuple):
 NO_VARIABLES = Variables.of([])[0]
 
 
-# What code holds besides its operands, in a list that can be copied around other tracers. The code
-# that gets it holds no values itself: JAX may keep it. Of a call, as the user wrote it: `f`,
-# `primal`, the leaves of the inputs (None in the places of operands), keyword-only arguments with
-# **kwargs, and what a method is bound to. Of a call that was traced: what `_call/transparent.py`
-# lists. Of a rule: the `grad_fn`.
-Held: TypeAlias = Sequence[Any]
+class Held(NamedTuple):
+    """What a call holds, as the user wrote it. The code that gets it holds no values: JAX keeps it.
+
+    `_closure` copies it around other tracers.
+    """
+
+    f: AnyFunction
+    primal: AnyFunction | None
+    inputs: Sequence[PyTree]  # the constants among them; once `filled`, all
+    keywords: Keywords  # keyword-only arguments and **kwargs
+    bound_to: Sequence[object]  # `self` of a method
+
+    def filled(self, layout: Layout, operands: Sequence[Leaf]) -> "Held":
+        return self._replace(inputs=layout.join(self.inputs, operands))
+
+
+class HeldByTrace(NamedTuple):
+    """What a call holds that was traced: what its jaxprs read."""
+
+    consts: Sequence[Leaf]
+    refs: Sequence[Leaf]  # of the rule
+    of_primal: Sequence[Leaf] = ()
+    inputs: Sequence[Leaf] = ()
+
+    def filled(self, layout: Layout, operands: Sequence[Leaf]) -> "HeldByTrace":
+        return self._replace(inputs=operands)
+
+
+# What a rule holds: the user's `grad_fn`, or what its jaxpr reads.
+HeldByRule: TypeAlias = Any
 
 # What a rule holds, cotangents, the variables, the values of those that JAX is tracing -> the
 # gradients of the operands, and then of these values.
 Gradients: TypeAlias = Callable[
-    [Held, Cotangents, Variables | None, Sequence[Leaf]], list[Leaf | None]
+    [HeldByRule, Cotangents, Variables | None, Sequence[Leaf]], list[Leaf | None]
 ]
 # Of `f`: the leaves of `y`, as arrays, their structure, and its rule.
 Result: TypeAlias = tuple[list[Leaf], Outputs, "GradFn"]
-Apply: TypeAlias = Callable[[Held, Sequence[Leaf]], Result]  # of operands: runs `f`
-Primal: TypeAlias = Callable[[Held, Sequence[Leaf]], PyTree]  # of operands: `y` alone
+Apply: TypeAlias = Callable[[Any], Result]  # of what a call holds, filled: runs `f`
+Primal: TypeAlias = Callable[[Any], PyTree]  # of the same: `y` alone
 
 
 class GradFn(NamedTuple):
     """A `grad_fn` that `f` returned."""
 
     gradients: Gradients  # runs it
-    held: Held
+    held: HeldByRule
     accepts_variables: bool
     source: Source
+    y: Leaf = None  # the only output, as `f` returned it: the rule may hold it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,84 +153,96 @@ class CallSpec(Inert):
     inputs: Layout
     named: Sequence[str]  # the names of the last inputs, if these are passed by name
     convention: str
-    in_rule: bool = False  # whether `f` is written inside a rule
+    within: Within
 
-    def value(self, held: Held, operands: Sequence[Leaf]) -> PyTree:
+    def value(self, held: Held) -> PyTree:
         """Return `y` alone, as `f` computes it."""
-        f, *_ = held
-        y, _ = self._pair(f, *self._arguments(held, operands))
-        return checked_outputs(f, y)
+        y, _ = self._pair(held.f, *self._arguments(held))
+        return checked_outputs(held.f, y)
 
-    def primal(self, held: Held, operands: Sequence[Leaf]) -> PyTree:
+    def primal(self, held: Held) -> PyTree:
         """Return `y` alone, as a `primal` computes it."""
-        _, primal, *_ = held
-        return primal_value(self.source, primal, *self._arguments(held, operands))
+        assert held.primal is not None
+        return primal_value(self.source, held.primal, *self._arguments(held))
 
-    def apply(self, held: Held, operands: Sequence[Leaf]) -> Result:
+    def apply(self, held: Held) -> Result:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
-        f, *_ = held
-        y, grad_fn = self._pair(f, *self._arguments(held, operands))
-        leaves, treedef = tree_flatten(checked_outputs(f, y))
-        leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
+        y, grad_fn = self._pair(held.f, *self._arguments(held))
+        returned, treedef = tree_flatten(checked_outputs(held.f, y))
+        leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in returned]
         outputs = Outputs(y, leaves, treedef, self.convention)
         gradients = functools.partial(self.gradients, outputs)
-        accepts = accepts_variables(grad_fn)
-        return leaves, outputs, GradFn(gradients, [grad_fn], accepts, Source.of(grad_fn))
+        accepts, source = accepts_variables(grad_fn), Source.of(grad_fn)
+        rule = GradFn(gradients, grad_fn, accepts, source, outputs.only(returned))
+        return leaves, outputs, rule
 
     def _pair(self, f: AnyFunction, args: Arguments, keywords: Keywords) -> Pair:
         # If `f` is written in a rule, so are the functions that are decorated in it.
-        within = _running(f) if self.in_rule else contextlib.nullcontext()
+        token = enter(f, Within.RULE if self.within is Within.RULE else Within.FUNCTION)
         try:
-            with within:
-                return checked_pair(f, f(*args, **keywords))
+            return checked_pair(f, f(*args, **keywords))
         except Exception as error:
             explain_run(error, self.source)
             raise
+        finally:
+            leave(token)
 
-    def _arguments(self, held: Held, operands: Sequence[Leaf]) -> tuple[Arguments, Keywords]:
-        _, _, constants, keywords, *bound_to = held
-        values = [*bound_to, *self.inputs.join(constants, operands)]
+    def _arguments(self, held: Held) -> tuple[Arguments, Keywords]:
+        values = [*held.bound_to, *held.inputs]
         first = len(values) - len(self.named)
         named = dict(zip(self.named, values[first:], strict=True))
-        return values[:first], {**named, **keywords}
+        return values[:first], {**named, **held.keywords}
 
     def gradients(
         self,
         outputs: Outputs,
-        held: Held,
+        grad_fn: HeldByRule,
         cotangents: Cotangents,
         variables: Variables | None,
         traced: Sequence[Leaf],
     ) -> list[Leaf | None]:
         """Run a rule; return the gradients of the operands, then those of the traced variables."""
-        (grad_fn,) = held
         upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)
-        if (orders := outputs.swappable()) and names_upstreams(grad_fn):
+        if (orders := outputs.swappable()) and len(upstream_names(grad_fn) or ()) > 1:
             gradient_errors.warn_of_upstreams(where, *orders)
         if variables is None and requires_variables(grad_fn):
             variables = NO_VARIABLES
         keywords = {} if variables is None else {"variables": variables.value(traced)}
-        mirrored = self.convention == "tf"
-        arity = functools.partial(gradient_errors.wrong_arity, where, len(upstreams), mirrored)
+
+        def misfit(error: TypeError) -> TypeError:
+            count, names = len(upstreams), upstream_names(grad_fn)
+            if keywords and not accepts_variables(grad_fn):
+                return gradient_errors.takes_no_variables(where, (names or [])[count:])
+            by_leaf, more = (
+                count if self.convention == "tf" else None,
+                ", variables" * len(keywords),
+            )
+            return gradient_errors.wrong_arity(where, by_leaf, names, more, error)
+
+        token = enter(grad_fn, Within.RULE)
         try:
-            with _running(grad_fn):
-                result = _called(grad_fn, upstreams, keywords, arity)
+            result = _called(grad_fn, upstreams, keywords, misfit)
         except Exception as error:
             explain_rule(error, where, not keywords and accepts_variables(grad_fn))
             raise
+        finally:
+            leave(token)
         return self._read(variables, result, where)
 
     def _read(self, variables: Variables | None, result: PyTree, where: Where) -> list[Leaf | None]:
         """Return the gradients of the operands, then of the traced variables."""
-        is_pair = isinstance(result, (tuple, list)) and len(result) == 2
+        are_two = isinstance(result, (tuple, list)) and len(result) == 2
         if variables is None:
             if result is None and any(self.inputs.differentiable):
                 gradient_errors.warn_of_bare_none(where, self.inputs.names)
-            if is_pair and accepts_variables(where.grad_fn) and read(self.inputs, result) is None:
+            if are_two and accepts_variables(where.grad_fn) and is_pair(self.inputs, result):
                 result = result[0]  # no variable is differentiated
             return self._finished(self.inputs, result, where)
-        if not is_pair:
-            raise gradient_errors.no_variable_pair(where, kind_of(result))
+        if not are_two:
+            written = map(gradient_errors.written_out, (self.inputs, variables.layout))
+            if variables is NO_VARIABLES:
+                raise gradient_errors.needless_variables(where, kind_of(result), *written)
+            raise gradient_errors.no_variable_pair(where, kind_of(result), *written)
         gradients = self._finished(self.inputs, result[0], where)
         if any(s is not None for s in variables.layout.specs):
             where = where._replace(of="variable" if variables.declared else "undeclared variable")
@@ -246,13 +273,14 @@ class Call:
     spec: CallSpec
     apply: Apply
     primal: Primal | None  # by other code than `f`
-    held: Held
+    held: Held | HeldByTrace
     operands: list[Leaf]  # the leaves of the inputs that JAX is tracing
     variables: PyTree  # None, "autodiff" or the declared pytree
 
     def value(self) -> PyTree:
-        """Return `y`, where nothing can be differentiated."""
-        return (self.primal or self.spec.value)(self.held, self.operands)
+        """Return `y`, where nothing can be differentiated, of a call that was not traced."""
+        run: Primal = self.primal or self.spec.value
+        return run(self.held.filled(self.spec.inputs, self.operands))
 
     @property
     def autodiff(self) -> bool:
@@ -268,35 +296,10 @@ class Call:
         """Return the declared variables, and those that JAX is tracing; raise without any array."""
         if self.variables is None or self.autodiff:
             return None, []
-        variables, traced = Variables.of(self.variables)
-        if not variables.has_values():
-            raise errors.no_array_among_variables(self.spec.source, variables.constants[0])
-        return variables, traced
-
-
-@contextlib.contextmanager
-def _running(rule: AnyFunction) -> Iterator[None]:
-    """Run a rule: functions that are written inside it and decorated now are inside a rule.
-
-    A decorated function that is a rule, such as an operator that is its own, is an ordinary one.
-    """
-    # TensorFlow's documented `op_with_fused_backprop` depends on it: what a decorated function in a
-    # rule closes over is constant for it. "In" is meant as written, not as called; but no code says
-    # where it is written. So the rule that runs is noted here, and `is_written_in_rule` asks once,
-    # when a function is decorated. Nothing else reads the note, so no cache of `jit` depends on it.
-    while isinstance(rule, functools.partial):
-        rule = rule.func
-    code = getattr(rule, "__code__", None)
-    token = _rules.set((*_rules.get(), code) if code else _rules.get())
-    try:
-        yield
-    finally:
-        _rules.reset(token)
-
-
-def is_written_in_rule(source: Source) -> bool:
-    """Return whether a function that is being decorated is written inside a running rule."""
-    return any(is_within(rule, source.code) for rule in _rules.get())
+        leaves = tree_leaves(self.variables)
+        if leaves and not any(is_array(v) or isinstance(v, _PLAIN) for v in leaves):
+            raise errors.no_array_among_variables(self.spec.source, leaves[0])
+        return Variables.of(self.variables)
 
 
 def _called(

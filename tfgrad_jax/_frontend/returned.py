@@ -1,11 +1,13 @@
 """Read the gradients that a rule returned: which form they have, and whether they are right.
 
-`FORMS` lists the accepted forms; the first that fits wins. `gradients` reads a result, checks each
-gradient against its leaf, and returns those of the operands.
+The accepted forms are `structured` and `flat`; those that fit must agree. `gradients` reads a
+result, checks each gradient against its leaf, and returns those of the operands.
 """
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,120 +19,133 @@ from jax.tree_util import PyTreeDef, all_leaves, tree_flatten, tree_leaves, tree
 from tfgrad_jax._jax.compat import NUMPY, Sharding, explicit_sharding, tangent_dtype
 from tfgrad_jax._jax.types import LeafIndex, is_kind
 from tfgrad_jax._messages import gradient_errors
-from tfgrad_jax._messages.source import Where
-from tfgrad_jax._messages.text import tree_of
+from tfgrad_jax._messages.gradient_errors import written_out
+from tfgrad_jax._messages.source import Source, Where
+from tfgrad_jax._messages.tracebacks import is_written_here
 
-from .structure import Layout
+from .structure import NONE, OMITTED, STATIC, Layout, Place, are_in_a_dict
 
 Returned: TypeAlias = Any  # what a rule returned: a pytree of gradients, in one of the forms
 Gradient: TypeAlias = Any  # an array, a number, or None for no gradient
 
-_LEAF = tree_structure(0)
+_LEAF, _NONE = tree_structure(0), tree_structure(None)
 
 
 class Reading(NamedTuple):
     """The gradients of all leaves, as a form reads them."""
 
-    gradients: list[Gradient]
-    listed: Sequence[LeafIndex] = ()  # of a flat list: the leaf of each entry, by order alone
+    gradients: Sequence[Gradient]
+    for_none: Sequence[Gradient] = ()  # what it has for inputs, and fields, that are None
+    in_a_dict: bool = False  # of a flat list: whether only keys of a dict would name its entries
 
 
 # --- the forms ----------------------------------------------------------------------------------
 
 
-def one_array(layout: Layout, result: Returned) -> Reading | None:
-    """`f(x)` returns `dx`. The common case, so it comes first."""
-    only = layout.treedef.children() == [_LEAF]
-    return Reading([result]) if only and not isinstance(result, (list, tuple, dict)) else None
+def structured(layout: Layout, result: Returned) -> Iterator[Reading]:
+    """`f(p)` returns `{"w": dw, "b": db}`, and `f(x, p)` returns `(dx, {"w": dw, "b": db})`.
+
+    `f(x, scale=1.0)`, called as `f(x)`, may return `(dx, dscale)`.
+    """
+    values, parts, omitted = layout.treedef.children(), _listed(result), layout.omitted
+    if len(values) == 1:
+        yield from _matched(layout, values[0], result)
+    yield from _matched(layout, layout.treedef, result)
+    if not omitted or len(parts) != len(values) + len(omitted):
+        return
+    marks = {i: tree_leaves(tree) for i, (_, tree) in omitted.items()}
+    never = [parts[i] for i in omitted if all(-mark & STATIC for mark in marks[i])]
+    if not any(map(_has_gradient, never)):
+        given = [g for i, g in enumerate(parts) if i not in omitted]
+        yield from _matched(layout, layout.treedef, given)
 
 
-def structure_of_the_only_value(layout: Layout, result: Returned) -> Reading | None:
-    """`f(p)` returns `{"w": dw, "b": db}`."""
+def flat(layout: Layout, result: Returned) -> Iterator[Reading]:
+    """`f(x, mode, p)` returns `[dx, None, db, dw]` or `[dx, db, dw]`.
+
+    There may be nothing for what has no gradient: strings, None, defaults that are left out.
+    """
+    parts = _listed(result)
+    if len(parts) < sum(layout.counted()):  # before names are made, which takes long for a model
+        return
+    places = layout.places()
+    present = functools.reduce(operator.or_, (p.kind for p in places), 0)
+    for kinds in range(present + 1):
+        listed = [p for p in places if not p.kind & ~kinds]
+        if kinds & ~present or len(listed) != len(parts) or not all(map(_may_have, listed, parts)):
+            continue
+        given = {p.leaf: g for p, g in zip(listed, parts, strict=True)}
+        gradients = [given.get(i) for i in range(len(layout.specs))]
+        for_none = _where([p.kind == NONE for p in listed], parts)
+        yield Reading(gradients, for_none, are_in_a_dict(listed))
+
+
+def _may_have(place: Place, given: Returned) -> bool:
+    """Return whether an entry of a flat list may be the one for a place."""
+    if place.leaf is None:
+        return not place.kind & STATIC or not _has_gradient(given)
+    is_one = given is None or all_leaves([given])
+    return is_one or (bool(place.kind) and not _has_gradient(given))
+
+
+def read(layout: Layout, result: Returned) -> list[Reading]:
+    """Return the gradients of all leaves, as each form reads them that fits."""
     values = layout.treedef.children()
-    return _as_structured(layout, values[0], result) if len(values) == 1 else None
+    if values == [_LEAF] and not isinstance(result, (list, tuple, dict)):  # the common case
+        return [Reading([result])]
+    found = list(structured(layout, result))
+    # Only a None may stand for several leaves by structure, and for one of them in a list.
+    may_be_both = any(g is None for g in _listed(result)) and any(v != _LEAF for v in values)
+    if found and not may_be_both:
+        return found
+    listed = [r for r in flat(layout, result) if not (found and r.in_a_dict)]
+    return [*found, *([r for r in listed if _in_place(layout, r.gradients)] or listed)]
 
 
-def structure(layout: Layout, result: Returned) -> Reading | None:
-    """`f(x, p)` returns `(dx, {"w": dw, "b": db})`."""
-    return _as_structured(layout, layout.treedef, result)
+def is_pair(layout: Layout, result: Returned) -> bool:
+    """Return whether two values are `(grad_xs, grad_vars)`, and not the gradients of two inputs."""
+    readings = read(layout, result)
+    if not readings:
+        return True
+    return isinstance(result[0], (list, tuple)) and bool(_only_for_none(layout, readings[0]))
 
 
-def one_for_each_leaf(layout: Layout, result: Returned) -> Reading | None:
-    """`f(x, mode, p)` returns `[dx, None, db, dw]`."""
-    flat = _listed(result)
-    nested = [g is not None and not all_leaves([g]) for g in flat]
-    if len(flat) != len(layout.specs) or any(map(_has_gradient, _where(nested, flat))):
-        return None
-    # A tree of None may stand for the inputs, with a None for an omitted default.
-    empty = [n and not tree_leaves(g) for n, g in zip(nested, flat, strict=True)]
-    given = [None if e else g for e, g in zip(empty, flat, strict=True)]
-    return Reading(given, listed=range(len(given)))
-
-
-def one_for_each_gradient(layout: Layout, result: Returned) -> Reading | None:
-    """`f(x, mode, p)` returns `[dx, db, dw]`: nothing for what never has a gradient."""
-    flat, counted = _listed(result), layout.counted()
-    if len(flat) != sum(counted) or not all(g is None or all_leaves([g]) for g in flat):
-        return None
-    rest, listed = iter(flat), [i for i, has in enumerate(counted) if has]
-    return Reading([next(rest) if has else None for has in counted], listed)
-
-
-def with_omitted_defaults(layout: Layout, result: Returned) -> Reading | None:
-    """`f(x, scale=1.0)`, called as `f(x)`, returns `(dx, dscale)`, in any of the other forms."""
-    if layout.full is None:
-        return None
-    full, ours = layout.full
-    reading = read(full, result)
-    others = [i for i, counts in enumerate(full.counted()) if i not in ours and not counts]
-    if reading is None or any(_has_gradient(reading.gradients[i]) for i in others):
-        return None
-    listed = [ours.index(i) for i in reading.listed if i in ours]
-    return Reading([reading.gradients[i] for i in ours], listed)
-
-
-Form: TypeAlias = Callable[[Layout, Returned], Reading | None]  # None: another form may fit
-
-# The first that fits wins. So a list is read by structure before it is read as flat: of `f(p, n)`,
-# whose `p` is a dict of two arrays, `[None, g]` is None for `p` and `g` for `n`.
-FORMS: tuple[Form, ...] = (
-    one_array,
-    structure_of_the_only_value,
-    structure,
-    one_for_each_leaf,
-    one_for_each_gradient,
-    with_omitted_defaults,
-)
-
-
-def read(layout: Layout, result: Returned) -> Reading | None:
-    """Return the gradients of all leaves, or None if the result has no accepted form."""
-    return next((r for form in FORMS if (r := form(layout, result)) is not None), None)
-
-
-def _as_structured(layout: Layout, treedef: PyTreeDef, result: Returned) -> Reading | None:
+def _matched(layout: Layout, treedef: PyTreeDef, result: Returned) -> Iterator[Reading]:
     """Read a result that has a structure.
 
     It does not, if a gradient is in the place of a leaf that has none, such as a callable. Then it
     may have another form, in which this gradient belongs to an array.
     """
     found: list[Gradient] = []
-    if not _match(treedef, result, found):
-        return None
+    for_none: list[Gradient] = []
+    if _match(treedef, result, found, for_none) and _in_place(layout, found):
+        yield Reading(found, for_none)
+
+
+def _in_place(layout: Layout, given: Sequence[Gradient]) -> bool:
+    """Return whether what never has a gradient, such as a string, has none."""
     never = [s is None and not n for s, n in zip(layout.specs, layout.numbers, strict=True)]
-    return None if any(map(_has_gradient, _where(never, found))) else Reading(found)
+    return not any(map(_has_gradient, _where(never, given)))
 
 
-def _match(treedef: PyTreeDef, got: Returned, found: list[Gradient]) -> bool:
-    """Append to `found` the part of `got` for each leaf of `treedef`; False if it does not fit."""
+def _match(
+    treedef: PyTreeDef, got: Returned, found: list[Gradient], for_none: list[Gradient]
+) -> bool:
+    """Append to `found` the part of `got` for each leaf of `treedef`; False if it does not fit.
+
+    What the caller left None has no gradient: whatever `got` has for it goes to `for_none`.
+    """
     if got is None:
         found += [None] * treedef.num_leaves
+        return True
+    if treedef == _NONE:
+        for_none.append(got)
         return True
     if treedef == _LEAF:
         found.append(got)
         return not isinstance(got, (list, tuple, dict))
-    if treedef.num_leaves == 0:
-        return not tree_leaves(got)
+    if treedef.num_leaves == 0 and not tree_leaves(got):
+        return True
     kind, keys = treedef.node_data()
     children = treedef.children()
     if issubclass(kind, (tuple, list)):
@@ -145,7 +160,7 @@ def _match(treedef: PyTreeDef, got: Returned, found: list[Gradient]) -> bool:
         parts = parts if data is not None and data[0] is kind else None
     if parts is None or len(parts) != len(children):
         return False
-    return all(_match(c, p, found) for c, p in zip(children, parts, strict=True))
+    return all(_match(c, p, found, for_none) for c, p in zip(children, parts, strict=True))
 
 
 def _listed(result: Returned) -> list[Gradient]:
@@ -164,19 +179,6 @@ def _has_gradient(value: Any) -> bool:
     )
 
 
-def _may_be_list(layout: Layout, where: Where) -> bool:
-    """Return whether a flat list of gradients is accepted."""
-    return where.of != "variable" or not _has_keys(layout.treedef)
-
-
-def _has_keys(treedef: PyTreeDef) -> bool:
-    """Return whether there is a dict with several keys, which a flat list would not name."""
-    kind, _ = treedef.node_data() or (None, None)
-    children = treedef.children()
-    is_dict = kind is not None and issubclass(kind, dict) and len(children) > 1
-    return is_dict or any(map(_has_keys, children))
-
-
 # --- whether they are right ---------------------------------------------------------------------
 
 
@@ -185,15 +187,23 @@ def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
 
     Gradients for arrays that are not operands are checked, too.
     """
-    reading = read(layout, result)
-    if reading is None:
-        may_be_list = _may_be_list(layout, where)
-        raise gradient_errors.wrong_structure(where, result, layout, may_be_list)
-    if reading.listed and not _may_be_list(layout, where):
-        raise gradient_errors.keys_without_names(where, tree_of(layout.treedef.children()[0]))
+    readings = read(layout, result)
+    if not readings:
+        places = [place for place in layout.places() if not place.kind & OMITTED]
+        needless = [place.name for place in places if place.kind]
+        may_be_list = not are_in_a_dict(places)
+        raise gradient_errors.wrong_structure(where, result, layout, needless, may_be_list)
+    reading, *others = readings
+    # `grad_pass_through` does list gradients in the order of the leaves.
+    if reading.in_a_dict and not is_written_here(Source.of(where.grad_fn).code):
+        raise gradient_errors.keys_without_names(where, written_out(layout))
+    for other in others:
+        pairs = zip(layout.counted(), reading.gradients, other.gradients, strict=True)
+        if differ := [i for i, (counts, a, b) in enumerate(pairs) if counts and a is not b]:
+            path = layout.leaf_paths()[differ[0]]
+            raise gradient_errors.ambiguous(where, path, written_out(layout))
     has = layout.differentiable
-    _check_order(layout, reading, where)
-    _check_places(layout, result, reading.gradients, where)
+    _check_places(layout, result, reading, where)
     given = [g if h else None for h, g in zip(has, reading.gradients, strict=True)]
     for i, gradient in enumerate(given):
         if gradient is not None:
@@ -201,29 +211,9 @@ def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
     return [_cast(given[i], layout.specs[i]) for i in layout.operands]
 
 
-def _check_order(layout: Layout, reading: Reading, where: Where) -> None:
-    """Warn if a flat list is as good in the order in which the keys of a dict were written.
-
-    It is read by sorted keys, as in TensorFlow. If the shapes agree in both orders, a list in the
-    other one trains to a wrong number.
-    """
-    if layout.written is None or not reading.listed:
-        return
-    listed, written = reading.listed, [i for i in layout.written if i in reading.listed]
-    moved = [(i, w) for i, w in zip(listed, written, strict=True) if i != w]
-    if all(reading.gradients[i] is None for i, _ in moved):
-        return
-    if all(layout.shape(i) == layout.shape(w) for i, w in moved):
-        paths = layout.leaf_paths()
-        read, other = ([paths[k] for k in order] for order in zip(*moved, strict=True))
-        gradient_errors.warn_of_order(where, read, other)
-
-
-def _check_places(
-    layout: Layout, result: Returned, given: Sequence[Gradient], where: Where
-) -> None:
+def _check_places(layout: Layout, result: Returned, reading: Reading, where: Where) -> None:
     """Raise if an array gets None, and what has no gradient gets one that may be the array's."""
-    has = layout.differentiable
+    has, given = layout.differentiable, reading.gradients
     # This may be a flat list for the arrays alone. Then an entry that we have read as the
     # gradient of a number may be meant for an array.
     is_doubtful = (
@@ -238,13 +228,27 @@ def _check_places(
     ]
     if misplaced and any(g is None for g in _where(has, given)):
         raise gradient_errors.gradient_of_no_array(where, layout.leaf_paths()[misplaced[0]])
+    # What is None has no shape of its own. But if it alone gets a gradient, this is for an array.
+    of_operands = ((i, layout.specs[i]) for i in layout.operands if has[i] and given[i] is None)
+    without = {i: spec.shape for i, spec in of_operands if spec is not None}
+    shapes = [g.shape for g in _only_for_none(layout, reading)]
+    if any(shape in shapes for shape in without.values()):
+        nones = "`, `".join(place.name for place in layout.places() if place.kind == NONE)
+        raise gradient_errors.gradient_of_no_array(where, nones)
     # A number may have a gradient: another call may differentiate it. But it is a scalar.
-    for i in [i for i in layout.operands if has[i] and given[i] is None]:
+    for i, own in without.items():
         for k, is_number in enumerate(layout.numbers):
             shape = getattr(given[k], "shape", ()) if is_number and not has[k] else ()
-            if shape and shape == layout.shape(i):
+            if shape and shape == own:
                 paths = layout.leaf_paths()
                 raise gradient_errors.swapped(where, shape, paths[k], paths[i])
+
+
+def _only_for_none(layout: Layout, reading: Reading) -> list[Gradient]:
+    """Return the gradients for what is None, if nothing else has one."""
+    if any(g is not None for g in _where(layout.counted(), reading.gradients)):
+        return []
+    return [g for g in tree_leaves(reading.for_none) if _has_gradient(g)]
 
 
 def _check(layout: Layout, leaf: LeafIndex, given: Sequence[Gradient], where: Where) -> None:
@@ -295,6 +299,8 @@ def _cast(gradient: Gradient, expected: Any) -> Gradient:
     if gradient is None:
         return None
     dtype = tangent_dtype(expected.dtype)
+    if isinstance(gradient, NUMPY):  # a copy: the rule may write to it again, and JAX may share it
+        return jnp.array(gradient, dtype)
     if getattr(gradient, "dtype", None) == dtype:  # the common case
         return gradient
     return lax.convert_element_type(gradient, dtype)

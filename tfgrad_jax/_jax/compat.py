@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -16,32 +17,28 @@ from jax.interpreters import ad, partial_eval
 _REF: Any = jax.Ref
 # The tracers of a function that JAX linearizes or transposes.
 LINEARIZED = partial_eval.JaxprTracer
+# JAX's code that differentiates operations, and that which runs an operation under a trace.
+DIFFERENTIATES, BINDS = inspect.getfile(ad.JVPTrace), inspect.getfile(extend.Primitive.bind)
 # Whether the derivative of a scan keeps the custom_jvp of what the scan calls. Before JAX 0.12, the
 # second derivative drops it and differentiates the function below.
 KEEPS_CUSTOM_JVP = jax.__version_info__ >= (0, 12)
-# JAX has a class of its own for the NumPy arrays that it finds while it traces. User code sees it:
-# the result of `stop_gradient` may have it. In JAX 0.8 it is no subclass of `np.ndarray`. Remove
-# when the oldest supported JAX has one that is. Which part of a jaxpr has it depends on a flag.
-_OF_NUMPY: Any = jax.make_jaxpr(lambda: np.zeros(1))()
-_LITERAL = type(_OF_NUMPY.consts[0] if _OF_NUMPY.consts else _OF_NUMPY.jaxpr.outvars[0].val)
-NUMPY = (np.ndarray, np.generic, _LITERAL)
+NUMPY = (np.ndarray, np.generic)
 
 
-def core_name(name: str) -> Any:
-    """Return the function of JAX with this name, or None."""
-    # In `jax.core` before JAX 0.9. Remove when that is the oldest supported.
-    found = getattr(extend, name, None)
-    return getattr(jax.core, name, None) if found is None else found
+def value_in(tracer: Any) -> Any:
+    """Return what `stop_gradient` makes of a tracer of forward mode: the value in it.
 
-
-_to_tangent_dtype = core_name("primal_dtype_to_tangent_dtype")
-_unmapped_type = core_name("unmapped_aval")
+    JAX takes it out in Python, where no trace sees it. Of other tracers, return them.
+    """
+    while isinstance(tracer, ad.JVPTracer):
+        tracer = tracer.primal
+    return tracer
 
 
 @functools.cache
 def tangent_dtype(dtype: Any) -> Any:
     """Return the dtype of derivatives of values of a dtype: float0 where there are none."""
-    return _to_tangent_dtype(dtype)
+    return extend.primal_dtype_to_tangent_dtype(dtype)
 
 
 def tangent_type(value: Any) -> Any:
@@ -51,9 +48,7 @@ def tangent_type(value: Any) -> Any:
 
 def cotangent_type(value: Any) -> Any:
     """Return the type of the cotangents of a value."""
-    aval = jax.typeof(value)
-    # JAX 0.8 has one type for both. Remove when 0.9 is the oldest supported.
-    return aval.to_ct_aval() if hasattr(aval, "to_ct_aval") else aval
+    return jax.typeof(value).to_ct_aval()
 
 
 def zeros(aval: Any) -> Any:
@@ -66,7 +61,7 @@ def zeros(aval: Any) -> Any:
 
 def batched_type(aval: Any, axis: Any) -> Any:
     """Return a type with one more axis in front, the axis that `vmap` maps."""
-    return _unmapped_type(axis.size, 0, aval, axis.explicit_mesh_axis)
+    return extend.unmapped_aval(axis.size, 0, aval, axis.explicit_mesh_axis)
 
 
 def can_transpose(primitive: Any) -> bool:
@@ -106,10 +101,7 @@ def varying(value: Any) -> frozenset[Any]:
     if not isinstance(value, Tracer):
         return frozenset()
     aval: Any = jax.typeof(value)
-    if hasattr(aval, "manual_axis_type"):
-        return frozenset(aval.manual_axis_type.varying)
-    # The older name. Remove when the oldest supported JAX has `manual_axis_type`.
-    return frozenset(getattr(aval, "vma", ()))
+    return frozenset(aval.manual_axis_type.varying)
 
 
 class Sharding(NamedTuple):
@@ -143,9 +135,7 @@ def explicit_sharding(value: Any) -> Sharding | None:
     if jax.sharding.AxisType.Explicit not in kinds:
         return None
     spec = sharding.spec
-    # JAX 0.8 has no `partitions`, and there a spec is a tuple. Remove when 0.9 is the oldest.
-    partitions = spec.partitions if hasattr(spec, "partitions") else tuple(spec)
-    return Sharding(partitions, frozenset(spec.unreduced), frozenset(spec.reduced))
+    return Sharding(spec.partitions, frozenset(spec.unreduced), frozenset(spec.reduced))
 
 
 def laid_out_as(array: Any, other: Any) -> Any:
@@ -156,7 +146,7 @@ def laid_out_as(array: Any, other: Any) -> Any:
     if explicit_sharding(other) is None:
         return array
     if isinstance(other, Tracer):
-        return jax.sharding.reshard(array, jax.typeof(other).sharding)
+        return jax.reshard(array, jax.typeof(other).sharding)
     return jax.device_put(array, other.sharding)
 
 
@@ -166,7 +156,7 @@ def summed_parts(array: Any) -> Any:
     if by is None or not by.unreduced:
         return array
     whole = jax.sharding.NamedSharding(array.sharding.mesh, jax.P(*by.partitions))
-    return jax.sharding.reshard(array, whole)
+    return jax.reshard(array, whole)
 
 
 def in_mesh_of(values: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:

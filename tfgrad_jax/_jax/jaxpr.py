@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
 
 from .compat import is_ref_type
-from .types import Aval, Eqn, Leaf
+from .types import Aval, Eqn, Leaf, is_differentiable
 
 _V = TypeVar("_V")  # the fact that is followed
 Atom: TypeAlias = Var | Literal
@@ -102,6 +102,9 @@ def _flow(jaxpr: Jaxpr, operands: Iterable[_V], analysis: Analysis[_V]) -> Follo
 class _Dependence:
     """Follow which operands a value depends on."""
 
+    def __init__(self, differentiable: bool = False) -> None:
+        self._differentiable = differentiable
+
     def constant(self, value: Leaf) -> Mask:
         return 0
 
@@ -114,7 +117,12 @@ class _Dependence:
         n = len(eqn.outvars)
         if isinstance(eqn.primitive, Identity) or eqn.primitive.name in ONE_BY_ONE:
             return list(operands[:n])
-        return [functools.reduce(operator.or_, operands, 0)] * n
+        joined = functools.reduce(operator.or_, operands, 0)
+        return [0 if self._ends(v) else joined for v in eqn.outvars]
+
+    def _ends(self, variable: Var) -> bool:
+        """Return whether nothing that is computed from a value has a derivative: it is no float."""
+        return self._differentiable and not is_differentiable(cast("Aval", variable.aval).dtype)
 
     def join(self, name: str, a: Mask, b: Mask) -> Mask:
         return a | b
@@ -123,9 +131,42 @@ class _Dependence:
         return predicate | result
 
 
-def dependence(jaxpr: Jaxpr) -> list[Mask]:
-    """Return, for each result of a jaxpr without constants, which operands it depends on."""
-    return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], _Dependence())
+def dependence(jaxpr: Jaxpr, differentiable: bool = False) -> list[Mask]:
+    """Return, for each result of a jaxpr without constants, which operands it depends on.
+
+    If `differentiable`, only through values that have derivatives.
+    """
+    analysis = _Dependence(differentiable)
+    return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], analysis)
+
+
+@functools.cache
+def _collective_effect() -> type:
+    """Return the type of the effect that marks operations over a named axis."""
+    total = jax.make_jaxpr(lambda x: jax.lax.psum(x, "i"), axis_env=[("i", 1)])(1.0)
+    (effect,) = total.effects
+    return type(effect)
+
+
+class _Mapped(_Dependence):
+    """Follow for which operands `vmap` certainly maps a value, if it maps one of them."""
+
+    def call(
+        self, eqn: Eqn, operands: Sequence[Mask], follow: Callable[..., Followed[Mask]]
+    ) -> Followed[Mask]:
+        if eqn.primitive.name == "custom_vmap_call":  # its rule says what is mapped
+            return [0] * len(eqn.outvars), list(operands)
+        return follow(eqn, operands, self)
+
+    def step(self, eqn: Eqn, operands: Sequence[Mask]) -> list[Mask]:
+        if any(isinstance(e, _collective_effect()) for e in eqn.effects):
+            return [0] * len(eqn.outvars)  # all examples share a sum over them
+        return super().step(eqn, operands)
+
+
+def mapped_with(jaxpr: Jaxpr) -> list[Mask]:
+    """Return, for each result, with which operands `vmap` certainly maps it."""
+    return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], _Mapped())
 
 
 def depends_on(mask: Mask, start: int, stop: int) -> bool:
@@ -138,6 +179,7 @@ class _Reads(_Dependence):
     """Also follow constant arrays: their bits come after those of the operands."""
 
     def __init__(self, operands: int) -> None:
+        super().__init__()
         self._operands = operands
         self.arrays: list[jax.Array] = []
 

@@ -15,13 +15,12 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.errors import UnexpectedTracerError
+from jax.extend.core import find_top_trace as _current_trace
+from jax.extend.core import get_opaque_trace_state
+from jax.extend.core import set_current_trace as _set_trace
 from jax.extend.source_info_util import register_exclusion
 
-from .compat import LINEARIZED, core_name, is_ref
-
-_trace_state = core_name("get_opaque_trace_state")
-_current_trace, _set_trace = core_name("find_top_trace"), core_name("set_current_trace")
-
+from .compat import LINEARIZED, is_ref
 
 # The trace that is current when no transformation is running. JAX has one for all threads. It is
 # not simply the trace of this moment: a program may import this package inside a function that it
@@ -33,7 +32,7 @@ with jax.core.eval_context():
 register_exclusion(__file__)
 
 # The base classes of JAX's traces, and of the opaque objects that stand for their state.
-TRACES = jax.core.Trace, type(_trace_state(()))
+TRACES = jax.core.Trace, type(get_opaque_trace_state(()))
 
 
 class _Local(threading.local):
@@ -47,6 +46,11 @@ def is_idle() -> bool:
     """Return whether nothing can be differentiated: no transformation runs, or `plainly` does."""
     now = _current_trace(())
     return now == _IDLE or now == _local.plain
+
+
+def is_plain() -> bool:
+    """Return whether `plainly` runs at this trace: what JAX traces may be on the way."""
+    return _current_trace(()) == _local.plain
 
 
 @contextlib.contextmanager
@@ -74,11 +78,14 @@ def is_operand(value: Any) -> bool:
 
 def is_live(tracer: Any) -> bool:
     """Return whether the trace of a tracer is still running; otherwise JAX refuses to use it."""
-    trace = _current_trace(())
-    while trace is not tracer._trace:
+    trace, its = _current_trace(()), tracer._trace
+    # Inside a `shard_map`, each transformation around it has another trace, with the same tag.
+    tag = getattr(its, "tag", its)
+    while trace is not its and getattr(trace, "tag", None) is not tag:
         if not hasattr(trace, "parent_trace"):
-            # JAX does not say which trace encloses that of a `shard_map`.
-            return bool(jax.sharding.get_abstract_mesh().manual_axes)
+            # Where JAX records a `shard_map`, it does not say which traces enclose the record.
+            is_known = trace is not None and trace != _IDLE and type(trace) is not _staging()
+            return not is_known and bool(jax.sharding.get_abstract_mesh().manual_axes)
         trace = trace.parent_trace
     return True
 
@@ -105,38 +112,54 @@ def is_staging() -> bool:
 
 
 class _AtOnce(jax.core.Trace):
-    """A trace inside one that records operations: runs those on values at the level outside.
+    """A trace inside one that records operations: it runs those on values at the level outside.
 
-    So code sees these values. JAX's `ensure_compile_time_eval` does so, too; but it reads a Ref
-    before what is recorded is written there, and runs nothing on tracers of the level outside.
+    So the code sees these values, and a cache of constants that it fills holds values.
     """
 
-    def __init__(self, recording: Any, recorded: Callable[[Any], bool]) -> None:
+    # JAX's `ensure_compile_time_eval` would do, but for Refs: it reads one at once whose write it
+    # has only recorded. The gradient of a Ref that `f` had made was 0, and a global Ref that was
+    # written twice lost a write. This class can go when JAX records what reads such a Ref.
+    def __init__(self, recording: Any, recorded: Callable[[Tracer], bool]) -> None:
         super().__init__()
         self.parent_trace = self.recording = recording
-        self.recorded = recorded
-        self.requires_low = getattr(recording, "requires_low", True)
+        self.requires_low = recording.requires_low
+        self._recorded = recorded
 
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("process_") and name != "stage_value":
-            return super().__getattribute__(name)
-        recording, recorded = self.recording, self.recorded
+    def _is_recorded(self, values: Sequence[Any]) -> bool:
+        return any(is_ref(v) or (isinstance(v, Tracer) and self._recorded(v)) for v in values)
 
-        def process(*args: Any, **params: Any) -> Any:
-            parts = [a if isinstance(a, list | tuple) else [a] for a in args]
-            values = [v for part in parts for v in part]
-            is_recorded = (
-                any((isinstance(v, Tracer) and recorded(v)) or is_ref(v) for v in values)
-                or getattr(values[0], "name", "") == "new_ref"
-                or (isinstance(args[-1], dict) and args[-1].get("ordered", False))
-            )
-            if not is_recorded:
-                # The function of a `custom_jvp` may hold a tracer of the recording trace.
-                with contextlib.suppress(UnexpectedTracerError):
-                    return getattr(recording.parent_trace, name)(*args, **params)
-            return getattr(recording, name)(*args, **params)
+    def stage_value(self, val: Any) -> Any:
+        trace = self.recording if self._is_recorded([val]) else self.recording.parent_trace
+        return trace.stage_value(val)
 
-        return process
+    def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
+        # Effects in order, and the making of a Ref, belong to what is recorded beside them.
+        stays = primitive.name == "new_ref" or params.get("ordered", False)
+        is_recorded = stays or self._is_recorded(values)
+        trace = self.recording if is_recorded else self.recording.parent_trace
+        return trace.process_primitive(primitive, values, params)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, f: Any, jvp: Any, values: Any, /, **params: Any
+    ) -> Any:
+        return self._called("process_custom_jvp_call", values, (primitive, f, jvp, values), params)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, f: Any, fwd: Any, bwd: Any, values: Any, /, **params: Any
+    ) -> Any:
+        parts = primitive, f, fwd, bwd, values
+        return self._called("process_custom_vjp_call", values, parts, params)
+
+    def process_shard_map(self, primitive: Any, f: Any, values: Any, /, **params: Any) -> Any:
+        return self._called("process_shard_map", values, (primitive, f, values), params)
+
+    def _called(self, name: str, values: Any, parts: tuple[Any, ...], params: Any) -> Any:
+        if not self._is_recorded(values):
+            # The function may hold a tracer of what is recorded, beside its arguments.
+            with contextlib.suppress(UnexpectedTracerError):
+                return getattr(self.recording.parent_trace, name)(*parts, **params)
+        return getattr(self.recording, name)(*parts, **params)
 
 
 def at_once(outside: bool = False) -> Callable[[], Any]:
@@ -145,7 +168,7 @@ def at_once(outside: bool = False) -> Callable[[], Any]:
     There, operations on values run at once, and if those `outside` count, on other tracers than
     those of that trace: unless JAX records all operations now, so that there are no values.
     """
-    if _set_trace is None or (is_staging() and type(_current_trace(())) is not _AtOnce):
+    if is_staging() and type(_current_trace(())) is not _AtOnce:
         return contextlib.nullcontext
 
     def context() -> Any:
@@ -175,8 +198,7 @@ def is_transposed(value: Any) -> bool:
 def is_reverse(values: Sequence[Any]) -> bool:
     """Return whether JAX differentiates values in reverse mode alone.
 
-    JAX 0.8 does not say, so the answer is False there. It is False with JAX's new `custom_vjp`,
-    too, which would stage code that now runs eagerly.
+    The answer is False with JAX's new `custom_vjp`, which would stage code that now runs eagerly.
     """
     trace = _current_trace(())
     pair = getattr(trace, "to_primal_tangent_pair", None)
@@ -193,11 +215,10 @@ def below(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     When JAX linearizes, it runs the rule under a trace to which no primal belongs. Without this
     context every operation on the primals would go through that trace: an eager gradient took 1.6
     times as long, and a `scan` in `f` was split, so that the compiled program needed 50.7 MB for
-    33.8. This only saves time: a JAX that shows other tangents, or cannot set a trace, gives the
-    same results.
+    33.8. This only saves time: a JAX that shows other tangents gives the same results.
     """
     now = _current_trace(())
     # JAX does not say that it linearizes; but then the tangents are tracers of that trace.
     if not any(map(is_transposed, tangents)) or any(map(is_own, primals)):
         return contextlib.nullcontext()
-    return contextlib.nullcontext() if _set_trace is None else _set_trace(now.parent_trace)
+    return _set_trace(now.parent_trace)

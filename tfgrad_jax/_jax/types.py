@@ -11,15 +11,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.errors import ConcretizationTypeError, TracerArrayConversionError
+from jax.errors import (
+    ConcretizationTypeError,
+    NonConcreteBooleanIndexError,
+    TracerArrayConversionError,
+    TracerIntegerConversionError,
+)
 from jax.extend.core import JaxprEqn
 from jax.tree_util import KeyPath
 
 from .compat import NUMPY, Sharding, explicit_sharding, is_ref, tangent_dtype, varying
 
 # JAX raises one of these if code needs the value of a tracer, as `if x > 0` does.
-NEEDS_VALUES = (ConcretizationTypeError, TracerArrayConversionError)
-
+NEEDS_VALUES = (
+    ConcretizationTypeError,
+    NonConcreteBooleanIndexError,
+    TracerArrayConversionError,
+    TracerIntegerConversionError,
+)
 
 _OF_PYTHON = (*NUMPY, int, float, complex)
 
@@ -75,6 +84,12 @@ def is_array(leaf: Any) -> bool:
     if isinstance(leaf, jax.Array) or is_ref(leaf):
         return True
     return isinstance(leaf, NUMPY) and (leaf.dtype == bool or is_kind(leaf.dtype, jnp.number))
+
+
+@functools.cache
+def is_concrete(kind: type) -> bool:
+    """Return whether a type is one of arrays that are no tracers. Cached: runs at every call."""
+    return issubclass(kind, jax.Array) and not issubclass(kind, Tracer)
 
 
 def is_traced(values: Any) -> bool:

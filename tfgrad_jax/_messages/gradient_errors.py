@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import types
 import warnings
 from collections.abc import Collection, Sequence
@@ -12,25 +13,31 @@ from jax.tree_util import all_leaves, tree_structure
 from .errors import builder
 from .source import Source, Where
 from .text import counted, kind_of, tree_of, type_name, types_of
-from .tracebacks import is_written_here
 
-no_variable_pair = builder(
-    "{} was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned {}. "
-    "The gradients of several inputs are a tuple: `return (da, db), grad_vars`."
-)
 gradient_of_no_array = builder(
     "{} returned a gradient for `{}`, which JAX does not differentiate; expected None. "
     "Return the gradients in the order of the inputs."
 )
 
-
+_PAIR = (
+    "{} was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned {}. "
+)
+no_variable_pair = builder(_PAIR + "Write `return {}, {}`.")
+needless_variables = builder(
+    _PAIR + "Nothing that the function closes over is differentiated here: drop `variables`. Or "
+    "write `return {}, {}`."
+)
 swapped = builder(
     "{} returned a gradient of shape {} for `{}`, which is a number, and None for `{}`, which has "
     "this shape: are they swapped? Return the gradients in the order of the inputs."
 )
 keys_without_names = builder(
-    "{} returned a flat list for the declared variables, which are in a dict. JAX sorts its keys, "
-    "so a list may be in another order: return the gradients in their structure, {}."
+    "{} returned a flat list of gradients for a dict. A list does not name the keys, and JAX may "
+    "have sorted them, so its order is unknown: return `{}`."
+)
+ambiguous = builder(
+    "{} returned a list that can be read in two ways, with another gradient for `{}` in each. "
+    "Return the structure of the inputs, with a None for each array that has no gradient: `{}`."
 )
 no_variables = builder(
     "{} got no `variables`, because none is being differentiated in this call. Write `variables or "
@@ -49,22 +56,40 @@ reads_ended_tracer = builder(
 )
 
 
-def wrong_arity(where: Where, upstreams: int, mirrored: bool, error: TypeError) -> TypeError:
-    count = counted(upstreams, "upstream gradient")
-    expected = f"{count}, one positional argument per leaf of y (dicts in the order of sorted keys)"
-    if not mirrored:
-        expected = "one argument, the upstream gradients in the structure of y"
+def written_out(layout: Any) -> str:
+    """Write what to return for some values, as in `(dx, {'scale': ..., 'bias': ...})`."""
+    values = layout.treedef.children()
+    text = tree_of(values[0] if len(values) == 1 else layout.treedef)
+    leaves = zip(layout.leaf_paths(), layout.counted(), strict=True)
+    each = (("d" + p if p.isidentifier() else "...") if has else "None" for p, has in leaves)
+    return re.sub(r"\*", lambda _: next(each, "*"), text)
+
+
+def takes_no_variables(where: Where, others: Sequence[str]) -> TypeError:
+    """`others` are parameters that get no upstream."""
+    hint = "Write `def grad(dy, variables)`, which returns (grad_xs, grad_vars)."
+    if others:
+        hint = f"If `{others[0]}` is meant for them, name this parameter `variables`."
+    return TypeError(
+        f"{where} takes no `variables`, but `custom_gradient(variables=...)` declares them. {hint}"
+    )
+
+
+def wrong_arity(
+    where: Where, upstreams: int | None, names: Any, variables: str, error: TypeError
+) -> TypeError:
+    """`upstreams` is None for one in the structure of `y`, `names` for `*dys`."""
+    expected = "one argument, the upstream gradients in the structure of y"
     hint = "A rule takes only upstreams: it reads anything else from the function around it."
-    if not mirrored:
+    if upstreams is None:
         hint += " It unpacks several upstreams itself, as in `da, db = dy`."
-    if "'variables'" in str(error):
-        return TypeError(
-            f"{where} takes no `variables`, but `custom_gradient(variables=...)` declares them. "
-            "Write `def grad(dy, variables)`, which returns (grad_xs, grad_vars)."
-        )
-    if "too many" in str(error):
-        each = "dy" if upstreams == 1 else "da, db" + ", ..." * (upstreams > 2)
-        hint = f"Write `def grad({each})` or `def grad(*dys)`."
+    else:
+        count = counted(upstreams, "upstream gradient")
+        each = "one positional argument per leaf of y (dicts in the order of sorted keys)"
+        expected = f"{count}, {each}"
+        if names is not None and len(names) < upstreams:
+            each = "dy" if upstreams == 1 else "da, db" + ", ..." * (upstreams > 2)
+            hint = f"Write `def grad({each}{variables})` or `def grad(*dys{variables})`."
     return TypeError(f"{where} cannot be called with {expected}: {error}. {hint}")
 
 
@@ -81,14 +106,18 @@ def _returned(kind: type[Exception], where: Where, what: str, expected: str, hin
     return kind(f"{where} returned {what}; expected {expected}. {hint}".rstrip())
 
 
-def wrong_structure(where: Where, result: Any, layout: Any, may_be_list: bool) -> Exception:
+def wrong_structure(
+    where: Where, result: Any, layout: Any, needless: Sequence[str], may_be_list: bool
+) -> Exception:
+    """`needless` are the inputs for which a rule need not return anything."""
     paths = layout.leaf_paths()
     if where.of == "undeclared variable":  # they have no names of their own
         paths = [f"{p}: {type_name(s)}" for p, s in zip(paths, layout.specs, strict=True)]
     needed = list(itertools.compress(paths, layout.counted()))
     wanted, hint = _the(where, needed), ""
     flat = [result] if all_leaves([result]) else result
-    if isinstance(flat, list | tuple) and all(g is None or all_leaves([g]) for g in flat):
+    is_flat = isinstance(flat, list | tuple) and all(g is None or all_leaves([g]) for g in flat)
+    if is_flat and may_be_list:
         if any(hasattr(g, "__next__") for g in flat):  # an iterator
             hint = f"Instead of {kind_of(result)}, return a list: `list(...)`."
         elif len(flat) < len(needed) and where.of == "undeclared variable":
@@ -103,9 +132,10 @@ def wrong_structure(where: Where, result: Any, layout: Any, may_be_list: bool) -
             hint = "A frozen weight is not one: `custom_gradient(variables=...)` lists it always."
         elif len(paths) == 1:
             hint = f"`{paths[0]}` is one array: return one gradient of its shape."
-        count = len(needed) if len(needed) == len(paths) else f"{len(needed)} or {len(paths)}"
+        if needless:
+            wanted += f", or {len(needed) + len(needless)}, with None for {_listed(needless)}"
         given = counted(len(flat), "gradient")
-        return _returned(ValueError, where, given, f"{count}, for {wanted}", hint)
+        return _returned(ValueError, where, given, f"{len(needed)}, for {wanted}", hint)
     if where.of != "input" and (held := [p[:-6] for p in needed if p.endswith(".value")]):
         hint = f" `{held[0]}` is an object: declare the array that it holds, `param[...]` in nnx."
     values = layout.treedef.children()
@@ -120,20 +150,13 @@ def wrong_structure(where: Where, result: Any, layout: Any, may_be_list: bool) -
 
 
 def warn_of_bare_none(where: Where, names: Sequence[str]) -> None:
+    code = Source.of(where.grad_fn).code
+    if code is not None and code.co_name == "<lambda>":  # it has no `return` to forget
+        return
     _warn_at_rule(
         where,
         f"{where} returned None, which means no gradient for {_the(where, names)}. Did it forget "
         f"its `return`? `return {(None,) * len(names)}` means no gradient without this warning.",
-    )
-
-
-def warn_of_order(where: Where, read: Sequence[str], written: Sequence[str]) -> None:
-    _warn_at_rule(
-        where,
-        f"{where} returned a flat list of gradients, which is read by the sorted keys of a dict, "
-        f"as in TensorFlow: for {_listed(read)}. The keys were written in another order, "
-        f"{_listed(written)}, in which the list fits, too. Return a dict with these keys in the "
-        "place of the list, or write the keys in sorted order.",
     )
 
 
@@ -148,13 +171,11 @@ def warn_of_upstreams(where: Where, are: Sequence[str], would_be: Sequence[str])
 
 def _warn_at_rule(where: Where, text: str) -> None:
     code = Source.of(where.grad_fn).code or where.source.code
-    if is_written_here(code):  # `grad_pass_through` lists gradients in the order of the leaves
-        return
-    _warn(text, code, getattr(where.grad_fn, "__globals__", {}).get("__name__", ""))
+    warn(text, code, getattr(where.grad_fn, "__globals__", {}).get("__name__", ""))
 
 
 def warn_of_no_output(source: Source, types: Sequence[Any]) -> None:
-    _warn(
+    warn(
         f"{source} is differentiated, and returned no output that has a gradient, but "
         f"{types_of(types)}: its gradient is zero, whatever its gradient function returns. To "
         "declare one (a surrogate), return a float, as in `(x > 0).astype(x.dtype)`.",
@@ -165,7 +186,7 @@ def warn_of_no_output(source: Source, types: Sequence[Any]) -> None:
 _REGISTRY: dict[Any, Any] = {}  # of the warnings that were shown, as modules of users have one
 
 
-def _warn(text: str, code: types.CodeType | None, module: str = "") -> None:
+def warn(text: str, code: types.CodeType | None, module: str = "") -> None:
     """Warn at a function of the user's: Python's filters then show it once for each place."""
     file, line = (code.co_filename, code.co_firstlineno) if code else ("<unknown>", 0)
     module = module or file.removesuffix(".py")  # as Python does; it shows nothing without one

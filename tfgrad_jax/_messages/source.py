@@ -10,15 +10,11 @@ import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import jax
 
 from tfgrad_jax._jax import trace
 
-_PACKAGE = str(Path(__file__).parents[1])
-_LIBRARIES = _PACKAGE, str(Path(jax.__file__).parent)
+from .tracebacks import is_of_jax, is_ours
 
 
 class _Operands(inspect.Signature):
@@ -59,17 +55,17 @@ def describe(f: Callable[..., Any]) -> str:
     return str(Source.of(f))
 
 
-def _inside(code: types.CodeType | None) -> Iterator[types.CodeType]:
+def codes_inside(code: types.CodeType | None) -> Iterator[types.CodeType]:
     """Yield the code objects of the functions that are written inside another one."""
     for constant in code.co_consts if code else ():
         if isinstance(constant, types.CodeType):
             yield constant
-            yield from _inside(constant)
+            yield from codes_inside(constant)
 
 
 def is_within(outer: types.CodeType | None, code: types.CodeType | None) -> bool:
     """Return whether the function of `code` is written inside that of `outer`."""
-    return any(inner is code for inner in _inside(outer))
+    return any(inner is code for inner in codes_inside(outer))
 
 
 class Source(NamedTuple):
@@ -120,7 +116,7 @@ class Source(NamedTuple):
         traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
         frames = [f for f in getattr(traceback, "frames", ()) if f.file_name != trace.__file__]
         lines = [(f.file_name, f.line_num) for f in frames]
-        inner = itertools.takewhile(lambda line: not line[0].startswith(_PACKAGE), lines)
+        inner = itertools.takewhile(lambda line: not is_ours(line[0]), lines)
         return self._line(inner)
 
     def line_in(self, error: BaseException) -> str:
@@ -136,8 +132,8 @@ class Source(NamedTuple):
 
         `lines` come from the inside out.
         """
-        lines = [line for line in lines if not line[0].startswith(_LIBRARIES)]
-        codes = [self.code, *_inside(self.code)] if self.code else []
+        lines = [(file, n) for file, n in lines if not (is_ours(file) or is_of_jax(file))]
+        codes = [self.code, *codes_inside(self.code)] if self.code else []
         written = {(code.co_filename, n) for code in codes for _, _, n in code.co_lines()}
         found = next((line for line in lines if line in written), next(iter(lines), None))
         return f"{found[0]}:{found[1]}" if found else ""

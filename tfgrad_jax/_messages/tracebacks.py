@@ -16,24 +16,73 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 from jax.extend import source_info_util
 
+from tfgrad_jax._jax.compat import BINDS, DIFFERENTIATES
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _CONFIG: Any = jax.config
-_OURS = str(Path(__file__).parents[1] / "_")[:-1]
+_OURS, _JAX = Path(__file__).parents[1], Path(jax.__file__).parent
 _OWN = "_tfgrad_jax_own"  # an attribute of our errors, whose traceback no longer shows it
-source_info_util.register_exclusion(_OURS)
+_NOTED = "_tfgrad_jax_noted"  # one of errors that have a note of ours
+source_info_util.register_exclusion(str(_OURS / "_")[:-1])  # JAX compares prefixes
+
+
+def is_ours(file: str) -> bool:
+    """Return whether a file is one of this package."""
+    return _OURS in Path(file).parents
+
+
+def is_of_jax(file: str) -> bool:
+    """Return whether a file is one of JAX."""
+    return _JAX in Path(file).parents
 
 
 def is_own(error: BaseException) -> bool:
     """Return whether this package raised an error: then its message says what to do."""
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return hasattr(error, _OWN) or files[-1].startswith(_OURS)
+    return hasattr(error, _OWN) or is_ours(frames(error)[0].f_code.co_filename)
 
 
 def is_written_here(code: types.CodeType | None) -> bool:
     """Return whether a function is one of this package, such as the rule of a helper."""
-    return code is not None and code.co_filename.startswith(_OURS)
+    return code is not None and is_ours(code.co_filename)
+
+
+def frames(error: BaseException) -> list[types.FrameType]:
+    """Return the frames of an error, from the inside out."""
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
+
+
+def frames_of_jax(error: BaseException) -> list[types.FrameType]:
+    """Return those of JAX in which an error was raised, from the inside out; none if elsewhere.
+
+    JAX removes its frames only where an error leaves the outermost of its functions.
+    """
+    return [*itertools.takewhile(lambda f: is_of_jax(f.f_code.co_filename), frames(error))]
+
+
+def is_of_derivative(error: BaseException) -> bool:
+    """Return whether JAX raised an error because it cannot differentiate an operation.
+
+    The rules of operations run in code that differentiates, and bind others; where one of these
+    raises, because of a shape say, the code that binds is nearer.
+    """
+    files = (frame.f_code.co_filename for frame in frames_of_jax(error))
+    return next((file for file in files if file in (DIFFERENTIATES, BINDS)), "") == DIFFERENTIATES
+
+
+def note(error: Exception, text: str, first: bool = False) -> None:
+    """Add a note to an error, unless it has one of the function in which it was raised.
+
+    As the `first` words of its message if these, which are JAX's, would mislead.
+    """
+    if is_own(error) or hasattr(error, _NOTED):
+        return
+    setattr(error, _NOTED, True)
+    if first and error.args and isinstance(error.args[0], str):
+        error.args = (f"{text}\nJAX says: {error.args[0]}", *error.args[1:])
+    else:
+        error.add_note(text)
 
 
 def hide(error: BaseException) -> None:
@@ -44,7 +93,7 @@ def hide(error: BaseException) -> None:
         return
     kept, tb = [], error.__traceback__
     while tb is not None:
-        if not tb.tb_frame.f_code.co_filename.startswith(_OURS):
+        if not is_ours(tb.tb_frame.f_code.co_filename):
             kept.append(tb)
         tb = tb.tb_next
     for tb, below in itertools.zip_longest(kept, kept[1:]):
