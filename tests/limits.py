@@ -232,13 +232,11 @@ def through(transpose: Callable[[Callable[[Any], Any]], Any], w: Any) -> Any:
 
 limit(
     "linear_transpose",
-    "`jax.linear_transpose` of a decorated function raises under `jit`, `vmap` and `scan`, and "
-    "where it is differentiated with respect to a value that the function closes over. Use "
-    "`jax.vjp`.",
-    "JAX's linear_call has no batching rule, and no derivative with respect to its residuals.",
-    lambda: jax.vmap(functools.partial(through, lambda h: jax.linear_transpose(h, X)))(B),
+    "`jax.linear_transpose` of a decorated function raises under `jit` and `scan`. Use `jax.vjp`.",
+    "JAX would transpose the operations of the function, and not run its rule.",
+    lambda: through(lambda h: jax.linear_transpose(jax.jit(h), X), X),
     NotImplementedError,
-    "Batching rule for 'linear_call'",
+    "Transpose rule",
     lambda: jax.vmap(jax.grad(functools.partial(through, lambda h: jax.vjp(h, X)[1])))(B),
     7 * X * jnp.ones(2),
 )
@@ -318,7 +316,7 @@ limit(
     "Forward mode is an operation of its own, and the tables of kernel compilers are not ours.",
     lambda: in_a_kernel(lambda x: jax.jvp(declared_by(SEVEN), (x,), (x,))[1]),
     NotImplementedError,
-    "push",
+    "push|attach",
     lambda: bool(in_a_kernel(declared_by(SEVEN))),
     True,
 )

@@ -118,6 +118,19 @@ def test_a_decorated_product_in_a_solver(kind, solver):
     got = jax.grad(lambda b: jnp.sum(jnp.sin(SOLVERS[solver](h, b))))(X)
     assert_same(got, inverse.T @ jnp.cos(inverse @ X) / 7, rtol=1e-3, atol=1e-4)
     assert_same(jax.jvp(lambda b: SOLVERS[solver](h, b), (X,), (T,))[1], inverse @ T, rtol=1e-3)
+    if kind == "plain":
+        batched = jax.vmap(lambda ct: jax.vjp(lambda b: SOLVERS[solver](h, b), X)[1](ct)[0])
+        assert_same(batched(jnp.stack([X, T])), jnp.stack([X, T]) @ inverse / 7, rtol=1e-3)
+
+
+def test_a_transpose_is_mapped_and_differentiated_by_what_the_function_closes_over():
+    def transposed(w, ct):
+        f = custom_gradient(lambda x, z: ((w * x, z), lambda dx, dz: (7 * w * dx, 5 * dz)))
+        return jax.linear_transpose(f, ct, ct)((ct, w * ct))[0]
+
+    rows = jnp.float32([2, 3])
+    assert_same(jax.vmap(transposed, (None, 0))(jnp.float32(4), rows), 28 * rows)
+    assert_same(jax.vmap(jax.grad(transposed), (None, 0))(jnp.float32(4), rows), 7 * rows)
 
 
 @pytest.mark.parametrize("solver", [cg, bicgstab])

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.errors import UnexpectedTracerError
 from support.helpers import assert_same
 from support.ways import FORWARD, REVERSE
 
@@ -666,6 +667,39 @@ def test_a_variable_that_f_only_reaches_is_not_kept_alive(kept):
 
 
 # --- threads -------------------------------------------------------------------------------------
+
+
+REVERSAL = {
+    "identity": lambda x: (x, lambda dy: -dy),
+    "identity in a tuple": lambda x: ((x, x), lambda *dys: -dys[0]),
+    "constant": lambda x: (jnp.float32(1), lambda dy: -dy),
+}
+
+
+@pytest.mark.parametrize("name", REVERSAL)
+@pytest.mark.parametrize("call", ["by position", "by name", "primal", "closed over"])
+def test_a_thread_does_not_lose_the_rule_of_what_another_one_differentiates(call, name):
+    f = REVERSAL[name]
+    h = custom_gradient(f, primal=(lambda x: f(x)[0]) if call == "primal" else None)
+    threads = concurrent.futures.ThreadPoolExecutor(1)
+
+    def loss(x):
+        if call == "closed over":
+            done = threads.submit(custom_gradient(lambda _: f(x)), 1.0)
+        else:
+            done = threads.submit(h, x=x) if call == "by name" else threads.submit(h, x)
+        return jnp.sum(jax.tree.leaves(done.result())[0])
+
+    x = jnp.float32(2)
+    with threads:
+        if not (call == "closed over" and name == "constant"):  # then nothing is traced
+            for way in (jax.grad(loss), jax.jit(loss), lambda x: jax.jvp(loss, (x,), (x,))):
+                with pytest.raises(UnexpectedTracerError, match="not in a thread pool"):
+                    way(x)
+        # A thread differentiates by itself, or computes values.
+        own = threads.submit(jax.grad(lambda x: jax.tree.leaves(h(x))[0]), x)
+        assert_same(own.result(), jnp.float32(-1))
+        assert_same(threads.submit(h, x).result(), f(x)[0])
 
 
 def test_threads_that_pull_back_leave_a_variable_alone():

@@ -292,3 +292,41 @@ def test_gradients_of_reduced_and_unreduced_inputs(program, by_w, by_x, rule, mo
         except Exception as error:  # of many kinds, by version
             pytest.skip(f"JAX fails with a hand-written rule: {type(error).__name__}")
         check(TRIPLED[rule])
+
+
+@pytest.mark.parametrize("where", ["f", "rule"])
+@pytest.mark.parametrize("ended", ["jit", "grad", "shard_map"])
+def test_a_log_of_values_that_are_not_traced_any_more(ended, where):
+    """No dead tracer is a value that the call captures, but those outside of it that are live."""
+    log, n = [], 3.0
+
+    def leave(x):
+        log.append(2 * x)
+        return x
+
+    rows = jnp.arange(8.0)
+    {
+        "jit": lambda: jax.jit(leave)(rows),
+        "grad": lambda: jax.grad(lambda x: jnp.sum(leave(x)))(rows),
+        "shard_map": lambda: on_eight(leave, P("i"), P("i"))(rows),
+    }[ended]()
+
+    def h(x, w):
+        def f(x):
+            y = w * x + (0 * len(log) if where == "f" else 0)
+
+            def rule(dy, variables=()):
+                scale = 7 * dy + (0 * len(log) if where == "rule" else 0)
+                dx = scale * w
+                return (dx, [jnp.sum(5 * dy * x)]) if variables else dx
+
+            return y, rule
+
+        return custom_gradient(f)(x)
+
+    over = lambda f: on_eight(f, P("i"), P("i"))  # noqa: E731
+    inside = over(lambda x: jax.grad(lambda x: jnp.sum(h(x, n)))(x))
+    outside = jax.grad(lambda x: jnp.sum(over(lambda x: h(x, n))(x)))
+    of_weight = jax.grad(lambda w: jnp.sum(over(lambda x: h(x, w))(rows)))
+    assert_same((inside(rows), outside(rows)), (jnp.full(8, 21.0),) * 2)
+    assert_same(of_weight(jnp.float32(n)), 5 * jnp.sum(rows))

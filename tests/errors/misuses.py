@@ -922,7 +922,7 @@ FORWARD_MODE = [
 ]  # fmt: skip
 
 BODY = "computes something that JAX cannot differentiate, at model.py:"
-STOP = "only the value needs this one, write `jax.lax.stop_gradient` around its arguments (not in"
+STOP = "nothing of it but `y`, write `jax.lax.stop_gradient` around its arguments (not in the rule)"
 
 
 def outside(called: str, before: str = "") -> str:
@@ -1145,9 +1145,6 @@ g.defvjp(lambda x: (2 * x, None), lambda _, dy: (2 * dy,))
         function("jax.linear_transpose(jax.jit(f), x)(x)", "3 * x, lambda dy: 3 * dy"),
         "Transpose rule (for reverse-mode differentiation) for ",
         error=NotImplementedError, of=""),
-    misuse("Map the transpose of a function",
-        function("jax.vmap(jax.linear_transpose(f, x[0]))(x)", "3 * x, lambda dy: 3 * dy"),
-        "Batching rule for 'linear_call' not implemented", error=NotImplementedError, of=""),
     misuse("Map an output that ignores what is mapped, under `jit`",
         function("jax.jit(jax.vmap(f, (None, 0), (None, 0)))(x, x)", "(x, y), lambda dx, dy: "
                  "(dx, dy)", "x, y"),

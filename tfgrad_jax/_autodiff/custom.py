@@ -157,12 +157,12 @@ def _value(function: Function, *operands: Leaf) -> list[Leaf]:
         with noting():
             return function.value(operands)
 
-    jitted = jax.jit(function.source.named(run, function.names()), inline=True)
-    closed = jitted.trace(*operands).jaxpr
+    value = function.source.named(run, function.names())
+    closed = jax.jit(value).trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise errors.hidden_tracer(function.source)
     jaxpr, first = without_consts(closed), len(closed.consts)
-    masks, leaves = mapped_with(jaxpr), jitted(*operands)
+    masks, leaves = mapped_with(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
     for i, mask in enumerate(masks):
         ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
         if ignored:
@@ -219,8 +219,12 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
         every = evaluate(jaxpr, *closed.consts, *leaves)
         return [every[x] for x in wanted]
 
+    def value(values: Sequence[Leaf], points: Sequence[Leaf], _: Any) -> list[Leaf]:
+        at = {**dict(zip(known, values, strict=True)), **dict(zip(linear, points, strict=True))}
+        return function.value([at[i] for i in range(count)])
+
     ys = jax.make_jaxpr(lambda *operands: function.value(operands))(*operands).out_avals
-    pull = Pull(transpose, range(len(linear)), function.source)
+    pull = Pull(transpose, range(len(linear)), function.source, forward=value)
     types_of_y = tuple(y.to_tangent_aval() for y in ys)
     return push_by_type(list(known.values()), list(linear.values()), pull, types_of_y)
 

@@ -180,6 +180,8 @@ def _push_type(*args: Leaf, types: Sequence[Aval], **_: Any) -> list[Aval]:
 
 def _push_value(*args: Leaf, n_residuals: int, pull: Pull, types: Sequence[Aval]) -> list[Leaf]:
     residuals, tangents = _split(args, n_residuals)
+    if pull.forward is not None:
+        return pull.forward(residuals, tangents, pull.perturbed)
     return push_forward(lambda cts: pull.run(residuals, cts), types, tangents, pull.source)
 
 
@@ -217,6 +219,8 @@ def _derivative(
 
     def of_some(*values: Leaf) -> list[Leaf]:
         mixed = replaced(residuals, some, values)
+        if pull.forward is not None:
+            return pull.forward(mixed, ts, pull.perturbed)
         return transposed(lambda cts: pull.run(mixed, cts), types, ts)
 
     # JAX differentiates the code that evaluates the `push`. There the rule runs on tracers of this
@@ -242,8 +246,13 @@ def _push_transpose(
     if any(map(ad.is_undefined_primal, residuals)):
         text = "a gradient that depends on its inputs"
         raise errors.not_linear(pull.source, text)
+    cotangents = list(map(_instantiated, cotangents))
     with explained(pull.source):
-        gradients = pull.run(residuals, list(map(_instantiated, cotangents)))
+        if pull.forward is None:
+            gradients = pull.run(residuals, cotangents)
+        else:
+            xs = tuple(t.aval for t in tangents)
+            gradients = push_by_type(residuals, cotangents, pull.transposed(), xs)
     back = [
         None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g
         for g, t in zip(gradients, tangents, strict=True)
@@ -262,6 +271,8 @@ def _push_batch(
 ) -> _Batched:
     residuals, tangents = _split(args, n_residuals)
     residual_dims, x_dims = _split(dims, n_residuals)
+    if pull.forward is not None:
+        tangents, x_dims = _mapped(tangents, x_dims, axis.size)
     new = pull.batched(axis, residual_dims, [0] * len(types), [d is not None for d in x_dims])
     out_types = tuple(batched_type(t, axis) for t in types)
     out = push_by_type(residuals, _in_front(tangents, x_dims), new, out_types)

@@ -88,6 +88,7 @@ class Pull:
     source: Source
     pure: bool = True  # whether the function reads no Ref
     own: Sequence[int] = ()  # which residuals are the only one of the `ys`
+    forward: Run | None = None  # the linear map itself, if known; else the rule is transposed
 
     def __repr__(self) -> str:  # as jaxprs show it
         return f"the rule of {self.source}"
@@ -104,6 +105,11 @@ class Pull:
         at = self.at
         return dataclasses.replace(self, at=lambda residuals, *others: at(residuals[:-1], *others))
 
+    def transposed(self) -> "Pull":
+        """Return the rule of the transpose of a known linear map: the map."""
+        assert self.forward is not None
+        return dataclasses.replace(self, at=self.forward, forward=self.at)
+
     def only(self, some: Sequence[int]) -> "Pull":
         """Return the rule for some of these operands; the others are not being differentiated."""
         return dataclasses.replace(self, perturbed=[self.perturbed[i] for i in some])
@@ -115,19 +121,28 @@ class Pull:
 
         All examples share an `x` that is not `mapped`, so its gradients are summed.
         """
-        at, is_mapped = self.at, dict(zip(self.perturbed, mapped, strict=True))
 
-        def run(
-            residuals: Sequence[Leaf], cotangents: Cotangents, wanted: Sequence[XIndex]
+        def over_axis(
+            at: Run, residuals: Sequence[Leaf], values: Sequence[Leaf], wanted: Any, of: Any
         ) -> list[Leaf]:
-            over_axis = jax.vmap(
-                lambda residuals, cotangents: at(residuals, cotangents, wanted),
-                (list(dims), list(ys)),
+            each = jax.vmap(
+                lambda residuals, values: at(residuals, values, wanted),
+                (list(dims), of),
                 axis_size=axis.size,
                 axis_name=axis.name,
                 spmd_axis_name=axis.spmd_name,
             )
-            gradients = over_axis(list(residuals), list(cotangents))
+            return each(list(residuals), list(values))
+
+        if (forward := self.forward) is not None:  # all is mapped
+            both = (functools.partial(over_axis, at, of=0) for at in (self.at, forward))
+            return dataclasses.replace(self, at=next(both), forward=next(both))
+        is_mapped = dict(zip(self.perturbed, mapped, strict=True))
+
+        def run(
+            residuals: Sequence[Leaf], cotangents: Cotangents, wanted: Sequence[XIndex]
+        ) -> list[Leaf]:
+            gradients = over_axis(self.at, residuals, cotangents, wanted, list(ys))
             return [
                 g if g is None or is_mapped[i] else g.sum(0)
                 for i, g in zip(wanted, gradients, strict=True)
@@ -157,4 +172,4 @@ class Pull:
             given = [None if g is None else t for g, t in zip(every, tangents, strict=True)]
             return pull_back(given)[0]
 
-        return dataclasses.replace(self, at=run, perturbed=range(len(some)), own=())
+        return dataclasses.replace(self, at=run, perturbed=range(len(some)), own=(), forward=None)
