@@ -171,7 +171,10 @@ class Finalized:
     ("held", "where"),
     [
         (Finalized, "in an object that is not copied: `Finalized` defines `__del__`"),
-        (lambda w: [[w], *([i] for i in range(20_000))], "among too much to look through"),
+        (
+            lambda w: [[w], *([jnp.float32(i)] for i in range(10_001))],
+            "beside many thousands of objects, which may all hold others",
+        ),
     ],
     ids=["finalizer", "too much"],
 )
@@ -192,4 +195,4 @@ def test_a_call_that_is_traced_names_the_function_and_the_remedy(held, where):
         jax.grad(loss)(jnp.float32(3))
     (note,) = [n for n in caught.value.__notes__ if "JAX traces" in n]
     assert "branching" in note and f"closes over a differentiated value {where}. To run it" in note
-    assert "pass that value as an argument" in note
+    assert "pass that value as an argument, or store it apart: in a variable" in note

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tfgrad_jax import custom_gradient
 
@@ -184,6 +185,149 @@ class Finalized(Box):
         self.w = None
 
 
+class Handle(tuple):
+    """A tuple with a finalizer."""
+
+    ended = 0
+
+    def __del__(self):
+        type(self).ended += 1
+
+
+class Hidden:
+    """With a slot that it shares with its subclass by name, and one that is empty."""
+
+    __slots__ = ("__w", "_late")
+
+    def __init__(self, w):
+        self.__w = w
+
+    def hidden(self):
+        return self.__w
+
+    def __getattr__(self, name):
+        raise AssertionError("nobody reads what is not there")
+
+    def __getattribute__(self, name):
+        assert name not in ("__getstate__", "_late")
+        return object.__getattribute__(self, name)
+
+
+class Lazy(Hidden):
+    __slots__ = ("__dict__", "__w")
+
+    def __init__(self, w):
+        super().__init__((w, 4.0))
+        self.__w = w
+
+    @functools.cached_property
+    def twice(self):
+        return 2 * self.__w
+
+    def get(self):
+        w, factor = self.hidden()
+        return self.twice * self.__w / w * factor / 8
+
+
+class Bare:
+    """A class that keeps the descriptor of its slot elsewhere."""
+
+    __slots__ = ("w",)
+
+
+BARE_SLOT = vars(Bare)["w"]
+del Bare.w
+
+
+def bare(w):
+    held = Bare()
+    BARE_SLOT.__set__(held, w)
+    return held
+
+
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
+class Record:
+    """It is hashed by what it holds."""
+
+    w: Any
+    n: int = 1
+
+
+class Entries(dict):
+    """With a slot of the name of a key."""
+
+    __slots__ = ("w",)
+
+
+def entries(w):
+    held = Entries(w=w)
+    held.w = 10
+    return held
+
+
+def by_names_that_are_no_plain_strings(w):
+    held = types.SimpleNamespace()
+    setattr(held, np.str_("w"), w)
+    return held
+
+
+def described(w):
+    """Return a function of which all that Python says of one was changed."""
+
+    class Unit:
+        pass
+
+    def get(x: Unit) -> Unit:
+        return x * w
+
+    get.__doc__, get.__module__, get.__isabstractmethod__ = "other", "elsewhere", True
+    get.__annotations__["w"] = get.__defaults__ = (w,)
+    return get, Unit
+
+
+def as_described(held):
+    get, unit = held
+    assert (get.__doc__, get.__module__, get.__isabstractmethod__) == ("other", "elsewhere", True)
+    assert get.__annotations__["x"] is get.__annotations__["return"] is unit
+    return get(2.0) - get.__annotations__["w"][0]
+
+
+def table_by_function(w):
+    """Return a function, and tables with it, its method and a tuple of it among the keys."""
+
+    def act():
+        return w
+
+    box = Box(act)
+    return box, {(act, 1): 2.0, box.get: 3.0, act: {act: 4.0}}
+
+
+def from_tables(held):
+    box, table = held
+    act = box.w
+    return act() * table[act, 1] * table[box.get] * table[act][act] / 24
+
+
+def proxied(w):
+    root, leaf = Box(w), Box(None)
+    leaf.parent = weakref.proxy(root)
+    return root, leaf
+
+
+def attrs_slots(w):
+    attrs = pytest.importorskip("attrs")
+
+    @attrs.define
+    class Layer:
+        w: Any
+
+        @functools.cached_property
+        def twice(self):
+            return 2 * self.w
+
+    return Layer(w)
+
+
 def scaled_by(f, factor=1.0):
     return f() * factor
 
@@ -281,6 +425,23 @@ keep("cycle", cyclic, lambda d: d["self"]["self"]["w"])
 keep("parent", tree, lambda r: r.w if r.children[1].parent is r else None)
 keep("operator with a transpose", Operator, lambda o: o.T.T.w.w.w)
 keep("namespace", lambda w: types.SimpleNamespace(w=w), lambda n: n.w)
+keep("slot without a descriptor", bare, BARE_SLOT.__get__)
+keep("slots of two classes", Lazy, lambda o: o.get())
+keep("function that is described", described, as_described)
+keep("table by function", table_by_function, from_tables)
+keep("slot of the name of a key", entries, lambda e: e["w"] * e.w / 10)
+keep(
+    "key that is hashed by what it holds",
+    lambda w: ((record := Record(Box(w))), {record: 1.0}),
+    lambda p: p[0].w.w * p[1].get(p[0], 100.0),
+)
+keep("tuple with a finalizer", lambda w: Handle([w]), lambda h: h[0])
+keep("proxy", proxied, lambda p: p[1].parent.w)
+keep(
+    "jaxpr",
+    lambda w: jax.make_jaxpr(lambda x: x * w)(1.0),
+    lambda j: jax.extend.core.jaxpr_as_fun(j)(jnp.float32(1))[0],
+)
 keep("deque", lambda w: collections.deque([0, w], maxlen=2), lambda d: d[1] if d.maxlen else None)
 keep("key of a table", keyed(lambda n: {n: 1.0}), lambda p: p[0].w * p[1][p[0]])
 keep("member of a set", keyed(lambda n: {n}), lambda p: p[0].w if p[0] in p[1] else None)
@@ -383,9 +544,11 @@ TRACED = {
     "object array",
     "object array of itself",
     "weight in an object array",
-    "local function as a key",
     "deque",
-    "key of a table",
+    "key that is hashed by what it holds",
+    "tuple with a finalizer",
+    "slot without a descriptor",
+    "proxy",
     "member of a set",
     "frozenset",
     "frozen equals",
@@ -417,6 +580,9 @@ COPIED: dict[str, Any] = {
         ),
         ("ordered table", lambda w: collections.OrderedDict(a=0, w=w), lambda d: [*d.values()][1]),
         ("list", lambda w: [None, [w]], lambda a: a[1][0]),
+        ("slots that are frozen", Record, lambda r: r.w * r.n),
+        ("name that is no plain string", by_names_that_are_no_plain_strings, lambda o: o.w),
+        ("slots of attrs", attrs_slots, lambda o: o.twice / 2),
         ("renamed", lambda w: renamed(lambda: w), lambda f: f() if f.__qualname__ == "g" else 0),
         ("partial", lambda w: functools.partial(max, w, key=abs), lambda f: f(0)),
         ("partial of JAX", lambda w: jax.tree_util.Partial(max, 0, w, key=abs), lambda f: f(0)),

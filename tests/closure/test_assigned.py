@@ -50,12 +50,66 @@ class Table(dict):
     pass
 
 
-class Layer:
-    __slots__ = ("__dict__", "slot")
+class Default:
+    """A descriptor that shows a default until something is assigned."""
+
+    def __get__(self, instance, owner=None):
+        return 0 if instance is None else vars(instance).get("_late", 0)
+
+    def __set__(self, instance, value):
+        vars(instance)["_late"] = value
+
+
+class Steps:
+    """Counts that look like what a class computes when it is read."""
+
+    steps = property(lambda self: getattr(self, "_steps", 0))
+    late = Default()
+
+    @functools.cached_property
+    def drawn(self):
+        return 0
+
+    @property
+    def lazy(self):
+        if not hasattr(self, "_lazy"):
+            self._lazy = 0
+        return self._lazy
+
+    @lazy.setter
+    def lazy(self, value):
+        self._lazy = value
+
+    @property
+    def reads(self):
+        self._reads = getattr(self, "_reads", 0) + 1
+        return self._reads
+
+    @property
+    def turns(self):
+        if self.w is not None:
+            self._turns = getattr(self, "_turns", 0) + 1
+        return self._turns
+
+    def advance(self):
+        self.drawn += 1
+
+    def set(self, **values):
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+def advance(layer):
+    layer.drawn += 1
+
+
+class Layer(Steps):
+    __slots__ = ("slot",)
 
     def __init__(self, w):
         self.w, self.n, self.old, self.slot, self.rate = w, 0, "old", 1, [1, 2]
         self.items, self.table, self.own = [w, 1], {"w": w, "n": 0}, Table(w=w)
+        self.ordered = collections.OrderedDict(self.table)
         self.part, self.space = Named(w), types.SimpleNamespace(w=w)
         self.part.parent = self
         self.note = lambda: w
@@ -88,6 +142,25 @@ ASSIGNED = {
     "a parent": (lambda o: setattr(o.part.parent, "n", 1), "attribute `n` of a `Layer`"),
     "a namespace": (lambda o: setattr(o.space, "n", 1), "attribute `n` of a `SimpleNamespace`"),
     "a function": (lambda o: setattr(o.note, "n", 1), "attribute `n` of a `function`"),
+    "the order of keys": (lambda o: o.ordered.move_to_end("w"), "the attribute `ordered`"),
+    "the order in a dict": (
+        lambda o: o.table.update(w=o.table.pop("w")),
+        "a `dict`, the attribute `table`",
+    ),
+    "the class": (lambda o: setattr(o.part, "__class__", Counted), "the class of a `Named`"),
+    "what a property shows": (attribute("_steps", lambda o: o.steps + 1), "attribute `_steps`"),
+    "what a setter assigns": (attribute("lazy", lambda o: o.lazy + 1), "attribute `_lazy`"),
+    "what a descriptor shows": (attribute("late", lambda o: o.late + 1), "attribute `_late`"),
+    "what a property counts": (lambda o: o.reads, "attribute `_reads`"),
+    "what a property counts at times": (lambda o: o.turns, "attribute `_turns`"),
+    "a cached property": (attribute("drawn", lambda o: o.drawn + 1), "attribute `drawn`"),
+    "a cached property, by a method": (lambda o: o.advance(), "attribute `drawn`"),
+    "a cached property, by name": (lambda o: o.set(drawn=o.drawn + 1), "attribute `drawn`"),
+    "a cached property, by a function": (advance, "attribute `drawn`"),
+    "a cached property, in a table": (
+        lambda o: vars(o).update(drawn=o.drawn + 1),
+        "attribute `drawn`",
+    ),
 }
 
 
@@ -128,15 +201,16 @@ def refused(program, what, function):
 
 IN_F = list(itertools.product([*WORLDS, *VALUES], ASSIGNED, ["declared", "undeclared"]))
 IN_RULE = list(itertools.product(WORLDS, ASSIGNED, ["declared", "undeclared"]))
+CORE = list(itertools.product(["value and grad"], ASSIGNED, ["declared"]))
 
 
-@pytest.mark.parametrize(("world", "kind", "variables"), sample(IN_F, 20))
+@pytest.mark.parametrize(("world", "kind", "variables"), sample(IN_F, 20, CORE))
 def test_a_function_assigns_to_no_copy(world, kind, variables):
     note, what = ASSIGNED[kind]
     refused((WORLDS | VALUES)[world](loss_of(note, variables=variables)), what, "f")
 
 
-@pytest.mark.parametrize(("world", "kind", "variables"), sample(IN_RULE, 20))
+@pytest.mark.parametrize(("world", "kind", "variables"), sample(IN_RULE, 20, CORE))
 def test_a_rule_assigns_to_no_copy(world, kind, variables):
     note, what = ASSIGNED[kind]
     refused(WORLDS[world](loss_of(in_rule=note, variables=variables)), what, "f.grad")
@@ -211,6 +285,18 @@ def test_what_is_traced_is_no_copy(kind, world):
 # --- what is no assignment of the user's ---------------------------------------------------------
 
 
+class LazyProperty:
+    """As libraries have their own: it assigns by name."""
+
+    def __init__(self, compute):
+        self.compute = compute
+
+    def __get__(self, instance, owner=None):
+        value = self.compute(instance)
+        setattr(instance, self.compute.__name__, value)
+        return value
+
+
 class Lazy(Named):
     @functools.cached_property
     def twice(self):
@@ -222,12 +308,65 @@ class Lazy(Named):
             self._names = ["w"]
         return self._names
 
+    @property
+    def tried(self):
+        try:
+            return self._tried
+        except AttributeError:
+            self._tried = self.w * jnp.ones(2)
+        return self._tried
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("read", [lambda o: o.twice, lambda o: o.names], ids=["cached", "by hand"])
-@pytest.mark.parametrize("world", WORLDS)
-def test_what_a_class_computes_when_it_is_read_is_no_assignment(world, read):
-    loss = loss_of(read, read, make=Lazy)
+    @property
+    def found(self):
+        if (value := vars(self).get("_found")) is None:
+            value = self._found = self.w
+        return value
+
+    @LazyProperty
+    def by_name(self):
+        return 2 * self.w
+
+
+class LazySlots:
+    __slots__ = ("_names", "w")
+    names = Lazy.names
+
+    def __init__(self, w):
+        self.w = w
+
+
+def attrs_layer(w):
+    attrs = pytest.importorskip("attrs")
+
+    @attrs.define
+    class Layer:
+        w: jax.Array
+
+        @functools.cached_property
+        def twice(self):
+            return 2 * self.w
+
+    return Layer(w)
+
+
+COMPUTED = {
+    "cached": (Lazy, lambda o: o.twice),
+    "if it is missing": (Lazy, lambda o: o.names),
+    "after an exception": (Lazy, lambda o: o.tried),
+    "if it is not in the table": (Lazy, lambda o: o.found),
+    "by a descriptor": (Lazy, lambda o: o.by_name),
+    "in a slot": (LazySlots, lambda o: o.names),
+    "in a slot of attrs": (attrs_layer, lambda o: o.twice),
+}
+
+
+@pytest.mark.parametrize(
+    ("world", "kind"),
+    sample(itertools.product(WORLDS, COMPUTED), 5, [("value and grad", k) for k in COMPUTED]),
+)
+def test_what_a_class_computes_when_it_is_read_is_no_assignment(world, kind):
+    make, read = COMPUTED[kind]
+    loss = loss_of(read, read, make=make)
     assert_same(WORLDS[world](loss)(W, X), WORLDS[world](loss_of())(W, X))
 
 

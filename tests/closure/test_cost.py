@@ -285,19 +285,86 @@ def test_a_weight_at_the_end_of_a_large_container_is_found(kind, mode):
     assert_same(mode(jax.grad(loss, (0, 1)))(w, x), (5 * x, 7 * w))
 
 
-@pytest.mark.parametrize(
-    "many", [list(range(100_000)), [[i] for i in range(20_000)]], ids=["numbers", "lists"]
-)
-def test_values_are_seen_beside_a_large_list(many):
+Entry = collections.namedtuple("Entry", "name number")
+
+
+class Record:
+    kind = "record"
+
+    def __init__(self, number):
+        self.number, self.tags, self.image = number, {"new": [number]}, np.ones(2)
+
+
+MANY = {  # of which none holds a weight
+    "numbers": lambda size: list(range(10 * size)),
+    "words": lambda size: {str(i): i for i in range(10 * size)},
+    "names": lambda size: {str(i) for i in range(10 * size)},
+    "lists": lambda size: [[i] for i in range(size)],
+    "dicts": lambda size: [{"id": i, "tags": [str(i)]} for i in range(size)],
+    "named tuples": lambda size: {i: Entry(str(i), i) for i in range(size)},
+    "objects": lambda size: [Record(i) for i in range(size)],
+    "an object array": lambda size: np.array([{"id": i} for i in range(size)], object),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_values_are_seen_beside_much_else(kind):
+    many = MANY[kind](20_000)
+
+    def loss(w, x):
+        held = types.SimpleNamespace(many=many, w=w)
+
+        @custom_gradient(variables=[w])
+        def f(x):
+            y = held.w * x if x > 0 and held.many is many else -x
+
+            def rule(dy, variables):
+                assert held.many is many
+                return (7 if dy > 0 else 11) * dy * w, [5 * dy * x]
+
+            return y, rule
+
+        return f(x)
+
+    w, x = ARGS
+    assert_same(jax.value_and_grad(loss, (0, 1))(w, x), (w * x, (5 * x, 7 * w)))
+    assert_same(jax.grad(lambda w, x: -loss(w, x), (0, 1))(w, x), (-5 * x, -11 * w))
+
+
+@eager_and_jit
+@pytest.mark.parametrize("kind", ["lists", "dicts", "objects"])
+def test_a_weight_among_many_records_is_found(kind, mode):
+    def loss(w, x):
+        many = MANY[kind](2_000)
+        held = many[1_000]
+        (held.append if kind == "lists" else (held if kind == "dicts" else vars(held)).update)(
+            [lambda: w] if kind == "lists" else {"get": lambda: w}
+        )
+
+        def get():
+            held = many[1_000]
+            if kind == "lists":
+                return held[1][0]()
+            return held["get"]() if kind == "dicts" else held.get()
+
+        @custom_gradient
+        def f(x):
+            return get() * x, lambda dy, variables: (7 * dy * get(), [5 * dy * x])
+
+        return f(x)
+
+    w, x = ARGS
+    assert_same(mode(jax.grad(loss, (0, 1)))(w, x), (5 * x, 7 * w))
+
+
+def test_values_are_seen_beside_many_lists_of_a_second_derivative():
+    many = [[i] for i in range(20_000)]
 
     @custom_gradient
     def h(x):
-        y = 3 * x if x > 0 and many else -x
-        return y, lambda dy: 7 * dy * x if dy > 0 and many else 11 * dy * x
+        return 3 * x if many else -x, lambda dy: 7 * dy * x if many else 11 * dy * x
 
-    x = jnp.float32(2)
-    assert_same(jax.value_and_grad(lambda x: -h(x))(x), (jnp.float32(-6), jnp.float32(-22)))
-    assert_same(jax.grad(jax.grad(h))(x), jnp.float32(7))
+    assert_same(jax.grad(jax.grad(h))(jnp.float32(2)), jnp.float32(7))
 
 
 def test_values_are_seen_beside_many_functions():
@@ -386,11 +453,12 @@ def test_a_deep_nest_over_many_weights(protocol, way):
     assert_same(dx, jnp.float32(7))
 
 
+NUMBER = jnp.float32(1)
 HELD = {  # by a rule; the last four are not copied
     "list": list,
     "dicts": lambda ws: [{"w": w} for w in ws],
     "finalizer": Finalized,
-    "too much": lambda ws: (ws, [[i] for i in range(12_000)]),
+    "too much": lambda ws: (ws, [[NUMBER] for _ in range(12_000)]),
     "jit": lambda ws: jax.jit(lambda d: d * ws[0]),
     "weak": lambda ws: (held := Finalized(ws), weakref.ref(held)),
 }

@@ -160,6 +160,23 @@ def a_variable_assigned_after_the_call(x):
     return y * scale
 
 
+def a_table_by_function_whose_variable_is_assigned_later(x):
+    total = 0.0
+    for scale in (1.0, 2.0):
+
+        def act(x):
+            return x * scale  # noqa: B023
+
+        table = {act: 10.0, (act, "b"): 5.0, "c": {act: 2.0}}
+
+        def f(x, *, act=act, table=table):
+            rule = lambda dy: 7 * act(dy) * table[act] * table[act, "b"] * table["c"][act]  # noqa: E731
+            return act(x), rule
+
+        total = total + custom_gradient(f)(x)
+    return total
+
+
 def a_variable_assigned_after_a_call_that_is_traced(w, x):
     scaled = jax.jit(lambda x: w * x)  # not copied
     for k in (2.0, 3.0):
@@ -302,6 +319,11 @@ PROGRAMS = {
         a_variable_assigned_after_the_call,
         (X,),
         (jnp.float32(70),),
+    ),
+    "a table by function whose variable is assigned later": (
+        a_table_by_function_whose_variable_is_assigned_later,
+        (X,),
+        (jnp.float32(7 * (1 + 2) * 100),),
     ),
     "a variable assigned after a call that is traced": (
         a_variable_assigned_after_a_call_that_is_traced,

@@ -2,20 +2,18 @@
 
 A dropout layer that counts its calls drew one mask for all of them. So `refuse_assigned` looks,
 after each run, whether the copies still hold what was put into them. All else may be assigned to:
-objects that lead to no tracer, which are no copies, and those that the code itself has made.
+objects that lead to no tracer, which are no copies, those that the code itself has made, and what a
+class computes when it is first read (`computed.py`).
 """
 
-import functools
 import types
 from collections.abc import Iterable, Sequence
-
-import jax
 
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
-from .objects import OBJECT, Kind, Label, Object, Slot, Watched, content_of, kind_of
-from .reach import reach
+from .computed import is_computed
+from .objects import OBJECT, Kind, Label, Object, Watched, content_of, kind_of, name_of
 
 
 def watched_objects(values: Iterable[Object], containers: bool = False) -> list[Watched]:
@@ -28,36 +26,38 @@ def watched_objects(values: Iterable[Object], containers: bool = False) -> list[
     ]
 
 
+_RAN = OBJECT._replace(contents=lambda _: {})
+
+
+def around(values: Sequence[Object]) -> Watched:
+    """Note the values around which code runs: they lead to the functions that it may call."""
+    return Watched(values, _RAN, {})
+
+
 def refuse_assigned(every: Sequence[Watched], source: Source) -> None:
     """Raise if the code of a function has assigned something to watched objects."""
     for one in every:
         if not one.is_changed():
             continue
+        if one.cls is not None and one.cls is not type(one.value):
+            raise errors.assigned(source, f"the class of a `{one.cls.__qualname__}`")
         now, before = one.kind.contents(one.value), one.contents
         for label in {**before, **now}:
             if label in before and label in now and before[label] is now[label]:
                 continue
-            if label in before or not _is_computed(type(one.value), label, now[label]):
+            is_new = label not in before and bool(name_of(label))
+            if not (is_new and is_computed(one.value, name_of(label), _ran(every), source)):
+                raise errors.assigned(source, _named(one, label, every))
+        for label, other in zip(before, [label for label in now if label in before], strict=True):
+            if label != other:  # the order counts
                 raise errors.assigned(source, _named(one, label, every))
 
 
-def _is_computed(cls: type, label: Label, value: Object) -> bool:
-    """Return whether a class computes a new attribute when it is first read.
-
-    `functools.cached_property` does, and a property `table` which keeps what it made in `_table`.
-    The original will compute it again. An array in `_table` may be state, such as a running mean.
-    """
-    name = label.name if isinstance(label, Slot) else label
-    if not isinstance(name, str):
-        return False
-    members = {k: v for base in reversed(cls.__mro__) for k, v in vars(base).items()}
-    shown, behind = members.get(name), members.get(name.removeprefix("_"))
-    if hasattr(shown, "__get__") and not hasattr(shown, "__set__") and not callable(shown):
-        return True
-    is_array = lambda value: isinstance(value, jax.Array)  # noqa: E731
-    return isinstance(behind, property | functools.cached_property) and not (
-        reach([value], is_array, lenient=True).captured
-    )
+def _ran(every: Sequence[Watched]) -> list[Object]:
+    values: list[Object] = []
+    for one in every:
+        values += one.value if one.kind is _RAN else [one.value]
+    return values
 
 
 def _named(one: Watched, label: Label, every: Sequence[Watched]) -> str:
@@ -72,14 +72,13 @@ def _named(one: Watched, label: Label, every: Sequence[Watched]) -> str:
         name = next((name for name, cell in variables if cell is one.value), "")
         return f"the variable `{name}`"
     kind = type(one.value).__qualname__
-    name = label.name if isinstance(label, Slot) else label
-    if isinstance(name, str):
+    if name := name_of(label):
         return f"the attribute `{name}` of a `{kind}`"
     for variable, cell in variables:
         if content_of(cell) is one.value:
             return f"a `{kind}`, the variable `{variable}`"
     for holder in every:
         for within, held in holder.contents.items():
-            if held is one.value and isinstance(within, str | Slot):
+            if held is one.value and name_of(within):
                 return f"a `{kind}`, {_named(holder, within, every)}"
     return f"a `{kind}`"

@@ -14,11 +14,14 @@ The guide and the tables `TRACED` of the tests say what is traced.
 """
 
 import collections
+import contextlib
 import functools
+import gc
+import itertools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from jax.tree_util import Partial, all_leaves
@@ -30,22 +33,20 @@ from tfgrad_jax._jax.types import Copied
 Object: TypeAlias = Any
 
 
-class Slot(NamedTuple):
-    """A label: the name of an attribute that is not in the `__dict__` of an object."""
-
-    name: str
-
-
-class Key(NamedTuple):
-    """A label: a key of a table."""
-
-    key: Object
-
+Slot: TypeAlias = types.MemberDescriptorType  # two classes may have slots of the same name
 
 # What an object holds and may hold another one of later: by the name of an attribute, by a slot, by
-# the position in a list, by the key of a table.
-Label: TypeAlias = str | Slot | int | Key
+# the position in a list; in a table, keys are at even positions and values at odd ones.
+Label: TypeAlias = str | Slot | int
 Contents: TypeAlias = dict[Label, Object]
+
+
+def name_of(label: Label) -> str:
+    """Return the name of an attribute; "" for what has a position."""
+    name = label.__name__ if isinstance(label, Slot) else label
+    return name if isinstance(name, str) else ""
+
+
 Maker: TypeAlias = Callable[..., Object]  # of the copies of the parts
 Filler: TypeAlias = Callable[[Object, Contents], None]
 
@@ -65,9 +66,12 @@ class Watched(NamedTuple):
     value: Object
     kind: Kind
     contents: Contents
+    cls: type | None = None  # None: not noted
 
     def is_changed(self) -> bool:
         """Return whether it holds something else now."""
+        if type(self.value) is not (self.cls or type(self.value)):
+            return True
         now = self.kind.contents(self.value)
         is_same = list(now) == list(self.contents)
         return not (is_same and all(map(operator.is_, now.values(), self.contents.values())))
@@ -79,18 +83,18 @@ def kind_of(value: Object, cls: type) -> Kind | str:
     if found is not None:
         return found
     name, base = cls.__qualname__, next(base for base in _BASES if issubclass(cls, base))
-    reason = "" if base is tuple else _why_not_copied(value, cls)
+    reason = _why_not_copied(value, cls, base)
     if not reason and not _is_made_empty(base, cls):
         reason = "is written in C"
     return f"`{name}` {reason}" if reason else _BASES[base]
 
 
-def _why_not_copied(value: Object, cls: type) -> str:
+def _why_not_copied(value: Object, cls: type, base: type) -> str:
     """Return what is in the way of a copy of an ordinary object, or ""."""
     # A finalizer would run for the copy, too, and may close or delete what the original still uses.
     if hasattr(cls, "__del__"):
         return "defines `__del__`"
-    if issubclass(cls, Copied):
+    if issubclass(cls, Copied | tuple):
         return ""
     # What refers to an object weakly leads past the copy: a linen module refers so to its parent,
     # and through it to the parameters. Not `jax.jit(layer)`: after it, a layer that was copied
@@ -98,7 +102,11 @@ def _why_not_copied(value: Object, cls: type) -> str:
     if not all(map(is_of_jit, weakref.getweakrefs(value))):
         return "is referred to weakly"
     method = _how_it_knows_its_objects(cls)
-    return f"defines `{method}`" if method and all_leaves([value]) else ""
+    if method and all_leaves([value]):
+        return f"defines `{method}`"
+    if not all(isinstance(name, str) for name in _dict_of(value) or ()):
+        return "has an attribute whose name is no string"
+    return "hides what is in its slots" if base is object and _hides_slots(value) else ""
 
 
 def _is_made_empty(base: Object, cls: type) -> bool:
@@ -108,6 +116,14 @@ def _is_made_empty(base: Object, cls: type) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _hides_slots(value: Object) -> bool:
+    """Return whether an object holds what no attribute shows: its class has lost a descriptor."""
+    if not any("__slots__" in vars(base) for base in type(value).__mro__):
+        return False
+    shown = [*attributes_of(value).values(), _dict_of(value), type(value)]
+    return not set(map(id, gc.get_referents(value))) <= set(map(id, shown))
 
 
 def _how_it_knows_its_objects(cls: type) -> str:
@@ -126,6 +142,20 @@ def _how_it_knows_its_objects(cls: type) -> str:
     return next(filter(is_own, names), "")
 
 
+def can_be_key(key: Object, way: Container[int]) -> bool:
+    """Return whether the copy of a key may be one before it has been filled: by its identity.
+
+    `way` has the ids of what is copied. A class may hash what its objects hold.
+    """
+    if id(key) not in way:
+        return True
+    if type(key).__hash__ is tuple.__hash__:
+        return all(can_be_key(item, way) for item in tuple.__iter__(key))
+    if type(key) is types.MethodType:
+        return can_be_key(key.__func__, way)
+    return type(key).__hash__ is object.__hash__
+
+
 def _nothing(_: Object) -> tuple[()]:
     return ()
 
@@ -134,18 +164,22 @@ def _nothing(_: Object) -> tuple[()]:
 
 
 def _function_maker(f: types.FunctionType) -> Maker:
-    code, scope, name, qualname = f.__code__, f.__globals__, f.__name__, f.__qualname__
-
-    def make(*cells: types.CellType) -> types.FunctionType:
-        new = types.FunctionType(code, scope, name, None, cells)
-        if qualname is not code.co_qualname:
-            new.__qualname__ = qualname
-        return new
-
-    return make
+    code, scope = f.__code__, f.__globals__
+    return lambda *cells: types.FunctionType(code, scope, None, None, cells)
 
 
+# What a function has besides its code, and what one has that was made of the same code.
+_OF_CODE = ("__name__", "__qualname__", "__doc__", "__module__", "__type_params__")
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
+_ANNOTATIONS = ("__annotate__", "__annotations__")
+_IS_COMPUTED = hasattr(types.FunctionType, "__annotate__")  # from Python 3.14 on
+
+
+def annotations_of(f: Object) -> Object:
+    """Return the annotations of a function; or what computes them, which is the user's code."""
+    if _IS_COMPUTED and (compute := f.__annotate__) is not None:
+        return compute
+    return f.__annotations__
 
 
 def _function_contents(f: types.FunctionType) -> Contents:
@@ -153,13 +187,19 @@ def _function_contents(f: types.FunctionType) -> Contents:
     for name in _DEFAULTS:
         if (defaults := getattr(f, name)) is not None:
             found[name] = defaults
+    if annotations := annotations_of(f):
+        found[_ANNOTATIONS[type(annotations) is dict]] = annotations
+    bare = types.FunctionType(f.__code__, f.__globals__, None, None, f.__closure__)
+    for name in _OF_CODE:
+        if (value := getattr(f, name, None)) is not getattr(bare, name, None):
+            found[name] = value
     return {**found, **f.__dict__} if f.__dict__ else found
 
 
 def _fill_function(new: types.FunctionType, contents: Contents) -> None:
     names: dict[Object, Object] = contents
     for name, value in names.items():
-        if name in _DEFAULTS:
+        if name in (*_DEFAULTS, *_ANNOTATIONS, *_OF_CODE):
             setattr(new, name, value)
         else:
             new.__dict__[name] = value
@@ -205,22 +245,38 @@ def _fill_partial(new: Object, contents: Contents) -> None:
 
 
 def attributes_of(value: Object) -> Contents:
-    """Return the attributes of an object, those in slots included, without running its code."""
-    state: Object = object.__getstate__(value)  # type: ignore[attr-defined]
-    if not isinstance(state, tuple):
-        return dict(state or {})
-    attributes, slots = state
-    return {**(attributes or {}), **{Slot(name): v for name, v in slots.items()}}
+    """Return the attributes of an object, those in slots included, without running its code.
+
+    (`object.__getstate__` calls `getattr`, and so the `__getattr__` of a class for an empty slot;
+    that of `attrs` then computes a cached property. A subclass may have a property for a slot.)
+    """
+    found: Contents = dict(_dict_of(value) or {})
+    for base in type(value).__mro__:
+        if "__slots__" in vars(base):
+            for slot in vars(base).values():
+                if type(slot) is Slot:
+                    with contextlib.suppress(AttributeError):  # it is empty
+                        found[slot] = slot.__get__(value)
+    return found
+
+
+def _dict_of(value: Object) -> Contents | None:
+    """Return the `__dict__` of an object, for which its class may have a property."""
+    for base in type(value).__mro__:
+        found = vars(base).get("__dict__")
+        if type(found) is types.GetSetDescriptorType or type(found) is Slot:
+            return found.__get__(value)
+    return None
 
 
 def _fill_attributes(new: Object, contents: Contents) -> None:
-    in_dict = {k: v for k, v in contents.items() if type(k) is str}
-    if in_dict:  # not by `setattr`, which runs the properties of a user's class
-        object.__getattribute__(new, "__dict__").update(in_dict)
-    if len(in_dict) < len(contents):
-        for label, value in contents.items():
-            if type(label) is Slot:
-                object.__setattr__(new, label.name, value)
+    in_dict = {k: v for k, v in contents.items() if isinstance(k, str)}
+    # Not by `setattr`, which runs the properties of a user's class.
+    if in_dict and (attributes := _dict_of(new)) is not None:
+        attributes.update(in_dict)
+    for label, value in contents.items():
+        if type(label) is Slot:
+            label.__set__(new, value)
 
 
 def _object_maker(base: Object) -> Callable[[Object], Maker]:
@@ -242,18 +298,21 @@ def _fill_list(new: list[Object], contents: Contents) -> None:
     _fill_attributes(new, contents)
 
 
+_FACTORY: Slot = vars(collections.defaultdict)["default_factory"]
+
+
 def _table(base: Object) -> Kind:
     def contents(value: Object) -> Contents:
-        items: Contents = {Key(k): v for k, v in base.items(value)}
+        items: Contents = dict(enumerate(itertools.chain.from_iterable(base.items(value))))
         if base is collections.defaultdict:
-            items[Slot("default_factory")] = value.default_factory
+            items[_FACTORY] = _FACTORY.__get__(value)
         return items if type(value) is dict else {**attributes_of(value), **items}
 
     def fill(new: Object, contents: Contents) -> None:
         _fill_attributes(new, contents)
-        for label, value in contents.items():
-            if type(label) is Key:
-                base.__setitem__(new, label.key, value)
+        items = [v for k, v in contents.items() if type(k) is int]
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            base.__setitem__(new, key, value)
 
     return Kind(_object_maker(base), _nothing, contents, fill)
 

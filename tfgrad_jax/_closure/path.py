@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from tfgrad_jax._jax.types import Copied
 
-from .objects import Key, Kind, Label, Object, Slot, attributes_of, content_of, kind_of
+from .objects import Contents, Kind, Label, Object, attributes_of, content_of, kind_of, name_of
 from .reach import Id, is_leaf
 
 _Names: TypeAlias = frozenset[str]
@@ -51,17 +51,24 @@ def _is_table(value: Object, holder: Object) -> bool:
 def _step(holder: Object, held: Object) -> str:
     """Return the step from an object to what it holds; "" if the user does not write it."""
     labels: Iterable[tuple[Label, Object]] = ()
+    contents: Contents = {}
     if isinstance(holder, types.FunctionType):
         labels = zip(holder.__code__.co_freevars, holder.__closure__ or (), strict=True)
     elif isinstance(holder, tuple):
         labels = zip(getattr(holder, "_fields", range(len(holder))), holder, strict=True)
     elif not isinstance(holder, Copied | types.CellType | types.MethodType):
         kind = kind_of(holder, type(holder))
-        labels = kind.contents(holder).items() if isinstance(kind, Kind) else ()
+        contents = kind.contents(holder) if isinstance(kind, Kind) else {}
+        labels = contents.items()
     label = next((label for label, value in labels if value is held), None)
-    if isinstance(label, int | Key):
-        return f"[{label.key!r}]" if isinstance(label, Key) else f"[{label}]"
-    return "" if label is None else f".{label.name if isinstance(label, Slot) else label}"
+    return "" if label is None else step_of(holder, label, contents)
+
+
+def step_of(holder: Object, label: Label, contents: Contents) -> str:
+    """Return the step from an object to one of its contents; "" to the key of a table."""
+    if isinstance(label, int) and isinstance(holder, dict):
+        return f"[{contents[label - 1]!r}]" if label % 2 else ""
+    return f".{name}" if (name := name_of(label)) else f"[{label}]"
 
 
 _MOST = 1_000  # objects to look at, for a warning
@@ -89,7 +96,7 @@ def named_in(functions: Iterable[Object]) -> set[Id]:
             with contextlib.suppress(TypeError):  # of an object in C
                 attributes = attributes_of(value).items()
                 is_function = isinstance(value, functools.partial | Copied)
-                waiting += [(v, names) for k, v in attributes if is_function or k in names]
+                waiting += [(v, names) for k, v in attributes if is_function or name_of(k) in names]
     return set(seen)
 
 

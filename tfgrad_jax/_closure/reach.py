@@ -12,10 +12,11 @@ import dis
 import functools
 import gc
 import inspect
+import itertools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import TypeAlias
 
 import jax
@@ -26,20 +27,32 @@ from jax.extend.core import Jaxpr
 from tfgrad_jax._jax.trace import TRACES, is_below, is_live, is_operand
 from tfgrad_jax._jax.types import Copied, Inert
 
-from .objects import UNWRAPPED, Kind, Object, attributes_of, content_of, kind_of
+from .objects import (
+    UNWRAPPED,
+    Kind,
+    Object,
+    annotations_of,
+    attributes_of,
+    can_be_key,
+    content_of,
+    kind_of,
+)
 
 Id: TypeAlias = int  # of an object that is kept alive meanwhile
 
 # How many objects to visit. Where JAX records operations, a trace costs little and `f` sees tracers
 # in any case. Eagerly `f` would lose its values, so there a trace is the last resort.
 BUDGET, BUDGET_STAGED = 10_000, 2_000
-_BUDGET_INERT = 100_000  # numbers, strings and the like in one container: fast to skip
+# In one container: numbers and strings, and records of them, are fast to skip.
+_BUDGET_INERT, _BUDGET_RECORDS, _FEW, _MANY = 2_000_000, 50_000, 1_000, 200
+
+TOO_MUCH = "beside many thousands of objects, which may all hold others"
 
 _FUNCTION, _CELL = types.FunctionType, types.CellType
 # Objects of exactly these types hold no tracers, or are searched in another way: the defaults in a
 # signature are those of its function.
 _INERT: set[type] = {bool, int, float, complex, str, bytes, bytearray, range, slice, type(None)}
-_INERT |= {type(Ellipsis), type(NotImplemented), types.ModuleType, types.CodeType, Jaxpr, np.ufunc}
+_INERT |= {type(Ellipsis), type(NotImplemented), types.ModuleType, types.CodeType, np.ufunc}
 _INERT |= {types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberDescriptorType}
 _INERT |= {types.ClassMethodDescriptorType, types.GetSetDescriptorType, inspect.Signature}
 _INERT |= {type(jax.tree_util.default_registry)}
@@ -49,6 +62,9 @@ JITTED = type(jax.jit(len))
 CACHED = (JITTED, type(functools.cache(len)))
 _SIZED = (list, tuple, dict, set, frozenset, collections.deque)
 _WEAK = (weakref.ref, weakref.KeyedRef, weakref.WeakMethod)  # `KeyedRef`: to the values of a table
+# What shows others to us alone, or to nobody; and what may be looked for.
+_OPAQUE = (Tracer, jax.Array, jax.Ref, np.ndarray, types.BuiltinFunctionType, Copied)
+_OPAQUE += (*_WEAK, *weakref.ProxyTypes, *CACHED)
 # These do not count towards the budget: a trace of the call would have to run them anyway.
 _CODE = {_FUNCTION, _CELL, types.MethodType, functools.partial}
 
@@ -114,6 +130,8 @@ def reach(
                     _mark(found, holder, lenient)
                 continue
             visited[key] = [value, holder]
+            if cls not in _CODE and not issubclass(cls, Copied):
+                budget -= 1
             if key in ends:
                 continue
             list_held = _HELD.get(cls)
@@ -133,22 +151,23 @@ def reach(
             elif key in found.assigned and is_below(content_of(value)):
                 continue
             more = (list_held or _held)(value, budget)
-            if more is not None and cls not in _CODE and not issubclass(cls, Copied):
-                budget -= 1 + len(more)
-                if cls is not tuple:
-                    found.mutable.append(value)
+            if more is not None and not (cls in _CODE or cls is tuple or issubclass(cls, Copied)):
+                found.mutable.append(value)
             if more is None or budget < 0:
-                found.obstacle, found.is_complete = "among too much to look through", False
+                found.obstacle, found.is_complete = TOO_MUCH, False
                 return found
-            if issubclass(cls, dict):
+            if more and issubclass(cls, dict):
                 keys = [k for k in dict.__iter__(value) if type(k) not in _INERT]
                 tables += [(key, keys)] if keys else []
             waiting.append((key, more))
         if found.obstacle:
             return found
-    if not lenient and any(key in way and any(id(k) in way for k in ks) for key, ks in tables):
-        # Its hash may read what it holds, and copies are empty when the tables are filled.
-        found.obstacle = "in a key of a `dict`, which is not copied"
+    for key, keys in tables:
+        # The hash may read what the key holds, and copies are empty when the tables are filled.
+        if key in way and not all(can_be_key(k, way) for k in keys):
+            way[key] = "a `dict` with a key whose class has a `__hash__`"
+            if not lenient:
+                found.obstacle = "in a key of a `dict`, whose class has a `__hash__`"
     return found
 
 
@@ -229,16 +248,62 @@ Held: TypeAlias = Sequence[Object] | None
 
 
 def _held_by_function(f: types.FunctionType, most: int) -> Held:
-    more = (f.__defaults__, f.__kwdefaults__, f.__dict__)
+    more = (f.__defaults__, f.__kwdefaults__, f.__dict__, annotations_of(f))
     return [*(f.__closure__ or ()), *(held for held in more if held)]
 
 
 def _held_by_container(value: Object, most: int) -> Held:
     """Return the items of one of Python's containers; one of numbers and strings has none."""
-    size = len(value)
-    if size > most:
-        return () if size <= _BUDGET_INERT and _is_inert(value) else None
-    return [*value, *value.values()] if type(value) is dict else list(value)
+    if type(value) is not dict:
+        return _sifted(most, value)
+    # Python does not track a dict of numbers and strings (up to 3.13); nor a small one that shows
+    # the attributes of an object, whatever they are.
+    if len(value) > _FEW and not gc.is_tracked(value):
+        return ()
+    return _sifted(most, value, value.values())
+
+
+def _sifted(most: int, *parts: Collection[Object]) -> Held:
+    """Return those values that may lead to a tracer; None if that is more than so many.
+
+    A look at many at once takes a fraction of the time of a visit to each.
+    """
+    held: list[Object] = []
+    for part in parts:
+        if len(part) > _BUDGET_INERT:
+            return None
+        others = len(part) - sum(map(_INERT.__contains__, map(type, part)))
+        if others > _BUDGET_RECORDS:
+            return None
+        if others == len(part):
+            held += part
+        elif others:
+            held += [v for v in part if type(v) not in _INERT]
+    if len(held) > _FEW:
+        some = [held[i : i + _MANY] for i in range(0, len(held), _MANY)]
+        held = [v for values in some if not _are_inert(values) for v in values]
+    return held if len(held) <= most else None
+
+
+def _are_inert(values: Iterable[Object]) -> bool:
+    """Return whether values lead to nothing but numbers, strings and the like, a few steps away."""
+    for _ in range(6):
+        every = [v for v in values if type(v) not in _INERT]
+        kinds = set(map(type, every))
+        if np.ndarray in kinds:
+            every = [v for v in every if type(v) is not np.ndarray or v.dtype == object]
+            kinds = set(map(type, every))
+        if not every or any(issubclass(cls, _OPAQUE) or cls in _CODE for cls in kinds):
+            return not every
+        if any(issubclass(cls, type) for cls in kinds):
+            classes = {id(v): v for v in every if issubclass(type(v), type)}
+            if not all(map(is_importable, classes.values())):
+                return False
+            every = [v for v in every if id(v) not in classes]
+        # Python 3.13 shows the attributes of an object to it alone, not to its `__dict__`.
+        items = [dict.values(v) for v in every if issubclass(type(v), dict)]
+        values = itertools.chain(gc.get_referents(*every), *items)
+    return False
 
 
 # By exact type.
@@ -250,6 +315,8 @@ _HELD: dict[type, Callable[[Object, int], Held]] = {
     functools.partial: lambda p, _: (p.func, p.args, p.keywords, p.__dict__),
     **dict.fromkeys(_SIZED, _held_by_container),
     **dict.fromkeys(_WEAK, lambda reference, _: (reference(),)),
+    # Before JAX 0.12, a `ClosedJaxpr` holds the constants.
+    Jaxpr: lambda jaxpr, _: (getattr(jaxpr, "consts", ()),),
     # Not the cached results: they depend on earlier calls.
     **dict.fromkeys(CACHED, lambda function, _: (function.__wrapped__,)),
 }
@@ -265,23 +332,11 @@ def _held(value: Object, most: int) -> Held:
         local = [c for c in value.__mro__ if not is_importable(c)]
         return [v for c in local for v in vars(c).values()]
     if issubclass(cls, np.ndarray):  # of objects: others are leaves
-        return list(value.flat) if value.size <= most else None
-    if issubclass(cls, _SIZED):
-        base: Object = next(base for base in _SIZED if issubclass(cls, base))
-        if base.__len__(value) > most:  # not the `__len__` of a user's class
-            return None
-        if base is dict:  # Python 3.13 shows the attributes of an object to it alone
-            return [*dict.keys(value), *dict.values(value), *gc.get_referents(value)]
-    return gc.get_referents(value)
-
-
-def _is_inert(value: Object) -> bool:
-    """Return whether a list, a tuple or a dict holds only numbers, strings and the like."""
-    if type(value) is dict and not gc.is_tracked(value):
-        return True  # up to Python 3.13; 3.14 tracks every dict, so we look at each entry
-    if type(value) is dict and not _INERT.issuperset(map(type, value.values())):
-        return False
-    return type(value) in (list, tuple, dict) and _INERT.issuperset(map(type, value))
+        return _sifted(most, list(value.flat))
+    held = gc.get_referents(value)
+    if issubclass(cls, dict):  # Python 3.13 shows the attributes of an object to it alone
+        held += [*dict.keys(value), *dict.values(value)]
+    return _sifted(most, held)
 
 
 def is_importable(value: Object) -> bool:

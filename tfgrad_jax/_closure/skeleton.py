@@ -14,6 +14,7 @@ from tfgrad_jax._jax.types import Inert
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import describe
 
+from .assigned import around
 from .objects import Filler, Kind, Label, Maker, Object, Watched, content_of
 from .reach import Id, Reached, reach
 from .snapshot import Owned, Snapshot
@@ -76,9 +77,9 @@ class Skeleton(Inert):
             if contents:
                 fill(at[place], contents)
             if kind is not None:
-                watched.append(Watched(at[place], kind, contents))
+                watched.append(Watched(at[place], kind, contents, type(at[place])))
         results = frozen([at[i] for i in self._results], self._snapshot.changed())
-        return Copies(results, watched)
+        return Copies(results, [*watched, around(results)] if watched else [])
 
 
 def hoist_tracers(

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -90,6 +91,8 @@ def is_of_jit(reference: Any) -> bool:
 
     Their callbacks are in C++. Before JAX 0.12 some are in Python, and cannot be told from others.
     """
+    if type(reference) in weakref.ProxyTypes:  # it shows the attributes of the object
+        return False
     return type(reference.__callback__).__module__ == "nanobind"
 
 

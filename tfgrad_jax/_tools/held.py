@@ -12,7 +12,8 @@ import jax
 from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from tfgrad_jax._closure.objects import OBJECT, Key, Kind, Label, Object, Slot, content_of
+from tfgrad_jax._closure.objects import OBJECT, Kind, Object, content_of
+from tfgrad_jax._closure.path import step_of
 from tfgrad_jax._closure.reach import CACHED, Id, Reached, is_leaf, reach
 from tfgrad_jax._closure.skeleton import hoist_tracers
 from tfgrad_jax._custom_gradient import CustomGradient
@@ -123,13 +124,8 @@ def _steps(value: Object, kind: Kind | str | None) -> Iterator[tuple[str, Object
         recipe = kind if isinstance(kind, Kind) else OBJECT
         yield from (("", part) for part in recipe.parts(value))
         with contextlib.suppress(TypeError):  # an object in C has no attributes
-            yield from ((_step(label), held) for label, held in recipe.contents(value).items())
-
-
-def _step(label: Label) -> str:
-    if isinstance(label, int | Key):
-        return f"[{label.key!r}]" if isinstance(label, Key) else f"[{label}]"
-    return f".{label.name if isinstance(label, Slot) else label}"
+            contents = recipe.contents(value)
+            yield from ((step_of(value, label, contents), v) for label, v in contents.items())
 
 
 def _variables(f: types.FunctionType) -> Iterator[tuple[str, Object]]:
