@@ -22,7 +22,7 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
-from ._closure.reach import reach
+from ._closure.reach import survey
 from ._custom_gradient import CustomGradient
 from ._family import is_recomputed
 from ._jax.compat import is_ref
@@ -318,7 +318,7 @@ class _Runs(Inert):
         return next(runs, _Run(None, []))
 
     def note(self, grad_fn: AnyFunction) -> None:
-        arrays = named([("", grad_fn)], reach([grad_fn], is_known, lenient=True)).values()
+        arrays = named([("", grad_fn)], survey([grad_fn], is_known)).values()
         self._every.append(_Run(grad_fn, [(one.name, one.value) for one in arrays]))
 
     def watched(self, h: Any) -> AnyFunction:

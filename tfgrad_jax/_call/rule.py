@@ -15,11 +15,19 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import refuse_assigned
-from tfgrad_jax._closure.objects import Object, Watched
+from tfgrad_jax._closure.objects import Object
 from tfgrad_jax._closure.path import path
-from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, Id, constants_of, is_captured, reach
+from tfgrad_jax._closure.reach import (
+    BUDGET,
+    BUDGET_STAGED,
+    Id,
+    constants_of,
+    is_captured,
+    reach,
+    survey,
+)
 from tfgrad_jax._closure.skeleton import Copies, Skeleton, frozen, hoist_tracers
-from tfgrad_jax._closure.snapshot import Owned, Snapshot
+from tfgrad_jax._closure.snapshot import Owned, Snapshot, Watched
 from tfgrad_jax._closure.traced import SourceInfo, traced
 from tfgrad_jax._frontend.grad_fn import GradFn, Held, HeldByRule, Variables
 from tfgrad_jax._jax.trace import is_staging
@@ -79,7 +87,7 @@ class Names(NamedTuple):
     ) -> "Names":
         """Name some of the values around which a skeleton copies what a call holds."""
         (held,) = skeleton.copies(captured).values
-        visited = reach([held], lenient=True).visited
+        visited = survey([held]).visited
         return cls.of(held, visited, {i: captured[i] for i in some})
 
 
@@ -196,7 +204,7 @@ def hoisted(
     if found.obstacle and own.has_value:
         # A trace would compute at once what depends on it, as on a constant. So a `jit` is left
         # out, and the rule is copied.
-        without_jit = reach(parts, own.takes, lenient=True)
+        without_jit = survey(parts, own.takes)
         if id(own.y) in without_jit.captured:
             if not without_jit.is_copied:
                 raise errors.own_output_not_copied(rule.source, found.obstacle)
@@ -216,7 +224,7 @@ def kept(rule: UserRule) -> tuple[Run, list[Leaf]]:
     """Return the rule around its parts as they are."""
     parts = rule.parts()
     copies = {id(w.value) for w in rule.watched}
-    found = reach(parts, lambda _: False, ends=copies, lenient=True)
+    found = survey(parts, ends=copies)
     snapshot = Snapshot(found, owned=rule.owned)
     # If the rule reaches none of them, do not hold them: the batch that `f` alone reads would stay
     # in memory until the backward pass.

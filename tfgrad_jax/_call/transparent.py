@@ -16,11 +16,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from jax.errors import UnexpectedTracerError
 
 from tfgrad_jax._closure.assigned import refuse_assigned, watched_objects
-from tfgrad_jax._closure.objects import Watched
 from tfgrad_jax._closure.path import named_in
-from tfgrad_jax._closure.reach import Id, reach
+from tfgrad_jax._closure.reach import Id, is_captured, reach, survey
 from tfgrad_jax._closure.skeleton import Copies, Skeleton, hoist_tracers
-from tfgrad_jax._closure.snapshot import Owned, owned_by
+from tfgrad_jax._closure.snapshot import Owned, Watched, owned_by
 from tfgrad_jax._closure.traced import SourceInfo, Traced, Uses, traced
 from tfgrad_jax._frontend.grad_fn import (
     Apply,
@@ -169,7 +168,7 @@ def _stopped(call: Call) -> dict[Id, Leaf]:
     The values that `stop_gradient` takes out of these tracers stand for them, where the objects
     that hold them are not copied: `y` depends on them, as in reverse mode.
     """
-    found = reach([call.held], lenient=True)
+    found = survey([call.held], is_captured)
     values = [(value_in(tracer), tracer) for tracer in found.captured.values()]
     return {id(v): t for v, t in values if v is not t and id(v) not in found.visited}
 

@@ -13,7 +13,8 @@ from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 
 from .computed import is_computed
-from .objects import OBJECT, Kind, Label, Object, Watched, content_of, kind_of, name_of
+from .objects import OBJECT, Kind, Label, Object, content_of, kind_of, name_of
+from .snapshot import Watched
 
 
 def watched_objects(values: Iterable[Object], containers: bool = False) -> list[Watched]:

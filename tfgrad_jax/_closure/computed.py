@@ -17,7 +17,8 @@ from typing import TypeAlias
 from tfgrad_jax._messages.source import Source, codes_inside, is_within
 
 from .objects import Object
-from .reach import BUDGET, CACHED, is_leaf, reach
+from .reach import BUDGET, survey
+from .referents import CACHED, is_leaf
 
 _Codes: TypeAlias = set[types.CodeType]
 
@@ -101,7 +102,7 @@ def _functions(
     scopes, every = {id(vars(sys.modules.get(cls.__module__, sys)))}, {}
     waiting = [*values, *(member for c in classes for member in _members(c))]
     while waiting:
-        found = reach(waiting, lambda _: False, ends=every, budget=10 * BUDGET, lenient=True)
+        found = survey(waiting, ends=every, budget=10 * BUDGET)
         if not found.is_complete:
             return None
         seen = (v for key, (v, *_) in found.visited.items() if key not in every)

@@ -18,7 +18,6 @@ import contextlib
 import functools
 import gc
 import itertools
-import operator
 import types
 import weakref
 from collections.abc import Callable, Container, Sequence
@@ -58,23 +57,6 @@ class Kind(NamedTuple):
     parts: Callable[[Object], Sequence[Object]]  # what is needed to make it
     contents: Callable[[Object], Contents]  # what is put into it afterwards
     fill: Filler | None  # puts it there; None: nothing can be
-
-
-class Watched(NamedTuple):
-    """An object, and what it held when it was looked at."""
-
-    value: Object
-    kind: Kind
-    contents: Contents
-    cls: type | None = None  # None: not noted
-
-    def is_changed(self) -> bool:
-        """Return whether it holds something else now."""
-        if type(self.value) is not (self.cls or type(self.value)):
-            return True
-        now = self.kind.contents(self.value)
-        is_same = list(now) == list(self.contents)
-        return not (is_same and all(map(operator.is_, now.values(), self.contents.values())))
 
 
 def kind_of(value: Object, cls: type) -> Kind | str:

@@ -10,7 +10,8 @@ from typing import TypeAlias
 from tfgrad_jax._jax.types import Copied
 
 from .objects import Contents, Kind, Label, Object, attributes_of, content_of, kind_of, name_of
-from .reach import Id, is_leaf
+from .reach import Id
+from .referents import is_leaf
 
 _Names: TypeAlias = frozenset[str]
 

@@ -15,9 +15,9 @@ from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import describe
 
 from .assigned import around
-from .objects import Filler, Kind, Label, Maker, Object, Watched, content_of
-from .reach import Id, Reached, reach
-from .snapshot import Owned, Snapshot
+from .objects import Filler, Kind, Label, Maker, Object, content_of
+from .reach import Id, Reached, reach, survey
+from .snapshot import Owned, Snapshot, Watched
 
 Place: TypeAlias = int  # of an object, in the one list of those that a skeleton knows
 
@@ -94,8 +94,8 @@ def hoist_tracers(
     """Remove the tracers from values that have no obstacle: return a skeleton, and the tracers.
 
     `reached` is what a walk from the values, and from those to be removed `also`, has found:
-    tracers, or whatever else it looked for. A lenient walk has no obstacle where an object is not
-    copied; the copies then share that object with the originals.
+    tracers, or whatever else it looked for. A survey has no obstacle where an object is not copied;
+    the copies then share that object with the originals.
 
     Nothing may be assigned to the copies. If a list of `watched` objects is given, this holds only
     for these objects and their copies. The code in the values runs later, unless it `runs_now`: on
@@ -112,7 +112,8 @@ def frozen(values: Sequence[Object], changed: Sequence[Watched]) -> Sequence[Obj
         return values
     held = [v for w in changed for v in w.contents.values()]  # it may lead to what has changed, too
     before = {id(w.value): w for w in changed}
-    found = reach([*values, *held], lambda _: False, variables=before, lenient=True)
+    found = survey([*values, *held], ends=before)
+    found.lead_to(before)
     for key, kind in found.way.items():
         if isinstance(kind, str) and key not in found.captured:
             through = found.visited[key][0]

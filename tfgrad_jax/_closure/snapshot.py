@@ -15,14 +15,15 @@ and live.
 
 import collections
 import functools
+import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tfgrad_jax._messages.source import codes_inside
 
-from .objects import Kind, Object, Watched, kind_of
-from .reach import Id, Reached, reach
+from .objects import Contents, Kind, Object, kind_of
+from .reach import Id, Reached, survey
 
 # What the user holds, by its ids, each with those that hold it; asked if it is needed.
 Owned: TypeAlias = Callable[[], Mapping[Id, Sequence[Object]]]
@@ -45,12 +46,29 @@ _COLLECTIONS: dict[type, Kind] = {
 }
 
 
+class Watched(NamedTuple):
+    """An object, and what it held when it was looked at."""
+
+    value: Object
+    kind: Kind
+    contents: Contents
+    cls: type | None = None  # None: not noted
+
+    def is_changed(self) -> bool:
+        """Return whether it holds something else now."""
+        if type(self.value) is not (self.cls or type(self.value)):
+            return True
+        now = self.kind.contents(self.value)
+        is_same = list(now) == list(self.contents)
+        return not (is_same and all(map(operator.is_, now.values(), self.contents.values())))
+
+
 def owned_by(held: Object) -> Mapping[Id, Sequence[Object]]:
     """Return all that a call holds, and what the globals lead to that its code names.
 
     (`f` may take a global log into a variable. A rule that appends to it did not make it.)
     """
-    visited = reach([held], lenient=True).visited
+    visited = survey([held]).visited
     functions = [v for v, *_ in visited.values() if type(v) is types.FunctionType]
     named = {
         name: f.__globals__[name]
@@ -59,7 +77,7 @@ def owned_by(held: Object) -> Mapping[Id, Sequence[Object]]:
         for name in code.co_names
         if name in f.__globals__
     }
-    return visited | reach(list(named.values()), lenient=True).visited
+    return visited | survey(list(named.values())).visited
 
 
 class Snapshot:

@@ -14,7 +14,8 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from tfgrad_jax._closure.objects import OBJECT, Kind, Object, content_of
 from tfgrad_jax._closure.path import step_of
-from tfgrad_jax._closure.reach import CACHED, Id, Reached, is_leaf, reach
+from tfgrad_jax._closure.reach import Id, Reached, survey
+from tfgrad_jax._closure.referents import CACHED, is_leaf
 from tfgrad_jax._closure.skeleton import hoist_tracers
 from tfgrad_jax._custom_gradient import CustomGradient
 from tfgrad_jax._jax.compat import is_ref
@@ -43,7 +44,7 @@ class HeldArrays:
 
     def __init__(self, roots: Roots) -> None:
         values = [value for _, value in roots]
-        found = reach(values, lambda v: is_known(v) or is_ref(v), lenient=True)
+        found = survey(values, lambda v: is_known(v) or is_ref(v))
         self._skeleton, self._taken = hoist_tracers(values, found)
         names = named(roots, found)
         self.arrays = [v for v in self._taken if not is_ref(v)]
@@ -146,7 +147,7 @@ def _in_global_variables(values: Sequence[Object]) -> dict[Id, Named]:
     roots: dict[Id, tuple[str, Object]] = {}
     while True:
         more = [value for _, value in roots.values()]
-        found = reach([*values, *more], is_known, lenient=True)
+        found = survey([*values, *more], is_known)
         functions = [f for f, *_ in found.visited.values() if isinstance(f, types.FunctionType)]
         every = {id(v): (name, v) for f in functions for name, v in _globals(f)}
         if every.keys() <= roots.keys():
