@@ -20,7 +20,7 @@ from tfgrad_jax._jax.trace import is_below, is_live, is_operand
 from tfgrad_jax._jax.types import Copied
 
 from .objects import UNWRAPPED, Kind, Object, can_be_key, content_of, kind_of
-from .referents import CACHED, CODE, INERT, is_leaf, referents_of
+from .referents import CACHED, CODE, INERT, REFERENTS, is_leaf, referents_of
 
 Id: TypeAlias = int  # of an object that is kept alive meanwhile
 
@@ -151,7 +151,8 @@ def _walk(
                 budget -= 1
             if key in ends:
                 continue
-            if is_leaf(value, cls):
+            of_type = REFERENTS.get(cls)
+            if of_type is None and is_leaf(value, cls):
                 if takes(value):
                     found.capture(key)
                 continue
@@ -162,7 +163,7 @@ def _walk(
                 found.assigned |= _own_variables(value)
             elif key in found.assigned and is_below(content_of(value)):
                 continue
-            more = referents_of(value, cls, budget)
+            more = (of_type or referents_of)(value, budget)
             if more is not None and not (cls in CODE or cls is tuple or issubclass(cls, Copied)):
                 found.mutable.append(value)
             if more is None or budget < 0:

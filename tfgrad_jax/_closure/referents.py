@@ -1,6 +1,7 @@
 """What objects hold: their referents, as the garbage collector sees them.
 
-`referents_of` lists them for the walk of `reach.py`, without those that hold no tracer for certain.
+`REFERENTS`, by type, and `referents_of` list them for the walk of `reach.py`, without those that hold
+no tracer for certain.
 """
 
 import collections
@@ -52,8 +53,6 @@ CODE = {_FUNCTION, _CELL, types.MethodType, functools.partial}
 def is_leaf(value: Object, cls: type) -> bool:
     """Return whether an object, which has this type, holds no others."""
     # Not cached: a cache would keep alive classes made in a function, and the values they hold.
-    if cls in _REFERENTS:
-        return False
     if cls in INERT or issubclass(cls, _LEAVES):
         return True
     return issubclass(cls, np.ndarray) and value.dtype != object
@@ -123,7 +122,7 @@ def _are_inert(values: Iterable[Object]) -> bool:
 
 
 # By exact type.
-_REFERENTS: dict[type, Callable[[Object, int], Referents]] = {
+REFERENTS: dict[type, Callable[[Object, int], Referents]] = {
     _FUNCTION: _of_function,
     _CELL: lambda cell, _: (content_of(cell),),
     types.MethodType: lambda method, _: (method.__func__, method.__self__),
@@ -138,10 +137,9 @@ _REFERENTS: dict[type, Callable[[Object, int], Referents]] = {
 }
 
 
-def referents_of(value: Object, cls: type, most: int) -> Referents:
-    """Return what an object of a class holds."""
-    if (of_type := _REFERENTS.get(cls)) is not None:
-        return of_type(value, most)
+def referents_of(value: Object, most: int) -> Referents:
+    """Return what an object of any other type holds."""
+    cls = type(value)
     if issubclass(cls, Copied):  # not its `__dict__`, which would count towards the budget
         return list(attributes_of(value).values())
     if issubclass(cls, type):
