@@ -1,7 +1,7 @@
 """What objects hold: their referents, as the garbage collector sees them.
 
-`REFERENTS`, by type, and `referents_of` list them for the walk of `reach.py`, without those that hold
-no tracer for certain.
+`REFERENTS`, by type, and `referents_of` list them for the walk of `reach.py`, without those that
+hold no tracer for certain.
 """
 
 import collections
