@@ -80,6 +80,16 @@ class Steps:
     def lazy(self, value):
         self._lazy = value
 
+    @functools.cached_property
+    def log(self):
+        return []
+
+    @property
+    def tags(self):
+        if not hasattr(self, "_tags"):
+            self._tags = {}
+        return self._tags
+
     @property
     def reads(self):
         self._reads = getattr(self, "_reads", 0) + 1
@@ -157,6 +167,8 @@ ASSIGNED = {
     "a cached property, by a method": (lambda o: o.advance(), "attribute `drawn`"),
     "a cached property, by name": (lambda o: o.set(drawn=o.drawn + 1), "attribute `drawn`"),
     "a cached property, by a function": (advance, "attribute `drawn`"),
+    "a list that a cached property makes": (lambda o: o.log.append(1), "attribute `log`"),
+    "a dict that a property makes": (lambda o: o.tags.update(a=1), "attribute `_tags`"),
     "a cached property, in a table": (
         lambda o: vars(o).update(drawn=o.drawn + 1),
         "attribute `drawn`",
@@ -305,7 +317,7 @@ class Lazy(Named):
     @property
     def names(self):
         if not hasattr(self, "_names"):
-            self._names = ["w"]
+            self._names = ("w",)
         return self._names
 
     @property

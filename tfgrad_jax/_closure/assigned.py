@@ -6,6 +6,7 @@ objects that lead to no tracer, which are no copies, those that the code itself 
 class computes when it is first read (`computed.py`).
 """
 
+import collections
 import types
 from collections.abc import Iterable, Sequence
 
@@ -27,6 +28,7 @@ def watched_objects(values: Iterable[Object], containers: bool = False) -> list[
     ]
 
 
+_CONTAINERS = (list, dict, set, collections.deque, bytearray)
 _RAN = OBJECT._replace(contents=lambda _: {})
 
 
@@ -47,8 +49,15 @@ def refuse_assigned(every: Sequence[Watched], source: Source) -> None:
             if label in before and label in now and before[label] is now[label]:
                 continue
             is_new = label not in before and bool(name_of(label))
-            if not (is_new and is_computed(one.value, name_of(label), _ran(every), source)):
-                raise errors.assigned(source, _named(one, label, every))
+            if is_new and is_computed(one.value, name_of(label), _ran(every), source):
+                # The original makes a list of its own later, without what is in this one.
+                if not isinstance(now[label], _CONTAINERS):
+                    continue
+                computed = (
+                    f"{_named(one, label, every)}, which it computed: read it before the call"
+                )
+                raise errors.assigned(source, computed)
+            raise errors.assigned(source, _named(one, label, every))
         for label, other in zip(before, [label for label in now if label in before], strict=True):
             if label != other:  # the order counts
                 raise errors.assigned(source, _named(one, label, every))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.tree_util import tree_structure, tree_unflatten
 
@@ -116,6 +117,9 @@ def traced(
     def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:
         if places:
             consts = [jax.lax.stop_gradient(c) if i in places else c for i, c in enumerate(consts)]
-        return tree_unflatten(treedef, evaluate(jaxpr, *consts, *args))
+        # A result that is a literal is a number of JAX's own class, which is no array.
+        leaves = evaluate(jaxpr, *consts, *args)
+        leaves = [x if isinstance(x, jax.Array) else jnp.asarray(x, x.dtype) for x in leaves]
+        return tree_unflatten(treedef, leaves)
 
     return Traced(evaluated, [stopped.get(id(c), c) for c in closed.consts], aside, closed)
