@@ -117,7 +117,7 @@ def frozen(values: Sequence[Object], changed: Sequence[Watched]) -> Sequence[Obj
     for key, kind in found.way.items():
         if isinstance(kind, str) and key not in found.captured:
             through = found.visited[key][0]
-            raise errors.changed_behind(_variable_of(found, changed), type(through).__qualname__)
+            raise errors.changed_behind(_shown(found, changed), type(through).__qualname__)
     skeleton, originals = hoist_tracers([*values, *held], found)
     new = {id(v): before[id(v)].kind.maker(v)() for v in originals}
     copies, _ = skeleton.copies(list(new.values()))
@@ -129,14 +129,14 @@ def frozen(values: Sequence[Object], changed: Sequence[Watched]) -> Sequence[Obj
     return copies[: len(values)]
 
 
-def _variable_of(found: Reached, changed: Sequence[Watched]) -> tuple[str, str]:
-    """Return the name of a variable that has changed, or that holds what has; and its function."""
+def _shown(found: Reached, changed: Sequence[Watched]) -> str:
+    """Name what has changed: a variable, or what it holds."""
     values = {id(w.value) for w in changed}
     for f in found.functions:
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
             if id(cell) in values or id(content_of(cell)) in values:
-                return name, describe(f)
-    return "", ""
+                return f"The variable {name!r} of {describe(f)}"
+    return f"A `{type(changed[0].value).__qualname__}` that it has made"
 
 
 class _Plan:
