@@ -22,6 +22,7 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
+from ._closure.names import is_known, named
 from ._closure.reach import survey
 from ._custom_gradient import CustomGradient
 from ._family import is_recomputed
@@ -42,7 +43,6 @@ from ._tools.call import (
     differentiable,
 )
 from ._tools.forward import forward_mode
-from ._tools.held import is_known, named
 
 _TYPE = jax.ShapeDtypeStruct
 

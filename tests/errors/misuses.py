@@ -190,10 +190,11 @@ VALUE: Any = {"error": ValueError, "of": ""}
 
 DECORATING = [
     misuse("Decorate the result of a call", "custom_gradient(jnp.sin(x))",
-        NO_FUNCTION + " an array", "is not callable", "Maybe you wrote `custom_gradient(f(x))`",
+        NO_FUNCTION + " an array", "is not callable. Write `custom_gradient(f)(x)`, not "
+        "`custom_gradient(f(x))`",
         of=""),
     misuse("Pass weights by position", "custom_gradient([w])(lambda x: (x @ w, None))",
-        NO_FUNCTION + " a list of length 1", "Pass options by name, as in `variables=...`", of=""),
+        NO_FUNCTION + " a list of length 1", "and options by name", of=""),
     misuse("Pass an option by position",
         "def f(x):\n    return x @ w, lambda dy: dy @ w.T\n\ncustom_gradient(f, [w])",
         "custom_gradient() takes from 0 to 1 positional arguments but 2 were given", of=""),
@@ -205,7 +206,7 @@ class Model:
     def loss(self):
         return 1.0, lambda dy: None
 """,
-        "got an object of type property", "Write `@property` above `@custom_gradient`", of="",
+        "got an object of type property, which is not callable", of="",
     ),
     misuse("Misspell an option", "custom_gradient(varables=[w])",
         "custom_gradient() got an unexpected keyword argument 'varables'", of=""),
@@ -259,34 +260,31 @@ Layer()(x)
 
 PAIR = "must return a pair (y, grad_fn): its value and the function that computes its gradient. "
 NO_RULE = PAIR + "It returned {} as the gradient function"
-CALLED = "Maybe you wrote `return y, grad_fn(dy)` or `return y` instead of `return y, grad_fn`"
+PAIRS = "Write `return y, grad_fn`, or `return (y1, y2), grad_fn` for two outputs, and do not call"
 NO_ARRAY = "every leaf of y must be an array or a number"
 MISMATCH = "and its `primal` must return values of the same structure, shapes and dtypes, but one "
 
 RETURNED_BY_F = [
     misuse("Forget to return", returning("y = x**2"),
-        PAIR + "It returned None", "`return y` instead of `return y, grad_fn`"),
+        PAIR + "It returned None", PAIRS),
     misuse("Return the value alone", returning("return x**2"),
         PAIR + "It returned an array of dtype float32 and shape (3, 2)",
-        "`return y` instead of `return y, grad_fn`"),
+        PAIRS),
     misuse("Return the gradient function alone", returning("return grad"),
         PAIR + "It returned the callable `f.grad`"),
     misuse("Call the gradient function", returning("return x**2, grad(x)"),
-        NO_RULE.format("an array of dtype float32 and shape (3, 2)"), CALLED),
+        NO_RULE.format("an array of dtype float32 and shape (3, 2)"), PAIRS),
     misuse("Return the pair the other way round", returning("return grad, x**2"),
         NO_RULE.format("an array of dtype float32 and shape (3, 2)"),
-        "`return grad_fn, y` instead of `return y, grad_fn`"),
+        PAIRS),
     misuse("Return two outputs without parentheses", returning("return x, x**2, grad"),
-        PAIR + "It returned a tuple of length 3",
-        "`return y1, y2, grad_fn` instead of `return (y1, y2), grad_fn`"),
+        PAIR + "It returned a tuple of length 3", PAIRS),
     misuse("Return a string among the outputs", returning('return (x**2, "relu"), grad'),
         "returned the str 'relu' among its outputs at y[1]", NO_ARRAY,
         "Return other values from an undecorated function around it"),
     misuse("Return a pair from `primal`",
         function("f(x)", option="primal=lambda x: (x**2, lambda dy: 2 * x * dy)"),
-        "among its outputs at y[1]", NO_ARRAY,
-        "Only a function under `custom_gradient` returns a gradient function",
-        of="<lambda>"),
+        "returned the callable", "among its outputs at y[1]", NO_ARRAY, of="<lambda>"),
     misuse("Give `primal` other arguments", function("f(x)", option="primal=lambda: 1.0"),
         "`primal` of `f` (model.py:1), `<lambda>` (model.py:1), must take the same arguments: "
         "too many positional arguments"),
@@ -297,17 +295,17 @@ RETURNED_BY_F = [
 
 ONE = "cannot be called with 1 upstream gradient, one positional argument per leaf of y (dicts in "
 TWO = "cannot be called with 2 upstream gradients, one positional argument per leaf of y (dicts in "
-ALONE = "A rule takes only upstreams: it reads anything else from the function around it"
+ALONE = ": a rule takes only upstreams, and reads anything else from the function around it"
 
 UPSTREAMS = [
     misuse("Take residuals, as for `jax.custom_vjp`",
         rule("return 2 * res * g", "x", "x**2", dys="res, g"),
-        ONE, "missing a required argument: 'g'", ALONE),
+        ONE, "missing a required argument: 'g'", "Write `def grad(dy)`" + ALONE),
     misuse("Take no upstream", rule("return x", "x", "x**2", dys=""),
         ONE, "too many positional arguments", "Write `def grad(dy)`"),
     misuse("Take one upstream of two outputs",
         rule("return dys[1]", "x", "(x, 2 * x)", "jnp.sum(f(x)[1])", "dys"),
-        TWO, "too many positional arguments", "Write `def grad(da, db)` or `def grad(*dys)`"),
+        TWO, "too many positional arguments", "Write `def grad(*dys)`"),
     misuse('Take one upstream per output in `convention="jax"`',
         function(
             "jax.grad(lambda x: jnp.sum(f(x)[1]))(x)", "(x, 2 * x), lambda dy, dz: dy + 2 * dz",
@@ -323,12 +321,12 @@ UPSTREAMS = [
     misuse("Take declared variables by another name",
         weight("return dy @ w.T, [x.T @ dy]", "dy, vars", "variables=[w]"),
         "takes no `variables`, but `custom_gradient(variables=...)` declares them",
-        "If `vars` is meant for them, name this parameter `variables`",
+        "Write `def grad(dy, variables)`, which returns (grad_xs, grad_vars)",
         of="loss.f"),
     misuse("Take one upstream of two outputs, and variables",
         weight("return dy @ w.T, [x.T @ dy]", y="(x @ w, x)").replace("f(x).sum()", "f(x)[1].sum()"
                ).replace("(loss, (0, 1))(w, x)", "(lambda w: loss(w, x))(w)"),
-        "Write `def grad(da, db, variables)` or `def grad(*dys, variables)`", of="loss.f"),
+        "Write `def grad(*dys, variables)`", of="loss.f"),
 ]  # fmt: skip
 
 STRUCTURE = "returned gradients in a structure that does not fit the inputs"
@@ -337,20 +335,25 @@ WANTED = "for the input `x`; expected an array of dtype float32 and shape (3, 2)
 NONE = "Did it forget its `return`? `return {}` means no gradient without this warning"
 WARNING: Any = {"error": UserWarning}
 COUNT: Any = {"error": ValueError}
+NO_ORDER = "returned a flat list of gradients whose order is unknown: JAX may have sorted the keys "
+NO_ORDER += "of a dict, and a None may stand for one array or for several. "
+MISPLACED = "returned None for an array, and a gradient for `{}`, which JAX does not "
+MISPLACED += "differentiate; expected None. Return the gradients in the order of the inputs"
+CONVERT = "Convert it, by `jnp.real` or `.astype`, or return None for no gradient"
 
 GRADIENTS = [
     misuse("Return a gradient too many", rule("return dy, dy.sum(0), None"),
         "returned 3 gradients; expected 2, for the inputs `x`, `b`", **COUNT),
     misuse("Return two gradients of one input", of_one("dy, dy"),
         "returned 2 gradients; expected 1, for the input `x`",
-        "`x` is one array: return one gradient of its shape", **COUNT),
+        "None stands for no gradient", **COUNT),
     misuse("Return a gradient too few", rule("return dy"),
-        "returned 1 gradient; expected 2, for the inputs `x`, `b`",
-        "Return None for every input that has no gradient", **COUNT),
+        "returned 1 gradient; expected 2, for the inputs `x`, `b`. None stands for no gradient",
+        **COUNT),
     misuse("Return one gradient of an array and a number, which `jax.jit` traces",
         function("jax.grad(lambda x: f(x, 3.0).sum())(x)", "n * x, lambda dy: n * dy", "x, n"),
-        "returned 1 gradient; expected 2, for the inputs `x`, `n`",
-        "Return None for every input that has no gradient", **COUNT),
+        "returned 1 gradient; expected 2, for the inputs `x`, `n`. None stands for no gradient",
+        **COUNT),
     misuse("Return a list in the place of a setting",
         function("jax.grad(lambda x: f(x, 3).sum())(x)", "n * x, lambda dy: (n * dy, [dy])",
                  "x, n"),
@@ -362,7 +365,7 @@ GRADIENTS = [
         "returned None, which means no gradient for the inputs `x`, `b`",
         NONE.format("(None, None)"), **WARNING),
     misuse("Return a generator", rule("return (g for g in (dy, dy.sum(0)))"),
-        "Instead of an object of type generator, return a list: `list(...)`", **COUNT),
+        "returned an object of type generator; expected 2, for the inputs `x`, `b`", **COUNT),
     misuse("Yield the gradient", rule("yield 2 * dy", "x", "2 * x"),
         f"returned an object of type generator {WANTED}"),
     misuse("Return a dictionary by argument", rule('return {"x": dy, "b": dy.sum(0)}'),
@@ -371,7 +374,7 @@ GRADIENTS = [
         function("jax.grad(lambda x, b: f(x, b, 4, None).sum(), (0, 1))(x, b)",
                  "x * b, lambda dy: dy * b", "x, b, bits, mask"),
         "returned 1 gradient; expected 2, for the inputs `x`, `b`, or 4, with None for `bits`, "
-        "`mask`. Return None for every input that has no gradient", **COUNT),
+        "`mask`. None stands for no gradient", **COUNT),
     misuse("Return a flat list for a dict",
         """
 @custom_gradient
@@ -380,20 +383,15 @@ def f(x, p):
 
 jax.grad(f, 1)(2.0, {"scale": 3.0, "bias": 1.0})
 """,
-        "returned a flat list of gradients for a dict. A list does not name the keys, and JAX may "
-        "have sorted them, so its order is unknown: "
-        "return `(dx, {'bias': ..., 'scale': ...})`"),
+        NO_ORDER + "Return `(dx, {'bias': ..., 'scale': ...})`"),
     misuse("Return None for a list, in a list that could be one for its arrays",
         function("jax.grad(lambda p: f(p).sum())([x, x])", "p[0] + scale * p[1], "
                  "lambda dy: (None, dy)", "p, scale=2.0"),
-        "returned a list that can be read in two ways, with another gradient for `p[1]` in each. "
-        "Return the structure of the inputs, with a None for each array that has no gradient: "
-        "`[..., ...]`"),
+        NO_ORDER + "Return `[..., ...]`"),
     misuse("Return the gradient in the place of what is None",
         function("jax.grad(lambda x: f(None, x).sum())(x)", "2 * x, lambda dy: (2 * dy, None)",
                  "mask, x"),
-        "returned a gradient for `mask`, which JAX does not differentiate; expected None. Return "
-        "the gradients in the order of the inputs"),
+        MISPLACED.format("mask")),
     misuse("Take upstreams in the order in which the keys of y were written",
         """
 @custom_gradient
@@ -413,27 +411,25 @@ jax.grad(lambda x: f(x)["mean"].sum())(x)
     misuse("Swap the gradients of an array and a number",
         function("jax.grad(lambda x: f(x, 0.5).sum())(x)",
                  "jnp.clip(x, -limit, limit), lambda dy: (None, dy)", "x, limit"),
-        "returned a gradient of shape (3, 2) for `limit`, which is a number, and None for `x`, "
-        "which has this shape: are they swapped? Return the gradients in the order of the inputs"),
+        MISPLACED.format("limit")),
     misuse("Return the gradient in the place of a function",
         function("jax.grad(lambda x: f(jnp.sin, x).sum())(x)",
                  "2 * x, lambda dy: (2 * dy, None)", "act, x"),
-        "returned a gradient for `act`, which JAX does not differentiate; expected None",
-        "in the order of the inputs"),
+        MISPLACED.format("act")),
     misuse("Forget to sum over a broadcast axis", rule("return dy, dy"),
-        "returned a gradient of shape (3, 2) for the input `b`; expected its own shape, (2,). "
-        "The gradient has more entries than the input, along axis 0",
+        "returned a gradient of shape (3, 2) for the input `b`; expected its own shape, (2,), or "
+        "None. The gradient has more entries than the input, along axis 0",
         "did you forget to sum over it, as in `g.sum(axis=0)`?", **COUNT),
     misuse("Forget to keep an axis that is broadcast",
         of_tree("[dy, dy]", "[x, x[:1]]", "p[0] + p[1]"),
         "of shape (3, 2) for the input `p[1]`; expected its own shape, (1, 2)",
         "as in `g.sum(axis=0, keepdims=True)`?", **COUNT),
     misuse("Return a number for an array", rule("return 7.0", "x", "x.sum()"),
-        "returned a gradient of shape () for the input `x`; expected its own shape, (3, 2)",
-        "`jnp.broadcast_to(g, (3, 2))`", **COUNT),
+        "returned a gradient of shape () for the input `x`; expected its own shape, (3, 2), "
+        "or None", **COUNT),
     misuse("Forget a transpose", rule("return dy @ w.T, dy.T @ x", "x, w", "x @ w"),
-        "returned a gradient of shape (4, 2) for the input `w`; expected its own shape, (2, 4)",
-        "Maybe a transpose is missing, `g.T`", **COUNT),
+        "returned a gradient of shape (4, 2) for the input `w`; expected its own shape, (2, 4), or "
+        "None", **COUNT),
     misuse("Give a constant a gradient of another shape",
         """
 @custom_gradient
@@ -442,8 +438,8 @@ def f(x, b):
 
 jax.grad(lambda x: f(x, jnp.ones(2)).sum())(x)
 """,
-        "did you forget to sum over it, as in `g.sum(axis=0)`? Nothing differentiates `b` in "
-        "this call, but another call may: return a gradient of its shape, or None",
+        "of shape (3, 2) for the input `b`; expected its own shape, (2,), or None",
+        "did you forget to sum over it, as in `g.sum(axis=0)`?",
         error=ValueError, jitted=False),
     misuse("Shard a gradient unlike its input",
         """
@@ -462,23 +458,21 @@ with jax.set_mesh(mesh):
         "float32[3@data,2]. Return `jax.sharding.reshard(g, jax.P", "('data', None))`",
         error=ValueError, jitted=False),
     misuse("Forget a reshape", of_one("2 * dy.ravel()"),
-        "returned a gradient of shape (6,) for the input `x`; expected its own shape, (3, 2)",
-        "Maybe a reshape is missing, `g.reshape(3, 2)`", **COUNT),
+        "returned a gradient of shape (6,) for the input `x`; expected its own shape, (3, 2), or "
+        "None", **COUNT),
     misuse("Swap two gradients", rule("return x.T @ dy, dy @ w.T", "x, w", "x @ w"),
-        "returned a gradient of shape (2, 4) for the input `x`; expected its own shape, (3, 2). It "
-        "fits the input `w`: return the gradients in the order of the inputs", **COUNT),
+        "returned a gradient of shape (2, 4) for the input `x`; expected its own shape, (3, 2), or "
+        "None. It fits the input `w`: return the gradients in the order of these", **COUNT),
     misuse("Return a complex gradient of a real input", of_one("2j * dy"),
-        f"returned an array of dtype complex64 and shape (3, 2) {WANTED}",
-        "Return its real part, `jnp.real(...)`"),
+        f"returned an array of dtype complex64 and shape (3, 2) {WANTED}. {CONVERT}"),
     misuse("Return a Python complex number of a real input", of_one("2j"),
-        f"returned the complex 2j {WANTED}. Return its real part, `jnp.real(...)`"),
+        f"returned the complex 2j {WANTED}. {CONVERT}"),
     misuse("Return a real gradient of a complex input",
         rule("return dy", "z", "z.real").replace("(z)\n", "(x + 1j)\n"),
         "returned an array of dtype float32 and shape (3, 2) for the input `z`",
-        "Convert it with `.astype('complex64')`, if its imaginary part is really zero"),
+        CONVERT),
     misuse("Return integers", of_one("jnp.ones((3, 2), int)"),
-        f"returned an array of dtype int32 and shape (3, 2) {WANTED}",
-        "Convert it with `.astype('float32')`, or return None"),
+        f"returned an array of dtype int32 and shape (3, 2) {WANTED}. {CONVERT}"),
     misuse("Return a function", of_one("lambda dy: 2 * dy"),
         f"returned the callable `f.grad.<lambda>` (model.py:4) {WANTED}",
         "Maybe you wrote `return g` instead of `return g(dy)`"),
@@ -488,6 +482,9 @@ with jax.set_mesh(mesh):
 UNDECLARED = "is differentiated with respect to values that it closes over"
 REMEDIES = ("pass them as arguments", "`def grad(dy, variables): ... return grad_xs, grad_vars`")
 GROUPS = "was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned "
+UNSEARCHED = "reads a tracer of a transformation that has ended, or in an unsearched place such as "
+UNSEARCHED += "a global variable. Pass it as an argument; a rule reads it from its function. If an "
+UNSEARCHED += "earlier run of the function assigned it, return it as a part of y, and assign it"
 FEW = "for the undeclared variable `variables[0]: float32[2,4]`"
 LOSS: Any = {"of": "loss.f"}
 LOSS_COUNT: Any = {"of": "loss.f", "error": ValueError}
@@ -509,7 +506,7 @@ def loss(w, x):
 VARIABLES = [
     misuse("Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
         UNDECLARED, "takes no `variables`", "  `w`: float32[2, 4], first used at model.py:6\n",
-        "Declare them, `custom_gradient(variables=w)`, and return their gradients", *REMEDIES,
+        "Declare them, `custom_gradient(variables=...)`, and return their gradients", *REMEDIES,
         'Or decorate with `custom_gradient(variables="autodiff")`', **LOSS),
     misuse("Close over what is computed from a weight", """
 def loss(w, x):
@@ -544,15 +541,15 @@ jax.grad(loss, (0, 1))(x, x)
         UNDECLARED, "float32[2], first used at model.py:3"),
     misuse("Declare other variables than those in use",
         weight("return dy @ w.T, [None]", option="variables=[b]"),
-        UNDECLARED, "missing from its `variables`", "Add them, `custom_gradient(variables=",
+        UNDECLARED, "missing from its `variables`", "Add them, or pass them as arguments",
         **LOSS),
     misuse("Return the gradient of the input alone", weight("return dy @ w.T"),
         GROUPS + "an array of dtype float32 and shape (3, 2). Write `return dx, [...]`", **LOSS),
     misuse("Take `variables` where nothing is closed over",
         function("jax.grad(lambda x: f(x).sum())(x)",
                  "x**2, lambda dy, variables: 2 * x * dy"),
-        GROUPS + "an array of dtype float32 and shape (3, 2). Nothing that the function closes "
-        "over is differentiated here: drop `variables`. Or write `return dx, []`"),
+        GROUPS + "an array of dtype float32 and shape (3, 2). Write `return dx, []`; or drop "
+        "`variables` if no weight has a gradient"),
     misuse("Return the gradient of a frozen weight too",
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v").replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
@@ -603,13 +600,13 @@ jax.grad(loss)(1.0, 2.0)
             "(w, x):", "(w, v, x):").replace("(0, 1))(w, x)", "(0, 1, 2))(w, jnp.ones(4), x)"),
         "returned a gradient of shape (4,) for the undeclared variable `variables[0]`",
         "It fits the undeclared variable `variables[1]`: return the gradients in the order of "
-        "`variables` (the order of first use), or declare them", **LOSS_COUNT),
+        "these", **LOSS_COUNT),
     misuse("Return the gradients of declared variables in another order",
         weight("return dy @ w.T, [dy.sum(0), x.T @ dy]", y="x @ w + v",
                option="variables=[w, v]").replace(
             "(w, x):", "(w, v, x):").replace("(0, 1))(w, x)", "(0, 1, 2))(w, jnp.ones(4), x)"),
-        "It fits the variable `variables[1]`: return the gradients in the order of the declared "
-        "variables", **LOSS_COUNT),
+        "It fits the variable `variables[1]`: return the gradients in the order of these",
+        **LOSS_COUNT),
     misuse("Return a dictionary for the list of variables",
         weight('return dy @ w.T, {"w": x.T @ dy}'),
         "returned gradients in a structure that does not fit the undeclared variables",
@@ -626,7 +623,7 @@ jax.grad(loss)(1.0, 2.0)
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v",
                option='variables={"w": w, "v": v}').replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
-        "returned a flat list of gradients for a dict", "return `{'v': ..., 'w': ...}`", **LOSS),
+        NO_ORDER + "Return `{'v': ..., 'w': ...}`", **LOSS),
     misuse("Misspell a declared variable",
         weight('return dy @ w.T, {"weight": x.T @ dy}', option='variables={"w": w}'),
         "returned gradients in a structure that does not fit the variables",
@@ -648,8 +645,8 @@ class Param:
 jax.tree_util.register_dataclass(Param, ["value"], [])
 """
         + weight("return dy @ w.T, {'w': x.T @ dy}", option='variables={"w": Param(w)}'),
-        "structure that does not fit the variables", "`variables['w']` is an object: declare the "
-        "array that it holds, `param[...]` in nnx", **LOSS),
+        "structure that does not fit the variables", "for the variable `variables['w'].value`",
+        **LOSS),
     misuse("Assign a weight to a layer that outlives the loss",
         """
 class Layer:
@@ -778,8 +775,7 @@ def loss(v, x):
 
 jax.grad(loss)(w, x)
 """,
-        "reads a tracer of a transformation that has ended, in an unsearched place such as a "
-        "global variable", "read it in the function and not in its rule",
+        UNSEARCHED,
         of="loss.f", error=jax.errors.UnexpectedTracerError, jitted=False),
     misuse("Branch on a weight that is not declared", """
 def loss(w, x):
@@ -822,7 +818,7 @@ def loss(w, t, x):
 jax.grad(loss, (0, 1))(w, 2.0, x)
 """,
         "is differentiated with respect to `t`: float32[], which only its gradient function reads: "
-        "this gradient is zero", "declare the value, `custom_gradient(variables=[w, t])`, and "
+        "this gradient is zero", "declare the value, `custom_gradient(variables=...)`, and "
         "return it; if there is none, read `jax.lax.stop_gradient` of the value",
         of="loss.f", error=UserWarning),
     misuse("Read what an earlier call left behind", """
@@ -836,8 +832,7 @@ def f(x):
 
 jax.jit(lambda x: f(f(x)))(x)
 """,
-        "`f` (model.py:3) reads a tracer of a transformation that has ended. If an earlier run of "
-        "the function assigned it to an object, a list or a variable, return it as a part of y",
+        "`f` (model.py:3) " + UNSEARCHED,
         error=jax.errors.UnexpectedTracerError),
     misuse("Read a weight from a global variable, beside a staged gradient", """
 WEIGHTS = {}
@@ -852,9 +847,7 @@ def loss(w):
 
 jax.grad(loss)(w)
 """,
-        "reads a tracer in an unsearched place, such as a global variable. Pass it as an argument. "
-        "If an earlier call of the function assigned it, return it as a part of y, and assign it "
-        "after the call", error=jax.errors.UnexpectedTracerError),
+        UNSEARCHED, error=jax.errors.UnexpectedTracerError),
     misuse("Keep what a function makes, with undeclared variables",
         # What depends on no weight is a value, and may be kept.
         KEEPS.replace("2 * jnp.ones(())", "jnp.max(w)")
@@ -873,8 +866,7 @@ def f(x):
 jax.jit(f)(x)
 jax.grad(lambda x: jnp.sum(f(x)))(x)
 """,
-        "`f` (model.py:3) reads a tracer of a transformation that has ended. If an earlier run of "
-        "the function assigned it to an object, a list or a variable, return it as a part of y",
+        "`f` (model.py:3) " + UNSEARCHED,
         error=jax.errors.UnexpectedTracerError, jitted=False),
 ]  # fmt: skip
 
@@ -922,7 +914,7 @@ FORWARD_MODE = [
 ]  # fmt: skip
 
 BODY = "computes something that JAX cannot differentiate, at model.py:"
-STOP = "nothing of it but `y`, write `jax.lax.stop_gradient` around its arguments (not in the rule)"
+STOP = "nothing of it but `y`, write `jax.lax.stop_gradient` around its arguments"
 
 
 def outside(called: str, before: str = "") -> str:
@@ -953,8 +945,7 @@ BODIES = [
         "JAX says: Pure callbacks do not support JVP", error=ValueError),
     misuse("Call a `jax.custom_vjp` in the function, and ask for a Hessian",
         VJP + function("jax.hessian(lambda x: f(x).sum())(x)", "squared(x), lambda dy: 2 * x * dy"),
-        BODY + "9.", "This is the call of a `jax.custom_vjp`: if the ordinary derivative of its "
-        "function is right here, call that without the decorator"),
+        BODY + "9.", STOP, "JAX says: can't apply forward-mode autodiff"),
     misuse("Return what a `custom_vmap` computes, and ask for the second order",
         outside("cubed(x), lambda dy: 3 * x**2 * dy", VMAPPED),
         BODY + "9.", STOP, "JAX says: Linearization failed to produce known values",
@@ -966,13 +957,13 @@ MATCH = "the gradient of the corresponding output, so inputs and outputs must ma
 HELPERS = [
     misuse("Recompute the result of a call", "recompute_grad(jnp.sin(x))",
         "recompute_grad takes a function, but got an array",
-        "Maybe you wrote `recompute_grad(f(x))` instead of `recompute_grad(f)(x)`", of=""),
+        "Write `recompute_grad(f)(x)`, not `recompute_grad(f(x))`", of=""),
     misuse("Name a policy", 'recompute_grad(jnp.sin, policy="dots")',
         "recompute_grad got policy='dots'; expected None or a function",
         "such as those in jax.checkpoint_policies", **VALUE),
     misuse("Pass through the result of a call", "grad_pass_through(jnp.round(x))",
         "grad_pass_through takes a function, but got an array",
-        "Maybe you wrote `grad_pass_through(f(x))` instead of `grad_pass_through(f)(x)`", of=""),
+        "Write `grad_pass_through(f)(x)`, not `grad_pass_through(f(x))`", of=""),
     misuse("Pass through a sum", "grad_pass_through(lambda x: x.sum())(x)",
         MATCH, "inputs:  float32[3, 2]", "outputs: float32[]",
         "or write the rule with `custom_gradient`", error=ValueError, of="<lambda>"),
@@ -1141,7 +1132,7 @@ g.defvjp(lambda x: (2 * x, None), lambda _, dy: (2 * dy,))
             "x**2, lambda dy: dy * jax.pure_callback(lambda x: 2 * x, x, x)",
         ),
         "Pure callbacks do not support JVP", "computes something that JAX cannot differentiate, at",
-        "let the rule call a decorated function for this one", error=ValueError),
+        "let the rule call a decorated function for it", error=ValueError),
     misuse("Return what a `custom_vmap` computes, under `jax.jit`",
         VMAPPED + function(
             "jax.jacrev(jax.grad(lambda x: jax.jit(f)(x).sum()))(x)",

@@ -3,7 +3,6 @@
 import functools
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,19 +83,19 @@ def test_a_message_names_the_leaf_as_the_user_would_write_it():
 
     nested = custom_gradient(lambda params, x: (x, lambda dy: ({"w": [None, dy]}, None)))
     text = said(ValueError, jax.grad(nested), {"w": [jnp.ones(2), jnp.ones(3)]}, 1.0)
-    assert "for the input `params['w'][1]`; expected its own shape, (3,)." in text
+    assert "for the input `params['w'][1]`; expected its own shape, (3,), or None." in text
     text = said(ValueError, jax.grad(variadic, (0, 2)), 1.0, 2.0, 3.0)
-    assert "for the input `rest[1]`; expected its own shape, ()." in text
+    assert "for the input `rest[1]`; expected its own shape, (), or None." in text
     by_name = custom_gradient(lambda x, y=1.0, z=2.0: (x, lambda dy: (dy, jnp.ones(5))))
     text = said(ValueError, jax.grad(lambda x, z: by_name(x, z=z), (0, 1)), 1.0, 2.0)
-    assert "for the input `z`; expected its own shape, ()." in text
+    assert "for the input `z`; expected its own shape, (), or None." in text
     beside = custom_gradient(lambda mode, x: (x.sum(), lambda dy: (None, jnp.ones(5))))
     text = said(ValueError, jax.grad(lambda x: beside("m", x)), jnp.ones(3))
-    assert text.endswith("(5,) for the input `x`; expected its own shape, (3,).")
+    assert text.endswith("(5,) for the input `x`; expected its own shape, (3,), or None.")
     static = custom_gradient(lambda mode, p, n: (p[0] * p[1], lambda dy: (dy,) * 5))
     text = said(ValueError, jax.grad(lambda p: static("m", p, 3)), [1.0, 2.0])
     wanted = "2, for the inputs `p[0]`, `p[1]`, or 4, with None for `mode`, `n`."
-    assert text.endswith(f"5 gradients; expected {wanted}")
+    assert f"5 gradients; expected {wanted}" in text
 
 
 # --- wherever it is raised ------------------------------------------------------------------------
@@ -138,8 +137,7 @@ AROUND = {
 @pytest.mark.parametrize("around", AROUND)
 def test_an_error_is_the_same_under_every_transformation(around, mode):
     text = said(ValueError, mode(jax.grad(AROUND[around](wrong_shape), 3)), *ARGS)
-    # No hint: nothing simple makes the one of the other, and `x` is differentiated.
-    assert text.endswith("shape (2,) for the input `x`; expected its own shape, (3,).")
+    assert text.endswith("shape (2,) for the input `x`; expected its own shape, (3,), or None.")
     text = said(TypeError, mode(jax.grad(AROUND[around](uncovered))), *ARGS)
     assert "is differentiated with respect to values that it closes over" in text
 
@@ -193,24 +191,36 @@ def closed_over(w, scale):
     return custom_gradient(lambda x, *, scale: (w * x * scale, lambda dy: dy))(2.0, scale=scale)
 
 
+def held_by_class(w, _):
+    """It cannot be copied."""
+    Held = type("Held", (), {"w": w})
+    return custom_gradient(lambda x: (Held.w * x, lambda dy: dy))(2.0)
+
+
+def passed(w, v):
+    layer = Layer(v)
+    h = custom_gradient(lambda act, layer, x: (act(x) + layer.blocks[0]["b"], lambda dy: dy))
+    return h(lambda x: w * x, layer, 2.0)
+
+
 @eager_and_jit
 @pytest.mark.parametrize(
-    ("loss", "names", "declaration"),
+    ("loss", "names"),
     [
-        (lambda w, _: Layer(w).one(2.0), ["self.w"], "lambda self: self.w"),
-        (lambda w, _: Layer(w).more(2.0), ["self.w", "self.blocks[0]['b']"],
-         "lambda self: [self.w, self.blocks[0]['b']]"),
-        (lambda w, v: custom_gradient(lambda x: (w * v * x, lambda dy: dy))(2.0), ["w", "v"],
-         "[w, v]"),
-        (closed_over, ["w", "scale"], "..."),  # where it is decorated, there is no `scale`
+        (lambda w, _: Layer(w).one(2.0), ["self.w"]),
+        (lambda w, _: Layer(w).more(2.0), ["self.w", "self.blocks[0]['b']"]),
+        (lambda w, v: custom_gradient(lambda x: (w * v * x, lambda dy: dy))(2.0), ["w", "v"]),
+        (closed_over, ["w", "scale"]),
+        (held_by_class, ["Held.w"]),
+        (passed, ["args[1].blocks[0]['b']", "args[0].w"]),
     ],
-    ids=["attribute", "attributes", "variables", "keyword"],
-)  # fmt: skip
-def test_how_to_declare_captured_values_is_said(loss, names, declaration, mode):
+    ids=["attribute", "attributes", "variables", "keyword", "class", "argument"],
+)
+def test_captured_values_are_named_wherever_they_are(loss, names, mode):
     text = said(TypeError, mode(jax.grad(loss, (0, 1))), 3.0, 5.0)
     for name in names:
         assert f"\n  `{name}`: float32[], first used at" in text
-    assert f"Declare them, `custom_gradient(variables={declaration})`" in text
+    assert "Declare them, `custom_gradient(variables=...)`" in text
 
 
 def test_of_functions_in_each_other_the_innermost_is_named():
@@ -417,17 +427,14 @@ def undeclared(w, t):
 
 
 UNLISTED = {
-    "a variable": (ruled(undeclared), "`t`", "variables=[w, t]"),
-    "an attribute": (lambda w, t: Scaled(w, t).of(2.0), "`self.t`",
-                     "variables=lambda self: [self.w, self.t]"),
-    "what is computed from it": (
-        ruled(lambda w, t: undeclared(w, 2 * t)), "`t`", "variables=[w, t]",
-    ),
+    "a variable": (ruled(undeclared), "`t`"),
+    "an attribute": (lambda w, t: Scaled(w, t).of(2.0), "`self.t`"),
+    "what is computed from it": (ruled(lambda w, t: undeclared(w, 2 * t)), "`t`"),
     "beside a declared one": (
         lambda w, t: ruled(lambda w, t: lambda dy, variables: (dy / t, 5 * dy), variables=w)(w, t),
-        "`t`", "add the value to the `variables`",
+        "`t`",
     ),
-}  # fmt: skip
+}
 LISTED = {
     "held, and not read": lambda w, t: Scaled(w, t).without(2.0),
     "no variables": lambda w, t: custom_gradient(lambda x: (2 * x, lambda dy: dy * t))(w),
@@ -455,10 +462,11 @@ def warned(mode, loss):
 @eager_and_jit
 @pytest.mark.parametrize("case", UNLISTED)
 def test_a_value_that_only_the_rule_reads_draws_a_warning(case, mode):
-    loss, name, remedy = UNLISTED[case]
+    loss, name = UNLISTED[case]
     (_, by_t), (text,) = warned(mode, loss)
     assert_same(by_t, jnp.float32(0))
-    assert name in text and "which only its gradient function reads" in text and remedy in text
+    assert name in text and "which only its gradient function reads" in text
+    assert "declare the value, `custom_gradient(variables=...)`" in text
 
 
 @eager_and_jit
@@ -468,35 +476,11 @@ def test_what_a_rule_need_not_list_draws_no_warning(case, mode):
     assert not texts
 
 
-def test_hints_that_do_not_fit_are_not_given():
-    """An input may be an object that holds an array, and a variable an array itself."""
-
-    class Param(NamedTuple):
-        value: jax.Array
-
-    h = custom_gradient(lambda p: (p.value, lambda dy: {"w": dy}))
-    text = said(TypeError, jax.grad(lambda w: h(Param(w)).sum()), jnp.ones(3))
-    assert text.endswith("None stands for no gradient.")
-
-    def loss(w):
-        h = custom_gradient(lambda x: (w * x, lambda dy, variables: (dy, {"v": dy})), variables=[w])
-        return h(2.0)
-
-    assert said(TypeError, jax.grad(loss), 3.0).endswith("None stands for no gradient.")
-
-
-TOO_MUCH = (
-    " Maybe the rule sums too much. If the gradient is the same for all entries, return "
-    "`jnp.broadcast_to(g, "
-)
-
-
 @pytest.mark.parametrize(
     ("got", "wanted", "hint"),
     [
-        ((2,), (1, 2), " Maybe a reshape is missing, `g.reshape(1, 2)`."),
-        ((1,), (1, 2), f"{TOO_MUCH}(1, 2))`."),
-        ((1, 2), (3, 2), f"{TOO_MUCH}(3, 2))`."),
+        ((2,), (1, 2), ""),
+        ((1, 2), (3, 2), ""),
         ((5, 1), (3,), ""),
         ((4, 3), (2, 3), ""),
         (
@@ -510,7 +494,7 @@ TOO_MUCH = (
 def test_what_would_mend_a_shape(got, wanted, hint):
     h = custom_gradient(lambda x: (jnp.sum(x), lambda dy: jnp.ones(got)))
     text = said(ValueError, jax.grad(h), jnp.ones(wanted))
-    assert text.endswith(f"for the input `x`; expected its own shape, {wanted}.{hint}")
+    assert text.endswith(f"for the input `x`; expected its own shape, {wanted}, or None.{hint}")
 
 
 @pytest.mark.parametrize(
@@ -526,14 +510,7 @@ def test_what_would_mend_a_shape(got, wanted, hint):
 )
 def test_what_is_no_pair_is_described(returned, came):
     text = said(TypeError, custom_gradient(lambda x: returned), 1.0)
-    hint = "Maybe you wrote `return y` instead of `return y, grad_fn`."
-    assert text.endswith(f"gradient. It returned {came}. {hint}")
-
-
-def test_a_rule_of_three_upstreams_is_shown():
-    h = custom_gradient(lambda x: ((x, x, x), lambda dys: dys))
-    text = said(TypeError, jax.grad(lambda x: h(x)[0]), 1.0)
-    assert text.endswith("Write `def grad(da, db, ...)` or `def grad(*dys)`.")
+    assert f"gradient. It returned {came}. Write `return y, grad_fn`, or" in text
 
 
 @pytest.mark.parametrize("filtering", ["off", "auto"])

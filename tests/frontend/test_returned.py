@@ -190,7 +190,7 @@ def test_a_gradient_in_doubt_is_refused(mode):
     assert_same(got, [jnp.float32(21), jnp.float32(10)])
     got = by_p(lambda p, dy: [[None, 5 * dy * p[0]], dy])  # by structure: no doubt
     assert_same(got, [jnp.float32(0), jnp.float32(10)])
-    with pytest.raises(ValueError, match=r"2 gradients; expected 3, .*, `n`. Return None"):
+    with pytest.raises(ValueError, match=r"2 gradients; expected 3, .*, `n`. None stands"):
         by_p(lambda p, dy: [7 * dy * p[1], 5 * dy * p[0]])
     with pytest.raises(TypeError, match="a gradient for `n`, which JAX does not differentiate"):
         by_p(lambda p, dy: [None, 5 * dy * p[0]])
@@ -205,7 +205,7 @@ def test_a_list_that_fits_in_two_ways_is_refused(none, mode):
     def h(answer):
         return custom_gradient(lambda p, n=1.0: (p[0] + p[1], lambda d: answer(7 * d)))
 
-    with pytest.raises(TypeError, match=r"two ways, with another gradient for `p\[1\]` in each"):
+    with pytest.raises(TypeError, match="list of gradients whose order is unknown"):
         gradients(h(lambda g: [None, g]), args, mode)
     for answer in (lambda g: ([None, g], g), lambda g: [None, g, g]):
         assert gradients(h(answer), args, mode) == [0, 7]
@@ -297,7 +297,7 @@ def test_a_flat_list_for_a_dict_is_refused(which, mode):
     make, written = DICTS[which]
     count = 3 if which == "beside None" else 2
     h = custom_gradient(lambda p, b=None: (jnp.float32(1), lambda dy: [dy] * count))
-    with pytest.raises(TypeError, match=f"dict.*: return `.*{re.escape(written)}"):
+    with pytest.raises(TypeError, match=f"unknown: .* Return `.*{re.escape(written)}"):
         mode(jax.grad(lambda s, b: h(*make(s, b)), (0, 1)))(1.0, 1.0)
 
 

@@ -17,11 +17,9 @@ on copies is one level down, in `Program.forward`, where the inputs have values.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from tfgrad_jax._closure.objects import Object
-from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, Id, Reached, reach
+from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, Reached, reach
 from tfgrad_jax._closure.skeleton import hoist_tracers
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.reasons import Why
@@ -30,7 +28,7 @@ from tfgrad_jax._jax.types import NEEDS_VALUES, Leaf
 from tfgrad_jax._messages import errors
 
 from .program import Program
-from .rule import Names
+from .rule import names_of
 from .transparent import traced_call
 
 Hoisted: TypeAlias = tuple[Program, list[Leaf]]  # and the values that the call captured
@@ -49,7 +47,7 @@ def hoist(call: Call) -> Hoisted:
     # Where JAX records operations, `f` would see no values in any case.
     why = functools.partial(errors.obstructed, call.spec.source, found.obstacle)
     try:
-        return by_trace(call, hoisted, None if records else why, found.visited)
+        return by_trace(call, hoisted, None if records else why)
     except NEEDS_VALUES:
         if not (found.is_complete or found.captured):
             # So far no tracer was found among very much: `f` runs as it is, and may capture none.
@@ -57,13 +55,11 @@ def hoist(call: Call) -> Hoisted:
         raise
 
 
-def by_trace(
-    call: Call, hoisted: Hoisted, why: Why, visited: Mapping[Id, Sequence[Object]]
-) -> Hoisted:
+def by_trace(call: Call, hoisted: Hoisted, why: Why) -> Hoisted:
     """Return the same call, which evaluates a jaxpr.
 
     If its rule cannot be returned from a trace, the call stays as it is, and only its uses are
-    known. A note says `why` it is traced, if it needs a value; `visited` names what it captured.
+    known. A note says `why` it is traced, if it needs a value.
     """
     program, values = hoisted
     shown = traced_call(call, program.held, values, why)
@@ -72,7 +68,8 @@ def by_trace(
     place = {id(v): i for i, v in enumerate(values)}
     uses = {place[key]: at for key, at in shown.uses.items() if key in place}
     read = {place[key] for key in shown.read if key in place and place[key] not in uses}
-    names = Names.of(call.held, visited, {i: values[i] for i in (*uses, *read)})
+    some = {i: values[i] for i in (*uses, *read) if i in program.undeclared}
+    names = names_of(call.held, some) if some else {}
     facts = shown.accepts_variables, shown.reads_hidden
     return program.with_uses(uses, read, names, *facts), values
 

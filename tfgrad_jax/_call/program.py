@@ -30,8 +30,7 @@ from tfgrad_jax._jax.types import (
     is_traced,
     spec,
 )
-from tfgrad_jax._messages import errors
-from tfgrad_jax._messages.runs import warn_of_unlisted
+from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.source import Source
 
 from .ordinary import with_ordinary_gradients
@@ -46,6 +45,7 @@ from .rule import (
     Wanted,
     hoisted,
     kept,
+    names_of,
 )
 from .transparent import Ran, evaluated, run_copy
 
@@ -81,7 +81,7 @@ class Program(Inert):
     chooses: bool  # whether a rule that accepts `variables` gets these
     uses: Uses | None  # how `y` uses them; None: not known yet
     read: Collection[CapturedIndex]  # those that only a rule reads that accepts `variables`
-    paths: Names | None  # of both
+    written: Names | None  # how the user writes both
     reads_hidden: bool  # whether a trace has shown a tracer that was not captured
     y: TypeOfY
 
@@ -125,7 +125,7 @@ class Program(Inert):
         has_rule = is_listed or self.spec.within is not Within.RULE
         known = {*uses, *read} if has_rule else ()
         some = {i: of for i, of in self.undeclared.items() if i in known}
-        facts: dict[str, Any] = {"read": read, "paths": names, "reads_hidden": reads_hidden}
+        facts: dict[str, Any] = {"read": read, "written": names, "reads_hidden": reads_hidden}
         return dataclasses.replace(self, undeclared=some, uses=uses, **facts)
 
     @property
@@ -178,11 +178,9 @@ class Program(Inert):
         refused.check(perturbed)
         unlisted = [i for i in perturbed if i in read and i in self.undeclared and i not in uses]
         if unlisted and self.spec.within is not Within.RULE:
-            every = [*listing.gives, *unlisted]
-            of = self._named(captured, every)
-            together = [of.paths[i] for i in every if self.declared.variables is None]
-            types = [(of.paths[i], self.undeclared[i]) for i in unlisted]
-            warn_of_unlisted(self.source, types, together, of.in_instance)
+            of = self._named(captured, unlisted)
+            values = [(of[i], self.undeclared[i]) for i in unlisted]
+            gradient_errors.warn_of_unlisted(self.source, values)
         values = [captured[i] for i in listing.gives]
         rule = UserRule(
             grad_fn, self.source, listing, refused, self.captured, values, watched, owned
@@ -219,14 +217,17 @@ class Program(Inert):
         in_rule = self.spec.within is Within.RULE
         missing = [i for i in used if not (i in listed or in_rule)]
         lines = {i: (self.undeclared[i], is_ref(captured[i]), uses[i]) for i in missing}
-        names = self._named(captured, missing) if missing else Names({})
+        names = self._named(captured, missing)
         refused = Refused(self.source, lines, names, self.declared.variables is not None)
         undeclared = Listing(listed, None, [self.undeclared[i] for i in listed])
         return undeclared if listed else self.declared, refused
 
     def _named(self, captured: Values, some: Sequence[CapturedIndex]) -> Names:
         """Return how the user writes captured values."""
-        return self.paths or Names.of_copies(self.held, captured, some)
+        if not some or self.written is not None:
+            return self.written or {}
+        (held,) = self.held.copies(captured).values
+        return names_of(held, {i: captured[i] for i in some})
 
     def _parted(self, operands: Values) -> tuple[Values, Values]:
         """Return the captured values and the inputs."""

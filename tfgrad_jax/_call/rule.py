@@ -9,24 +9,22 @@ the parts; these are the residuals. If there are no tracers, `kept` leaves the p
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import refuse_assigned
-from tfgrad_jax._closure.objects import Object
-from tfgrad_jax._closure.path import path
+from tfgrad_jax._closure.names import named
 from tfgrad_jax._closure.reach import (
     BUDGET,
     BUDGET_STAGED,
-    Id,
     constants_of,
     is_captured,
     reach,
     survey,
 )
-from tfgrad_jax._closure.skeleton import Copies, Skeleton, frozen, hoist_tracers
+from tfgrad_jax._closure.skeleton import Copies, frozen, hoist_tracers
 from tfgrad_jax._closure.snapshot import Owned, Snapshot, Watched
 from tfgrad_jax._closure.traced import SourceInfo, traced
 from tfgrad_jax._frontend.grad_fn import GradFn, Held, HeldByRule, Variables
@@ -62,33 +60,18 @@ class Listing(NamedTuple):
         return Variables.listed(values, [self.specs[k] for k in some]) if some else None, values
 
 
-class Names(NamedTuple):
-    """How the user writes captured values."""
+Names: TypeAlias = Mapping[CapturedIndex, str]  # as the user writes them; "" if it is not known
 
-    paths: Mapping[CapturedIndex, str]  # such as `self.w`; "" if it is not known
-    in_instance: bool = False  # of a method, which holds all of them
 
-    @classmethod
-    def of(
-        cls, held: Any, visited: Mapping[Id, Sequence[Object]], values: Mapping[CapturedIndex, Leaf]
-    ) -> "Names":
-        """Name values that a walk from what a call holds has visited."""
-        if not isinstance(held, Held):  # of a call that was traced before
-            return cls(dict.fromkeys(values, ""))
-        roots = {id(v): "" for v in held} | {id(v): name for name, v in held.keywords.items()}
-        roots |= {id(v): "self" for v in held.bound_to}
-        paths = {i: path(visited, v, roots) for i, v in values.items()}
-        in_instance = all(p.startswith("self.") for p in paths.values())
-        return cls(paths, in_instance and bool(held.bound_to))
-
-    @classmethod
-    def of_copies(
-        cls, skeleton: Skeleton, captured: Values, some: Collection[CapturedIndex]
-    ) -> "Names":
-        """Name some of the values around which a skeleton copies what a call holds."""
-        (held,) = skeleton.copies(captured).values
-        visited = survey([held]).visited
-        return cls.of(held, visited, {i: captured[i] for i in some})
+def names_of(held: Any, values: Mapping[CapturedIndex, Leaf]) -> Names:
+    """Name some of the values that a call captured, from what it holds."""
+    if not isinstance(held, Held):  # of a call that was traced before
+        return dict.fromkeys(values, "")
+    roots = [("", held.f), ("", held.primal), *(("self", v) for v in held.bound_to)]
+    roots += [*held.keywords.items(), ("args", held.inputs)]
+    ids = {id(v) for v in values.values()}
+    found = named(roots, survey([held], lambda v: id(v) in ids))
+    return {i: found[id(v)].name if id(v) in found else "" for i, v in values.items()}
 
 
 class Refused(NamedTuple):
@@ -104,9 +87,8 @@ class Refused(NamedTuple):
         if found and all(is_ref for _, is_ref, _ in found.values()):
             raise errors.captured_ref(self.source)
         if found:
-            paths, in_instance = self.names
-            lines = [(paths[i], of, self.source.line(at)) for i, (of, _, at) in found.items()]
-            raise errors.no_gradient_for_captured(self.source, lines, self.declared, in_instance)
+            lines = [(self.names[i], of, self.source.line(at)) for i, (of, _, at) in found.items()]
+            raise errors.no_gradient_for_captured(self.source, lines, self.declared)
 
 
 class UserRule(NamedTuple):

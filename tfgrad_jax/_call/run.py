@@ -55,7 +55,7 @@ def _traced_again(call: Call, hoisted: Hoisted) -> Hoisted:
     """Run `f` a second time, in a trace: what it makes once, it made in the first."""
     why = functools.partial(errors.ran_again, call.spec.source)
     try:
-        return by_trace(call, hoisted, why, {})
+        return by_trace(call, hoisted, why)
     except Exception as error:
         note(error, why())
         raise

@@ -13,10 +13,8 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from jax.errors import UnexpectedTracerError
-
 from tfgrad_jax._closure.assigned import refuse_assigned, watched_objects
-from tfgrad_jax._closure.path import named_in
+from tfgrad_jax._closure.names import named_in
 from tfgrad_jax._closure.reach import Id, is_captured, reach, survey
 from tfgrad_jax._closure.skeleton import Copies, Skeleton, hoist_tracers
 from tfgrad_jax._closure.snapshot import Owned, Watched, owned_by
@@ -39,7 +37,7 @@ from tfgrad_jax._jax.trace import is_idle, is_live, is_own, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
 
-from .rule import CapturedIndex, Names, Own, Values, transparent_rule
+from .rule import CapturedIndex, Own, Values, names_of, transparent_rule
 
 _T = TypeVar("_T")
 
@@ -99,8 +97,8 @@ def evaluated(
     some = {i: captured[i] for i in sorted(undeclared)}
 
     def why() -> str:
-        names = Names.of_copies(skeleton, captured, some).paths.values()
-        return errors.undeclared(spec.source, [*names])
+        (held,) = skeleton.copies(captured).values
+        return errors.undeclared(spec.source, names_of(held, some).values())
 
     names = ["closed over"] * len(some)
     f = traced(run, some, source=spec.source, names=names, outside=True, why=why)
@@ -151,7 +149,7 @@ def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> T
     shown: _Shown = f.aside
     hidden = [c for c in f.consts if is_traced([c]) and not is_ref(c)]
     if not all(map(is_live, hidden)):
-        raise UnexpectedTracerError(errors.left_behind(call.spec.source))
+        raise errors.hidden_tracer(call.spec.source)
     # A layer that reaches all weights of a model reads few of them. The others go: each would be an
     # operand of the layer, and the cost of the model quadratic in its size.
     reads = zip(values.values(), f.reads(), strict=False)
@@ -229,7 +227,7 @@ def _shown(
     kept = own.as_array(kept)
     refs = {i: v for i, v in enumerate(kept) if is_ref(v)}
     arrays = [v for v in kept if not is_ref(v)]
-    ids = named_in([grad_fn.held]) if accepts else ()
+    ids = named_in(grad_fn.held, found) if accepts else ()
     named = [i for i, v in enumerate(arrays, len(leaves)) if id(v) in ids]
     return (leaves, arrays), _Shown(outputs, _around(rule, grad_fn), accepts, refs, named)
 

@@ -210,14 +210,13 @@ class CallSpec(Inert):
         keywords = {} if variables is None else {"variables": variables.value(traced)}
 
         def misfit(error: TypeError) -> TypeError:
-            count, names = len(upstreams), upstream_names(grad_fn)
+            is_tf = self.convention == "tf"
+            takes = "dy" if len(upstreams) == 1 else "*dys"
             if keywords and not accepts_variables(grad_fn):
-                return gradient_errors.takes_no_variables(where, (names or [])[count:])
-            by_leaf, more = (
-                count if self.convention == "tf" else None,
-                ", variables" * len(keywords),
-            )
-            return gradient_errors.wrong_arity(where, by_leaf, names, more, error)
+                return gradient_errors.takes_no_variables(where, takes)
+            takes += ", variables" * len(keywords)
+            count = len(upstreams) if is_tf else None
+            return gradient_errors.wrong_arity(where, count, takes, error)
 
         token = enter(grad_fn, Within.RULE)
         try:
@@ -240,8 +239,6 @@ class CallSpec(Inert):
             return self._finished(self.inputs, result, where)
         if not are_two:
             written = map(gradient_errors.written_out, (self.inputs, variables.layout))
-            if variables is NO_VARIABLES:
-                raise gradient_errors.needless_variables(where, kind_of(result), *written)
             raise gradient_errors.no_variable_pair(where, kind_of(result), *written)
         gradients = self._finished(self.inputs, result[0], where)
         if any(s is not None for s in variables.layout.specs):

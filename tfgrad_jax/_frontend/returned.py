@@ -19,7 +19,6 @@ from jax.tree_util import PyTreeDef, all_leaves, tree_flatten, tree_leaves, tree
 from tfgrad_jax._jax.compat import NUMPY, Sharding, explicit_sharding, tangent_dtype
 from tfgrad_jax._jax.types import LeafIndex, is_kind
 from tfgrad_jax._messages import gradient_errors
-from tfgrad_jax._messages.gradient_errors import written_out
 from tfgrad_jax._messages.source import Source, Where
 from tfgrad_jax._messages.tracebacks import is_written_here
 
@@ -193,15 +192,13 @@ def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
         needless = [place.name for place in places if place.kind]
         may_be_list = not are_in_a_dict(places)
         raise gradient_errors.wrong_structure(where, result, layout, needless, may_be_list)
-    reading, *others = readings
+    reading = readings[0]
+    every = zip(layout.counted(), *(r.gradients for r in readings), strict=True)
+    is_unknown = any(counts and any(g is not gs[0] for g in gs) for counts, *gs in every)
     # `grad_pass_through` does list gradients in the order of the leaves.
-    if reading.in_a_dict and not is_written_here(Source.of(where.grad_fn).code):
-        raise gradient_errors.keys_without_names(where, written_out(layout))
-    for other in others:
-        pairs = zip(layout.counted(), reading.gradients, other.gradients, strict=True)
-        if differ := [i for i, (counts, a, b) in enumerate(pairs) if counts and a is not b]:
-            path = layout.leaf_paths()[differ[0]]
-            raise gradient_errors.ambiguous(where, path, written_out(layout))
+    is_ours = is_written_here(Source.of(where.grad_fn).code)
+    if is_unknown or (reading.in_a_dict and not is_ours):
+        raise gradient_errors.no_order(where, gradient_errors.written_out(layout))
     has = layout.differentiable
     _check_places(layout, result, reading, where)
     given = [g if h else None for h, g in zip(has, reading.gradients, strict=True)]
@@ -214,6 +211,10 @@ def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
 def _check_places(layout: Layout, result: Returned, reading: Reading, where: Where) -> None:
     """Raise if an array gets None, and what has no gradient gets one that may be the array's."""
     has, given = layout.differentiable, reading.gradients
+    every = zip(layout.specs, has, given, strict=True)
+    shapes = {s.shape for s, h, g in every if s is not None and h and g is None}
+    if not shapes:
+        return
     # This may be a flat list for the arrays alone. Then an entry that we have read as the
     # gradient of a number may be meant for an array.
     is_doubtful = (
@@ -221,27 +222,16 @@ def _check_places(layout: Layout, result: Returned, reading: Reading, where: Whe
         and len(result) == sum(has)
         and all_leaves(result, is_leaf=lambda g: g is None)
     )
-    misplaced = [
-        i
-        for i, is_number in enumerate(layout.numbers)
-        if not has[i] and (is_doubtful or not is_number) and _has_gradient(given[i])
-    ]
-    if misplaced and any(g is None for g in _where(has, given)):
-        raise gradient_errors.gradient_of_no_array(where, layout.leaf_paths()[misplaced[0]])
+    for i, (is_number, gradient) in enumerate(zip(layout.numbers, given, strict=True)):
+        if has[i] or not _has_gradient(gradient):
+            continue
+        # A number may have a gradient: another call may differentiate it. But it is a scalar.
+        if is_doubtful or not is_number or getattr(gradient, "shape", ()) in shapes - {()}:
+            raise gradient_errors.misplaced(where, layout.leaf_paths()[i])
     # What is None has no shape of its own. But if it alone gets a gradient, this is for an array.
-    of_operands = ((i, layout.specs[i]) for i in layout.operands if has[i] and given[i] is None)
-    without = {i: spec.shape for i, spec in of_operands if spec is not None}
-    shapes = [g.shape for g in _only_for_none(layout, reading)]
-    if any(shape in shapes for shape in without.values()):
+    if any(g.shape in shapes for g in _only_for_none(layout, reading)):
         nones = "`, `".join(place.name for place in layout.places() if place.kind == NONE)
-        raise gradient_errors.gradient_of_no_array(where, nones)
-    # A number may have a gradient: another call may differentiate it. But it is a scalar.
-    for i, own in without.items():
-        for k, is_number in enumerate(layout.numbers):
-            shape = getattr(given[k], "shape", ()) if is_number and not has[k] else ()
-            if shape and shape == own:
-                paths = layout.leaf_paths()
-                raise gradient_errors.swapped(where, shape, paths[k], paths[i])
+        raise gradient_errors.misplaced(where, nones)
 
 
 def _only_for_none(layout: Layout, reading: Reading) -> list[Gradient]:
@@ -280,8 +270,7 @@ def _check(layout: Layout, leaf: LeafIndex, given: Sequence[Gradient], where: Wh
             and (g is None or getattr(g, "shape", s.shape) != s.shape)
             and s.shape == shape
         ]
-        idle = leaf not in layout.operands
-        raise gradient_errors.wrong_shape(where, shape, expected.shape, path, others, idle)
+        raise gradient_errors.wrong_shape(where, shape, expected.shape, path, others)
     if expected.sharding is not None:
         expected = expected._replace(sharding=expected.sharding.of_cotangents())
         if _axes(explicit_sharding(gradient)) != _axes(expected.sharding):

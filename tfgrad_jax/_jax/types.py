@@ -43,6 +43,7 @@ class Copied:
     """Marks a class whose objects are copied by their attributes, whatever it says of pickling."""
 
     __slots__ = ()
+    _declaration: Any  # what the user has declared
 
 
 class Spec(NamedTuple):

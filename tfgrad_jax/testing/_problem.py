@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.tree_util import all_leaves, tree_leaves
 
+from tfgrad_jax._closure.names import Named
 from tfgrad_jax._closure.reach import Id
 from tfgrad_jax._frontend.grad_fn import checked_outputs
 from tfgrad_jax._frontend.signature import accepts_variables
@@ -30,7 +31,6 @@ from tfgrad_jax._tools.call import (
     decorated,
     differentiable,
 )
-from tfgrad_jax._tools.held import Named
 
 OfArrays: TypeAlias = Callable[..., list[jax.Array]]
 _FIXED = "held where it is not replaced"
