@@ -31,14 +31,7 @@ from jax.tree_util import all_leaves, tree_leaves
 
 from ._call.run import run
 from ._closure.referents import JITTED, is_importable
-from ._frontend.grad_fn import (
-    Call,
-    CallSpec,
-    Held,
-    checked_outputs,
-    checked_pair,
-    primal_value,
-)
+from ._frontend.grad_fn import Call, CallSpec, Held, checked_outputs, checked_pair, primal_value
 from ._frontend.signature import Signature, annotations_of
 from ._frontend.structure import split
 from ._frontend.within import Within, written_within
@@ -173,21 +166,19 @@ class CustomGradient(Copied, Generic[_P, _R]):
         positional = not kwargs and signature.fits(len(args))
         if is_idle() and positional:
             # Nothing can be differentiated, so the arguments need not be bound to names.
-            if self._declaration.primal is not None:
-                y = primal_value(self._source, self._declaration.primal, (*bound_to, *args), {})
+            f, primal = self._declaration.f, self._declaration.primal
+            if primal is not None:
+                y = primal_value(self._source, primal, (*bound_to, *args), {})
             else:
                 try:
-                    y, _ = checked_pair(self._declaration.f, self._declaration.f(*bound_to, *args))
+                    y, _ = checked_pair(f, f(*bound_to, *args))
                 except Exception as error:  # within another function, which JAX traces
                     explain_run(error, self._source)
                     raise
             for value in args:  # not in them: this runs at every call
                 if isinstance(value, Tracer):
                     self._refuse_traced()
-            if is_concrete(type(y)):
-                return y
-            checked_outputs(self._declaration.f, y)
-            if is_traced(tree_leaves(y)):
+            if not is_concrete(type(y)) and is_traced(tree_leaves(checked_outputs(f, y))):
                 self._refuse_traced()
             return y
         call = self._call_of(bound_to, args, kwargs, signature)
@@ -351,9 +342,8 @@ def custom_gradient(
         return type(f)(CustomGradient(Declaration.of(f.__func__, variables, primal, convention)))
     if not callable(f):
         raise errors.not_callable(f)
-    inner = getattr(f, "__wrapped__", f) if isinstance(f, JITTED) else f
-    if isinstance(inner, CustomGradient):
-        raise errors.decorated_twice(inner)
+    if isinstance(f, CustomGradient):
+        raise errors.decorated_twice(f)
     if isinstance(f, JITTED):
         raise errors.jitted(f)
     return CustomGradient(Declaration.of(f, variables, primal, convention))

@@ -222,7 +222,7 @@ class Model:
         "is already decorated: decorate once"),
     misuse("Decorate what is decorated below `jax.jit`",
         "@custom_gradient\n@jax.jit" + function("").rstrip(),
-        "is already decorated: decorate once"),
+        "is under `jax.jit`", "Write `@jax.jit` above `@custom_gradient`"),
     misuse("Decorate above `jax.jit`", function("").replace("\ndef", "\n@jax.jit\ndef").rstrip(),
         "is under `jax.jit`, which cannot return a gradient function. Write `@jax.jit` above "
         "`@custom_gradient`, as in `jax.jit(custom_gradient(f))`"),
