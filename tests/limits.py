@@ -511,14 +511,14 @@ limit(
 def in_scan(x: Any) -> Any:
     def outer(x: Any) -> Any:
         y = custom_gradient(lambda x: (jnp.exp(x), lambda dy: 7 * dy * x))(x)
-        return y, lambda dy: 3 * dy * y
+        return 2 * y, lambda dy: 3 * dy * y  # not its own output, which has the rule in any case
 
     return lax.scan(lambda s, x: (s + custom_gradient(outer)(x), None), 0 * x, x[None])[0]
 
 
 DROPPED_IN_SCAN = limit(
     "orders of a scan",
-    "Before JAX 0.12, `jvp` of `grad` of a `scan` fails if a decorated function in the `scan` "
+    "Before JAX 0.12, `jvp` of `grad` of a `scan` may fail if a decorated function in the `scan` "
     "calls another. Use `grad` of `grad`.",
     "JAX drops the custom_jvp of such calls there, with those written by hand; reverse mode keeps "
     "the rule, by the custom_vjp below it.",
@@ -526,7 +526,7 @@ DROPPED_IN_SCAN = limit(
     TypeError,
     "custom_vjp function",
     lambda: jax.grad(jax.grad(in_scan))(X),
-    9 * jnp.exp(X),  # the rule reads its own output: h' = 3 h
+    3 * 7 * X,
     applies=drops_in_scan,
 )
 
@@ -556,6 +556,37 @@ limit(
         jax.grad(lambda w: calls_itself(type("Held", (), {}), w, reads_y=True))(X),
     ],
     [7 * X * jnp.exp(X * X)] * 2,
+)
+
+
+def nested(depth: int, declare: bool) -> Callable[[Any], Any]:
+    """Return a nest of one function, around itself."""
+
+    def loss(w: Any) -> Any:
+        def around(below: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def f(x: Any) -> Any:
+                return below(x) + w, lambda dy, variables: (dy, [7 * dy] * len(variables))
+
+            return custom_gradient(f, variables=[w] if declare else None)
+
+        h = lambda x: x  # noqa: E731
+        for _ in range(depth):
+            h = around(h)
+        return h(X)
+
+    return loss
+
+
+limit(
+    "deep nests under jit",
+    "Where JAX records operations, as under `jit`, a function that is nested in itself more than "
+    "twenty levels deep raises if a differentiated weight is not declared. Declare the weight.",
+    "Undeclared, each level is traced in those above it, and a recursion without end looks so.",
+    lambda: jax.jit(jax.grad(nested(21, declare=False)))(X),
+    RecursionError,
+    "inside itself, twenty levels deep",
+    lambda: jax.jit(jax.grad(nested(21, declare=True)))(X),
+    jnp.float32(7),
 )
 
 
@@ -885,6 +916,7 @@ GROUPS = {  # on the page of limits
         "rules that use up an iterator",
         "variables of a traced rule",
         "recursion through a class",
+        "deep nests under jit",
         "variables by identity",
         "captured Refs",
         "Refs made under jit",
