@@ -279,13 +279,13 @@ def custom_gradient(
     `h(x)` calls `f(x)`, which returns a pair: its value `y` and a function `grad_fn`, the rule. The
     call returns `y`. Where JAX differentiates it, JAX calls `grad_fn(dy)` with the gradient of the
     loss with respect to `y`, and `grad_fn` returns the gradient with respect to `x`. That is the
-    derivative of `h` in reverse and forward mode, for derivatives of any order, under every
-    transformation. Forward mode transposes `grad_fn`, which must then be linear in `dy`.
+    derivative of `h` in reverse and forward mode, of any order, under every transformation, with
+    few limits (`docs/limits.md`). Forward mode transposes `grad_fn`, which must be linear in `dy`.
 
     The inputs are the positional parameters, passed by position or by name, as pytrees. `grad_fn`
     returns a gradient, or None, for each array and each float that the caller passes. `self` and
-    keyword-only arguments are not inputs, so put settings behind `*`. Whatever JAX is not tracing
-    reaches `f` unchanged: arrays, numbers, `str`, None, functions, other objects.
+    keyword-only arguments are not inputs, so put settings behind `*`. What holds nothing that JAX
+    is tracing reaches `f` unchanged: arrays, numbers, `str`, None, functions, other objects.
 
     Args:
         f: the function. Its `y` is any pytree of arrays and numbers. `grad_fn(*dys)` gets one
