@@ -506,7 +506,7 @@ def loss(w, x):
 VARIABLES = [
     misuse("Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
         UNDECLARED, "takes no `variables`", "  `w`: float32[2, 4], first used at model.py:6\n",
-        "Declare them, `custom_gradient(variables=...)`, and return their gradients", *REMEDIES,
+        "Declare them, `custom_gradient(variables=w)`, and return their gradients", *REMEDIES,
         'Or decorate with `custom_gradient(variables="autodiff")`', **LOSS),
     misuse("Close over what is computed from a weight", """
 def loss(w, x):
@@ -749,6 +749,56 @@ jax.grad(lambda w: Layer(w).f(x).sum())(w)
         "If only the gradient function reads it, use a local variable. Else return the new value "
         "as a part of `y`, and assign it after the call",
         "in a `nonlocal` variable, and arrays in a `jax.new_ref`", of="Layer.f"),
+    misuse("Change a variable that the rule reads through a deque", """
+from collections import deque
+
+def loss(x):
+    scale = 2.0
+    helpers = deque([lambda v: v * scale])
+
+    @custom_gradient
+    def f(x):
+        return x * scale, lambda dy: helpers[0](dy)
+
+    y = f(x).sum()
+    scale = 3.0
+    return y
+
+jax.grad(loss)(x)
+""",
+        "The variable 'scale' of `loss.<lambda>` (model.py:5) has changed since the decorated "
+        "function returned", "through an object of type `deque`, which is not copied. Read the "
+        "variable into a local variable of the decorated function",
+        of="loss.<lambda>", error=ValueError),
+    misuse("Read the output in the rule from a deque", """
+from collections import deque
+
+@custom_gradient
+def f(x):
+    y = jnp.round(x)
+    kept = deque([y])
+    return y, lambda dy: dy * 2 * kept[0]
+
+jax.grad(jax.grad(f))(2.7)
+""",
+        "reads the output of the function in an object that is not copied: `deque`", "so its "
+        "derivative cannot be the declared one. Read it from a local variable", jitted=False),
+    misuse("Call a decorated function in a thread pool, in a loss", """
+from concurrent.futures import ThreadPoolExecutor
+
+@custom_gradient
+def reverse(x):
+    return x, lambda dy: -dy
+
+def loss(x):
+    with ThreadPoolExecutor() as pool:
+        return sum(pool.map(reverse, x))
+
+jax.grad(loss)(b)
+""",
+        "but nothing in the thread that calls it, so its gradient would be lost", "call the "
+        "function there, and not in a thread pool",
+        of="reverse", error=jax.errors.UnexpectedTracerError),
     misuse("Loop over `variables` where none is differentiated", """
 def loss(w, x):
     @custom_gradient

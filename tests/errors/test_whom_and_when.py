@@ -205,22 +205,30 @@ def passed(w, v):
 
 @eager_and_jit
 @pytest.mark.parametrize(
-    ("loss", "names"),
+    ("loss", "names", "declaration"),
     [
-        (lambda w, _: Layer(w).one(2.0), ["self.w"]),
-        (lambda w, _: Layer(w).more(2.0), ["self.w", "self.blocks[0]['b']"]),
-        (lambda w, v: custom_gradient(lambda x: (w * v * x, lambda dy: dy))(2.0), ["w", "v"]),
-        (closed_over, ["w", "scale"]),
-        (held_by_class, ["Held.w"]),
-        (passed, ["args[1].blocks[0]['b']", "args[0].w"]),
+        (lambda w, _: Layer(w).one(2.0), ["self.w"], "lambda self: self.w"),
+        (
+            lambda w, _: Layer(w).more(2.0),
+            ["self.w", "self.blocks[0]['b']"],
+            "lambda self: [self.w, self.blocks[0]['b']]",
+        ),
+        (
+            lambda w, v: custom_gradient(lambda x: (w * v * x, lambda dy: dy))(2.0),
+            ["w", "v"],
+            "[w, v]",
+        ),
+        (closed_over, ["w", "scale"], "[w, scale]"),
+        (held_by_class, ["Held.w"], "Held.w"),
+        (passed, ["args[1].blocks[0]['b']", "args[0].w"], "..."),
     ],
     ids=["attribute", "attributes", "variables", "keyword", "class", "argument"],
 )
-def test_captured_values_are_named_wherever_they_are(loss, names, mode):
+def test_captured_values_are_named_wherever_they_are(loss, names, declaration, mode):
     text = said(TypeError, mode(jax.grad(loss, (0, 1))), 3.0, 5.0)
     for name in names:
         assert f"\n  `{name}`: float32[], first used at" in text
-    assert "Declare them, `custom_gradient(variables=...)`" in text
+    assert f"Declare them, `custom_gradient(variables={declaration})`" in text
 
 
 def test_of_functions_in_each_other_the_innermost_is_named():
