@@ -382,7 +382,8 @@ def branching(x: Any) -> Any:
 
 limit(
     "branches under jit",
-    "`if x > 0` works without `jit`. Under `jit` it raises JAX's error: use `jnp.where`.",
+    "`if x > 0` works where a function sees values. Under `jit`, `vmap` and `scan` it raises JAX's "
+    "error: use `jnp.where`.",
     "Under `jit` nothing has a value; `lax.cond` and `jnp.where` branch there.",
     lambda: jax.jit(jax.grad(branching))(X),
     jax.errors.TracerBoolConversionError,
