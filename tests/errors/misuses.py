@@ -767,8 +767,8 @@ def loss(x):
 jax.grad(loss)(x)
 """,
         "The variable 'scale' of `loss.<lambda>` (model.py:5) has changed since the decorated "
-        "function returned", "through an object of type `deque`, which is not copied. Read the "
-        "variable into a local variable of the decorated function",
+        "function returned", "through an object of type `deque`, which is not copied. Read it "
+        "into a local variable of the decorated function",
         of="loss.<lambda>", error=ValueError),
     misuse("Read the output in the rule from a deque", """
 from collections import deque

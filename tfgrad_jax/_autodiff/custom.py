@@ -19,7 +19,7 @@ one `attach`. Nothing runs twice, and `attach` compiles to no operation.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -42,7 +42,6 @@ from tfgrad_jax._jax.types import (
     AnyFunction,
     Cotangents,
     Leaf,
-    OperandIndex,
     Tangents,
     is_differentiable,
     is_kind,
@@ -61,32 +60,21 @@ def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> l
     """Run a function on operands so that its rule is its derivative."""
     if any(map(is_transposed, operands)) and not any(map(is_ref, operands)):
         return _linear(function, operands)
-    if any(map(is_ref, operands)):
-        return _with_refs(name, function.needs_perturbed)(function, *operands)
-    reverse_only, any_mode = _derivatives(name, function.needs_perturbed)
-    # JAX linearizes a custom_jvp at each call; a custom_vjp it only records, which is cheaper.
-    return (reverse_only if is_reverse(operands) else any_mode)(function, *operands)
+    has_refs, needs_perturbed = any(map(is_ref, operands)), function.needs_perturbed
+    # JAX linearizes a custom_jvp at each call; a custom_vjp it only records, which is cheaper. And
+    # it accepts functions of Refs in a custom_vjp alone.
+    if has_refs or is_reverse(operands):
+        return _reverse(name, needs_perturbed, has_refs)(function, *operands)
+    return _any_mode(name, needs_perturbed)(function, *operands)
 
 
+# If the rule `needs_perturbed`, symbolic zeros show which operands are being differentiated. No
+# other function gets them: a Pallas kernel cannot lower them.
 @functools.cache
-def _with_refs(name: str, needs_perturbed: bool) -> AnyFunction:
-    """Return what runs functions of Refs, which JAX accepts in a custom_vjp alone."""
-    return _reverse(name, _with_copied_residuals, needs_perturbed)
-
-
-@functools.cache
-def _derivatives(name: str, needs_perturbed: bool) -> tuple[AnyFunction, AnyFunction]:
-    """Return what runs a function that is differentiated in reverse mode, and in any mode.
-
-    If the rule `needs_perturbed`, symbolic zeros show which operands are being differentiated. No
-    other function gets them: a Pallas kernel cannot lower them.
-    """
-    value: AnyFunction = _value
-    if not KEEPS_CUSTOM_JVP:  # elsewhere none: Triton, which compiles kernels, has no custom_vjp
-        dropped_to = _reverse(name, _with_copied_residuals, needs_perturbed)
-
-        def value(function: Function, *operands: Leaf) -> list[Leaf]:
-            return dropped_to(function, *operands)
+def _any_mode(name: str, needs_perturbed: bool) -> AnyFunction:
+    """Return what runs a function that is differentiated in any mode."""
+    # From JAX 0.12 on without a custom_vjp: Triton, which compiles kernels, has none.
+    value = _value if KEEPS_CUSTOM_JVP else _reverse(name, needs_perturbed, True)
 
     def jvp(primals: Any, tangents: Any) -> Any:
         (function, *operands), (_, *dots) = primals, tangents
@@ -97,19 +85,29 @@ def _derivatives(name: str, needs_perturbed: bool) -> tuple[AnyFunction, AnyFunc
 
     any_mode = jax.custom_jvp(_shown_as(name, value))
     any_mode.defjvp(_shown_as(name, jvp), symbolic_zeros=needs_perturbed)
-    return _reverse(name, lambda rule, operands: rule, needs_perturbed), any_mode
+    return any_mode
 
 
-def _reverse(
-    name: str, to_keep: Callable[[Rule, Sequence[Leaf]], Rule], needs_perturbed: bool
-) -> AnyFunction:
+@functools.cache
+def _reverse(name: str, needs_perturbed: bool, copies: bool) -> AnyFunction:
+    """Return what runs a function that is differentiated in reverse mode.
+
+    JAX does not save a residual that is an operand. Before 0.12 it then uses the wrong value if
+    the custom_vjp was staged together with constants. So one that may be staged `copies` residuals.
+    Remove when 0.12 is the oldest supported.
+    """
+
     def forward(function: Function, *operands: Leaf) -> tuple[Any, Rule]:
         perturbed = [True] * len(operands)
         if needs_perturbed:
             perturbed = [o.perturbed for o in operands]
             operands = tuple(o.value for o in operands)
         leaves, rule = _attached(function, operands, perturbed)
-        return leaves, to_keep(rule, operands)
+        if copies and not KEEPS_CUSTOM_JVP:
+            own = {id(o) for o in operands if not is_ref(o)}
+            kept = [depend([r], [])[0] if id(r) in own else r for r in rule.residuals]
+            rule = dataclasses.replace(rule, residuals=kept)
+        return leaves, rule
 
     def backward(rule: Rule, cotangents: Cotangents) -> tuple[Any, ...]:
         upstreams = [cotangents[i] for i in rule.outputs]
@@ -194,39 +192,39 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     depends on the point raises.
     """
     operands = _arrays(operands)
-    linear = {i: o for i, o in enumerate(operands) if is_transposed(o)}
-    known = {i: o for i, o in enumerate(operands) if i not in linear}
-    types = {i: tangent_type(o) for i, o in linear.items()}
-    count = len(operands)
+    is_linear = list(map(is_transposed, operands))
+    linear = [o for o in operands if is_transposed(o)]
+    known = [o for o in operands if not is_transposed(o)]
+    types = list(map(tangent_type, linear))
+
+    def joined(values: Sequence[Leaf], points: Sequence[Leaf]) -> list[Leaf]:
+        rest = {False: iter(values), True: iter(points)}
+        return [next(rest[i]) for i in is_linear]
 
     def gradients(
-        linear: dict[OperandIndex, Leaf], known: dict[OperandIndex, Leaf], cotangents: Cotangents
+        points: Sequence[Leaf], values: Sequence[Leaf], cotangents: Cotangents
     ) -> list[Leaf]:
-        at = [{**known, **linear}[i] for i in range(count)]
-        _, rule = _attached(function, at, [i in linear for i in range(count)])
+        _, rule = _attached(function, joined(values, points), is_linear)
         dxs = rule([cotangents[i] for i in rule.outputs])
-        return [at[i] if dxs[i] is None else dxs[i] for i in linear]
+        wanted = (dxs[i] for i in rule.perturbed)
+        return [zero if dx is None else dx for dx, zero in zip(wanted, points, strict=True)]
 
     def transpose(values: Sequence[Leaf], cotangents: Cotangents, wanted: Any) -> list[Leaf]:
-        at = {i: zeros(t) for i, t in types.items()}
-        known_then = dict(zip(known, values, strict=True))
-        closed = jax.make_jaxpr(gradients)(at, known_then, cotangents)
+        args = [*map(zeros, types)], [*values], [*cotangents]
+        closed = jax.make_jaxpr(gradients)(*args)
         jaxpr, first = without_consts(closed), len(closed.consts)
-        if any(depends_on(mask, first, first + len(at)) for mask in dependence(jaxpr)):
+        if any(depends_on(mask, first, first + len(types)) for mask in dependence(jaxpr)):
             text = "a gradient that depends on its inputs"
             raise errors.not_linear(function.source, text)
-        leaves = jax.tree.leaves((at, known_then, cotangents))
-        every = evaluate(jaxpr, *closed.consts, *leaves)
+        every = evaluate(jaxpr, *closed.consts, *jax.tree.leaves(args))
         return [every[x] for x in wanted]
 
     def value(values: Sequence[Leaf], points: Sequence[Leaf], _: Any) -> list[Leaf]:
-        at = {**dict(zip(known, values, strict=True)), **dict(zip(linear, points, strict=True))}
-        return function.value([at[i] for i in range(count)])
+        return function.value(joined(values, points))
 
     ys = jax.make_jaxpr(lambda *operands: function.value(operands))(*operands).out_avals
     pull = Pull(transpose, range(len(linear)), function.source, forward=value)
-    types_of_y = tuple(y.to_tangent_aval() for y in ys)
-    return push_by_type(list(known.values()), list(linear.values()), pull, types_of_y)
+    return push_by_type(known, linear, pull, tuple(y.to_tangent_aval() for y in ys))
 
 
 def _with_axis_in_front(function: Function, values: Iterable[Leaf]) -> list[Leaf]:
@@ -321,16 +319,3 @@ def _tangents(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Le
         tangent_of[i] if i in tangent_of else np.zeros(y.shape, jax.dtypes.float0)
         for i, y in enumerate(leaves)
     ]
-
-
-def _with_copied_residuals(rule: Rule, operands: Sequence[Leaf]) -> Rule:
-    """Return the rule with a copy of each residual that is an operand.
-
-    JAX does not save a residual that is an operand. Before 0.12 it then uses the wrong value if
-    the custom_vjp was staged together with constants. Remove when 0.12 is the oldest supported.
-    """
-    if KEEPS_CUSTOM_JVP:
-        return rule
-    own = {id(o) for o in operands if not is_ref(o)}
-    kept = [depend([r], [])[0] if id(r) in own else r for r in rule.residuals]
-    return dataclasses.replace(rule, residuals=kept)

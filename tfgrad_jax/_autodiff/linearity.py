@@ -22,6 +22,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from tfgrad_jax._jax.compat import can_differentiate, can_transpose, is_ref
 from tfgrad_jax._jax.jaxpr import (
     ONE_BY_ONE,
+    Analysis,
     Followed,
     Identity,
     flow,
@@ -223,7 +224,7 @@ def check(closed: ClosedJaxpr, upstreams: int | None = None) -> "Linearity":
     return analysis
 
 
-class Linearity:
+class Linearity(Analysis[Kind]):
     """Classify each value as a function of the upstreams; raise where it is not linear."""
 
     def __init__(self) -> None:

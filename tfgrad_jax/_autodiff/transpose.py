@@ -96,39 +96,31 @@ def _traced(rule: Transposable, types: _Types) -> tuple[ClosedJaxpr, list[int]]:
     """
     context = at_once()
 
-    def gradients(cotangents: Cotangents) -> dict[int, Leaf]:
+    def gradients(cotangents: Cotangents) -> list[Leaf]:
         with context():
-            return {i: g for i, g in enumerate(rule(cotangents)) if g is not None}
+            return list(rule(cotangents))
 
-    trace = jax.make_jaxpr(gradients, return_shape=True)
+    def trace() -> tuple[ClosedJaxpr, list[int]]:
+        closed, shapes = jax.make_jaxpr(gradients, return_shape=True)(types)
+        return closed, [i for i, shape in enumerate(shapes) if shape is not None]
+
     with contextlib.suppress(*NEEDS_VALUES):
-        return _with_positions(*trace(types))
+        return trace()
     try:
         with jax.ensure_compile_time_eval():  # of operations on values
-            return _with_positions(*trace(types))
+            return trace()
     except NEEDS_VALUES as error:
         text, obstacle = _READS.get(type(error), _READS_VALUE)
         # Does it read the upstream, or a value that `jit` or `vmap` traces? Then it raises for any
         # upstream: with JAX's own error, as in reverse mode. "A branch on the upstream" was untrue.
-        with jax.ensure_compile_time_eval():
-            _run_for_values(rule, list(map(zeros, types)))
+        try:
+            with jax.ensure_compile_time_eval():
+                rule(list(map(zeros, types)))
+        except NEEDS_VALUES:
+            raise
+        except Exception:  # any other does not count, such as of a rule that does not accept zeros
+            pass
         raise NotLinearError(text, error=error, obstacle=obstacle) from None
-
-
-def _run_for_values(rule: Transposable, cotangents: Cotangents) -> None:
-    """Run a rule to see whether it needs the value of a tracer; any other error does not count."""
-    try:
-        rule(cotangents)
-    except NEEDS_VALUES:
-        raise
-    except Exception:  # such as of a rule that does not accept zeros
-        return
-
-
-def _with_positions(
-    closed: ClosedJaxpr, shapes: dict[int, jax.ShapeDtypeStruct]
-) -> tuple[ClosedJaxpr, list[int]]:
-    return closed, sorted(shapes)  # as JAX flattens a dict
 
 
 _READS: dict[type, tuple[str, Obstacle]] = {

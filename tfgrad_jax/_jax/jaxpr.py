@@ -9,7 +9,7 @@ bodies. A Ref has the joined value of everything that was written to it.
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar, cast
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
@@ -51,30 +51,30 @@ def evaluate(jaxpr: Jaxpr, *args: Leaf) -> list[Leaf]:
     return jax.core.eval_jaxpr(jaxpr, (), *args)
 
 
-class Analysis(Protocol[_V]):
+class Analysis(Generic[_V]):
     """The fact to follow. Values can be compared for equality, and `join` is monotone."""
 
     def constant(self, value: Leaf) -> _V:
         """Return the value of a constant."""
-        ...
+        raise NotImplementedError
 
     def call(
-        self, eqn: Eqn, operands: Sequence[_V], follow: "Callable[..., Followed[_V]]"
+        self, eqn: Eqn, operands: Sequence[_V], follow: Callable[..., Followed[_V]]
     ) -> Followed[_V]:
-        """Return `follow(eqn, operands, self)` for an equation that calls something."""
-        ...
+        """Return the values of an equation that calls something: `follow` computes them."""
+        return follow(eqn, operands, self)
 
     def step(self, eqn: Eqn, operands: Sequence[_V]) -> list[_V]:
         """Return the values of the results of an equation that calls nothing."""
-        ...
+        raise NotImplementedError
 
     def join(self, name: str, a: _V, b: _V) -> _V:
         """Return the value of a result that is either `a` or `b`; `name` is the operation."""
-        ...
+        raise NotImplementedError
 
     def branch(self, name: str, predicate: _V, result: _V) -> _V:
         """Return the value of a result that a predicate chooses (`cond`) or ends (`while`)."""
-        ...
+        return self.join(name, predicate, result)
 
 
 def flow(jaxpr: Jaxpr, operands: Iterable[_V], analysis: Analysis[_V]) -> list[_V]:
@@ -99,7 +99,7 @@ def _flow(jaxpr: Jaxpr, operands: Iterable[_V], analysis: Analysis[_V]) -> Follo
     return [read(v) for v in jaxpr.outvars], [values[v] for v in jaxpr.invars]
 
 
-class _Dependence:
+class _Dependence(Analysis[Mask]):
     """Follow which operands a value depends on."""
 
     def __init__(self, differentiable: bool = False) -> None:
@@ -107,11 +107,6 @@ class _Dependence:
 
     def constant(self, value: Leaf) -> Mask:
         return 0
-
-    def call(
-        self, eqn: Eqn, operands: Sequence[Mask], follow: Callable[..., Followed[Mask]]
-    ) -> Followed[Mask]:
-        return follow(eqn, operands, self)
 
     def step(self, eqn: Eqn, operands: Sequence[Mask]) -> list[Mask]:
         n = len(eqn.outvars)
@@ -126,9 +121,6 @@ class _Dependence:
 
     def join(self, name: str, a: Mask, b: Mask) -> Mask:
         return a | b
-
-    def branch(self, name: str, predicate: Mask, result: Mask) -> Mask:
-        return predicate | result
 
 
 def dependence(jaxpr: Jaxpr, differentiable: bool = False) -> list[Mask]:

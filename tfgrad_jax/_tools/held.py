@@ -60,13 +60,12 @@ def _in_global_variables(values: Sequence[Object]) -> dict[Id, Named]:
 def _globals(f: types.FunctionType) -> Iterator[tuple[str, Object]]:
     """Yield the global variables that a function, or one written in it, may read."""
     if not is_of_library(f):
-        space = f.__globals__
-        yield from ((name, space[name]) for name in _names_of_globals(f.__code__) if name in space)
+        names = (name for code in (f.__code__, *codes_inside(f.__code__)) for name in _reads(code))
+        yield from ((name, f.__globals__[name]) for name in names if name in f.__globals__)
 
 
 @functools.cache
-def _names_of_globals(code: types.CodeType) -> list[str]:
+def _reads(code: types.CodeType) -> list[str]:
     """Return the names that code reads as global variables; `co_names` has attributes, too."""
     loads = ("LOAD_GLOBAL", "LOAD_NAME")
-    every = (i for c in (code, *codes_inside(code)) for i in dis.get_instructions(c))
-    return list(dict.fromkeys(i.argval for i in every if i.opname in loads))
+    return [i.argval for i in dis.get_instructions(code) if i.opname in loads]
