@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import inspect
+import itertools
 import types
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MappingView, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -91,7 +93,8 @@ def _is_new(value: Object, found: Reached) -> bool:
 
 def _steps(value: Object, kind: Kind | str | None) -> Iterator[tuple[str, Object]]:
     """Yield what a value holds, each with the step to it, as the user would write it."""
-    if kind is not None:  # a new value may have a new one, and so on
+    # A new value may have a new one, and so on; and no `__getattr__` of the user's is to run.
+    if kind is not None and inspect.getattr_static(value, "__wrapped__", None) is not None:
         # First: the variable that holds what a wrapper wraps is the wrapper's own.
         yield "", getattr(value, "__wrapped__", None)
     if isinstance(value, Copied):
@@ -103,9 +106,10 @@ def _steps(value: Object, kind: Kind | str | None) -> Iterator[tuple[str, Object
         yield from (("", value.func), (".args", value.args), (".keywords", value.keywords))
     elif isinstance(value, deque | set | frozenset):
         yield from ((f"[{i}]", held) for i, held in enumerate(value))
-    elif not is_of_library(type(value)):
+    elif not (is_of_library(type(value)) or isinstance(value, MappingView | Iterator)):
+        inside = itertools.count()  # JAX asks first for the value itself, which may hold itself
         with contextlib.suppress(TypeError, ValueError):  # such as keys that cannot be sorted
-            leaves = tree_flatten_with_path(value, is_leaf=lambda v: v is not value)[0]
+            leaves = tree_flatten_with_path(value, is_leaf=lambda _: next(inside) > 0)[0]
             yield from ((keystr(path), held) for path, held in leaves)
         recipe = kind if isinstance(kind, Kind) else OBJECT
         yield from (("", part) for part in recipe.parts(value))
