@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tfgrad_jax._jax.compat import batched_type, tangent_type, zeros
@@ -74,6 +74,18 @@ def _in_front(values: _Values, dims: Sequence[Dim]) -> list[Leaf]:
     return [v if d is None else jnp.moveaxis(v, d, 0) for v, d in zip(values, dims, strict=True)]
 
 
+def _bind(primitive: Primitive, *args: Leaf, **params: Any) -> list[Leaf]:
+    """Bind a primitive that has a rule among its parameters, so that JAX's caches forget it."""
+    # JAX caches the type of each equation that it records, by its parameters. Ours are rules, and
+    # rules hold arrays: each new `jit` of a function left a hundred objects there. The cache has
+    # weak references to jaxprs, and drops an entry when one of them is deleted. So with a new, empty
+    # jaxpr among its parameters an entry lives no longer than the equation.
+    return primitive.bind(*args, **params, life=ClosedJaxpr(_EMPTY, ()))
+
+
+_EMPTY = jax.make_jaxpr(lambda: ())().jaxpr
+
+
 # --- depend -------------------------------------------------------------------------------------
 
 
@@ -108,20 +120,20 @@ def _depend_batch(axis: Axis, args: _Values, dims: Sequence[Dim], *, n_ys: int) 
 def attach(pull: Pull, residuals: _Values, xs: _Values, ys: _Values) -> list[Leaf]:
     """Return `ys` with the rule as their derivative with respect to `xs`."""
     sizes = {"n_ys": len(ys), "n_xs": len(xs)}
-    return attach_p.bind(*ys, *xs, *residuals, **sizes, pull=pull)
+    return _bind(attach_p, *ys, *xs, *residuals, **sizes, pull=pull)
 
 
 # It is the identity, and compiles to nothing. Mosaic and Triton, which compile kernels, do not know
 # it, and their tables are not ours to extend. So a Pallas kernel may compute a gradient, because
 # JAX then drops the value and its `attach`; but not both a value and its gradient.
-def _attach_value(*args: Leaf, n_ys: int, n_xs: int, pull: Pull) -> list[Leaf]:
+def _attach_value(*args: Leaf, n_ys: int, **_: Any) -> list[Leaf]:
     return list(args[:n_ys])
 
 
 def _attach_jvp(
-    primals: _Values, tangents: Tangents, *, n_ys: int, n_xs: int, pull: Pull
+    primals: _Values, tangents: Tangents, *, n_ys: int, n_xs: int, pull: Pull, **_: Any
 ) -> _WithTangents:
-    out = attach_p.bind(*primals, n_ys=n_ys, n_xs=n_xs, pull=pull)
+    out = _bind(attach_p, *primals, n_ys=n_ys, n_xs=n_xs, pull=pull)
     ys, _, residuals = _split(primals, n_ys, n_xs)
     dys, dxs, _ = _split(tangents, n_ys, n_xs)
     nonzero = _nonzero(dxs)
@@ -144,6 +156,7 @@ def _attach_batch(
     n_ys: int,
     n_xs: int,
     pull: Pull,
+    **_: Any,
 ) -> _Batched:
     ys, xs, residuals = _split(args, n_ys, n_xs)
     y_dims, x_dims, residual_dims = _split(dims, n_ys, n_xs)
@@ -171,14 +184,16 @@ def push_by_type(
     residuals: _Values, tangents: Tangents, pull: Pull, types: tuple[Aval, ...]
 ) -> list[Leaf]:
     n = len(residuals)
-    return push_p.bind(*residuals, *tangents, n_residuals=n, pull=pull, types=types)
+    return _bind(push_p, *residuals, *tangents, n_residuals=n, pull=pull, types=types)
 
 
 def _push_type(*args: Leaf, types: Sequence[Aval], **_: Any) -> list[Aval]:
     return list(types)
 
 
-def _push_value(*args: Leaf, n_residuals: int, pull: Pull, types: Sequence[Aval]) -> list[Leaf]:
+def _push_value(
+    *args: Leaf, n_residuals: int, pull: Pull, types: Sequence[Aval], **_: Any
+) -> list[Leaf]:
     residuals, tangents = _split(args, n_residuals)
     if pull.forward is not None:
         return pull.forward(residuals, tangents, pull.perturbed)
@@ -192,8 +207,9 @@ def _push_jvp(
     n_residuals: int,
     pull: Pull,
     types: tuple[Aval, ...],
+    **_: Any,
 ) -> _WithTangents:
-    out = push_p.bind(*primals, n_residuals=n_residuals, pull=pull, types=types)
+    out = _bind(push_p, *primals, n_residuals=n_residuals, pull=pull, types=types)
     residuals, ts = _split(primals, n_residuals)
     dots, dts = _split(tangents, n_residuals)
     parts = []
@@ -241,6 +257,7 @@ def _push_transpose(
     n_residuals: int,
     pull: Pull,
     types: Sequence[Aval],
+    **_: Any,
 ) -> list[Leaf]:
     residuals, tangents = _split(args, n_residuals)
     if any(map(ad.is_undefined_primal, residuals)):
@@ -268,6 +285,7 @@ def _push_batch(
     n_residuals: int,
     pull: Pull,
     types: Sequence[Aval],
+    **_: Any,
 ) -> _Batched:
     residuals, tangents = _split(args, n_residuals)
     residual_dims, x_dims = _split(dims, n_residuals)
