@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from tfgrad_jax._jax.compat import batched_type, tangent_type, zeros
+from tfgrad_jax._jax.compat import batched_type, broadcast, tangent_type, zeros
 from tfgrad_jax._jax.jaxpr import Identity
 from tfgrad_jax._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents, is_traced
 from tfgrad_jax._messages import errors
@@ -57,15 +57,12 @@ def _split(values: _Values, *sizes: int) -> list[list[Leaf]]:
     return [*parts, list(values[start:])]
 
 
-def _mapped(values: _Values, dims: Sequence[Dim], size: int) -> _Batched:
+def _mapped(values: _Values, dims: Sequence[Dim], axis: Axis) -> _Batched:
     """Return the values, all with a mapped axis; a value without one gets it in front."""
     # To move each axis to the front would be simpler. But under `vmap`, JAX assumes that a staged
     # value has the type of the value that it differentiates, mapped axis included. With the axis in
     # front, a `scan` under two `vmap`s gave wrong second derivatives where both had the same size.
-    with_axis = [
-        jnp.broadcast_to(v, (size, *jnp.shape(v))) if d is None else v
-        for v, d in zip(values, dims, strict=True)
-    ]
+    with_axis = [broadcast(v, axis) if d is None else v for v, d in zip(values, dims, strict=True)]
     return with_axis, [0 if d is None else d for d in dims]
 
 
@@ -78,8 +75,8 @@ def _bind(primitive: Primitive, *args: Leaf, **params: Any) -> list[Leaf]:
     """Bind a primitive that has a rule among its parameters, so that JAX's caches forget it."""
     # JAX caches the type of each equation that it records, by its parameters. Ours are rules, and
     # rules hold arrays: each new `jit` of a function left a hundred objects there. The cache has
-    # weak references to jaxprs, and drops an entry when one of them is deleted. So with a new, empty
-    # jaxpr among its parameters an entry lives no longer than the equation.
+    # weak references to jaxprs, and drops an entry when one of them is deleted. With a new, empty
+    # jaxpr among its parameters, an entry lives no longer than the equation.
     return primitive.bind(*args, **params, life=ClosedJaxpr(_EMPTY, ()))
 
 
@@ -110,7 +107,7 @@ def _depend_transpose(cotangents: Cotangents, *args: Leaf, n_ys: int) -> list[Le
 
 
 def _depend_batch(axis: Axis, args: _Values, dims: Sequence[Dim], *, n_ys: int) -> _Batched:
-    ys, at = _mapped(args[:n_ys], dims[:n_ys], axis.size)
+    ys, at = _mapped(args[:n_ys], dims[:n_ys], axis)
     return depend(ys, _in_front(args[n_ys:], dims[n_ys:])), at
 
 
@@ -126,12 +123,12 @@ def attach(pull: Pull, residuals: _Values, xs: _Values, ys: _Values) -> list[Lea
 # It is the identity, and compiles to nothing. Mosaic and Triton, which compile kernels, do not know
 # it, and their tables are not ours to extend. So a Pallas kernel may compute a gradient, because
 # JAX then drops the value and its `attach`; but not both a value and its gradient.
-def _attach_value(*args: Leaf, n_ys: int, **_: Any) -> list[Leaf]:
+def _attach_value(*args: Leaf, n_ys: int, **others: Any) -> list[Leaf]:
     return list(args[:n_ys])
 
 
 def _attach_jvp(
-    primals: _Values, tangents: Tangents, *, n_ys: int, n_xs: int, pull: Pull, **_: Any
+    primals: _Values, tangents: Tangents, *, n_ys: int, n_xs: int, pull: Pull, **life: Any
 ) -> _WithTangents:
     out = _bind(attach_p, *primals, n_ys=n_ys, n_xs=n_xs, pull=pull)
     ys, _, residuals = _split(primals, n_ys, n_xs)
@@ -156,11 +153,11 @@ def _attach_batch(
     n_ys: int,
     n_xs: int,
     pull: Pull,
-    **_: Any,
+    **life: Any,
 ) -> _Batched:
     ys, xs, residuals = _split(args, n_ys, n_xs)
     y_dims, x_dims, residual_dims = _split(dims, n_ys, n_xs)
-    ys, at = _mapped(ys, y_dims, axis.size)
+    ys, at = _mapped(ys, y_dims, axis)
     residuals, residual_dims = pull.reading(residuals, ys), pull.reading(residual_dims, at)
     new = pull.batched(axis, residual_dims, at, [d is not None for d in x_dims])
     return attach(new, residuals, _in_front(xs, x_dims), ys), at
@@ -192,7 +189,7 @@ def _push_type(*args: Leaf, types: Sequence[Aval], **_: Any) -> list[Aval]:
 
 
 def _push_value(
-    *args: Leaf, n_residuals: int, pull: Pull, types: Sequence[Aval], **_: Any
+    *args: Leaf, n_residuals: int, pull: Pull, types: Sequence[Aval], **life: Any
 ) -> list[Leaf]:
     residuals, tangents = _split(args, n_residuals)
     if pull.forward is not None:
@@ -207,7 +204,7 @@ def _push_jvp(
     n_residuals: int,
     pull: Pull,
     types: tuple[Aval, ...],
-    **_: Any,
+    **life: Any,
 ) -> _WithTangents:
     out = _bind(push_p, *primals, n_residuals=n_residuals, pull=pull, types=types)
     residuals, ts = _split(primals, n_residuals)
@@ -257,7 +254,7 @@ def _push_transpose(
     n_residuals: int,
     pull: Pull,
     types: Sequence[Aval],
-    **_: Any,
+    **life: Any,
 ) -> list[Leaf]:
     residuals, tangents = _split(args, n_residuals)
     if any(map(ad.is_undefined_primal, residuals)):
@@ -285,12 +282,12 @@ def _push_batch(
     n_residuals: int,
     pull: Pull,
     types: Sequence[Aval],
-    **_: Any,
+    **life: Any,
 ) -> _Batched:
     residuals, tangents = _split(args, n_residuals)
     residual_dims, x_dims = _split(dims, n_residuals)
     if pull.forward is not None:
-        tangents, x_dims = _mapped(tangents, x_dims, axis.size)
+        tangents, x_dims = _mapped(tangents, x_dims, axis)
     new = pull.batched(axis, residual_dims, [0] * len(types), [d is not None for d in x_dims])
     out_types = tuple(batched_type(t, axis) for t in types)
     out = push_by_type(residuals, _in_front(tangents, x_dims), new, out_types)

@@ -64,6 +64,14 @@ def batched_type(aval: Any, axis: Any) -> Any:
     return extend.unmapped_aval(axis.size, 0, aval, axis.explicit_mesh_axis)
 
 
+def broadcast(value: Any, axis: Any) -> Any:
+    """Return a value with one more axis in front, the axis that `vmap` maps, laid out as it is."""
+    new = jax.numpy.broadcast_to(value, (axis.size, *jax.numpy.shape(value)))
+    if axis.explicit_mesh_axis is None:
+        return new
+    return jax.sharding.reshard(new, batched_type(jax.typeof(value), axis).sharding)
+
+
 def can_transpose(primitive: Any) -> bool:
     """Return whether JAX can transpose an operation; if so, it is linear."""
     return primitive in ad.primitive_transposes
