@@ -34,14 +34,14 @@ from tfgrad_jax._jax.types import Aval, Eqn, Leaf, is_differentiable, is_kind
 from tfgrad_jax._messages.errors import Obstacle
 
 
-class Kind(enum.IntEnum):
+class Degree(enum.IntEnum):
     """How a value in a rule depends on the upstreams. A sum has the largest kind of its terms."""
 
     ZERO, CONSTANT, LINEAR = range(3)
 
 
-ZERO, CONSTANT, LINEAR = Kind
-Kinds: TypeAlias = Sequence[Kind]
+ZERO, CONSTANT, LINEAR = Degree
+Kinds: TypeAlias = Sequence[Degree]
 
 
 class NotLinearError(Exception):
@@ -66,37 +66,37 @@ class NotLinearError(Exception):
 
 # --- what each operation does -------------------------------------------------------------------
 
-How: TypeAlias = Callable[[Eqn, Kinds], Kind]  # the kinds of the operands -> that of the results
+How: TypeAlias = Callable[[Eqn, Kinds], Degree]  # the kinds of the operands -> that of the results
 
 
 def _aval(atom: object) -> Aval:
     return cast("Aval", atom).aval
 
 
-def _with_derivative(eqn: Eqn, kinds: Kinds) -> list[Kind]:
+def _with_derivative(eqn: Eqn, kinds: Kinds) -> list[Degree]:
     """Return the kinds of the operands that have a derivative: no index is one."""
     operands = zip(eqn.invars, kinds, strict=True)
     return [k for a, k in operands if is_differentiable(_aval(a).dtype)] or list(kinds)
 
 
-def _join(name: str, a: Kind, b: Kind) -> Kind:
+def _join(name: str, a: Degree, b: Degree) -> Degree:
     if {a, b} == {CONSTANT, LINEAR}:
         raise NotLinearError(f"`{name}` of an upstream and a constant")
     return max(a, b)
 
 
-def _any_operand(eqn: Eqn, kinds: Kinds) -> Kind:
+def _any_operand(eqn: Eqn, kinds: Kinds) -> Degree:
     """An operation that is linear in whichever operand the upstream reaches."""
     return LINEAR if LINEAR in kinds else max(kinds, default=ZERO)
 
 
-def _sum(eqn: Eqn, kinds: Kinds) -> Kind:
+def _sum(eqn: Eqn, kinds: Kinds) -> Degree:
     """One that is linear in all operands together: an upstream plus a constant is not linear."""
     join = functools.partial(_join, eqn.primitive.name)
     return functools.reduce(join, _with_derivative(eqn, kinds))
 
 
-def _product(eqn: Eqn, kinds: Kinds) -> Kind:
+def _product(eqn: Eqn, kinds: Kinds) -> Degree:
     """One that is linear in each operand, one at a time."""
     kinds = _with_derivative(eqn, kinds)
     if kinds.count(LINEAR) > 1:
@@ -109,7 +109,7 @@ def _product(eqn: Eqn, kinds: Kinds) -> Kind:
 def _only(position: int) -> How:
     """One that is linear in the operand at this position, and in no other."""
 
-    def how(eqn: Eqn, kinds: Kinds) -> Kind:
+    def how(eqn: Eqn, kinds: Kinds) -> Degree:
         for i, kind in enumerate(kinds):
             if kind == LINEAR and i != position:
                 name = eqn.primitive.name
@@ -119,7 +119,7 @@ def _only(position: int) -> How:
     return how
 
 
-def _gather(eqn: Eqn, kinds: Kinds) -> Kind:
+def _gather(eqn: Eqn, kinds: Kinds) -> Degree:
     # What is out of bounds gets the fill value. JAX transposes a `gather` as if that were zero, so
     # another one is a constant beside the upstream. NaN, the default, marks what has no value.
     operand = _with_derivative(eqn, kinds)[0]
@@ -127,7 +127,7 @@ def _gather(eqn: Eqn, kinds: Kinds) -> Kind:
     return _join("gather", operand, CONSTANT) if fill and not np.isnan(fill) else operand
 
 
-def _polynomial(eqn: Eqn, kinds: Kinds) -> Kind:
+def _polynomial(eqn: Eqn, kinds: Kinds) -> Degree:
     """One that is linear in its coefficients."""
     point, *coefficients = kinds
     if point == LINEAR:
@@ -135,27 +135,27 @@ def _polynomial(eqn: Eqn, kinds: Kinds) -> Kind:
     return functools.reduce(functools.partial(_join, "polynomial"), coefficients)
 
 
-def _convert(eqn: Eqn, kinds: Kinds) -> Kind:
+def _convert(eqn: Eqn, kinds: Kinds) -> Degree:
     dtype = _aval(eqn.outvars[0]).dtype
     if kinds[0] == LINEAR and not is_kind(dtype, jnp.inexact):
         raise NotLinearError(f"`convert_element_type` to {np.dtype(dtype).name}")
     return kinds[0]
 
 
-def _push(eqn: Eqn, kinds: Kinds) -> Kind:
+def _push(eqn: Eqn, kinds: Kinds) -> Degree:
     """The derivative of a decorated function: linear in its tangents."""
     if LINEAR in kinds[: eqn.params["n_residuals"]]:
         raise NotLinearError("the derivative of a decorated function at an upstream")
     return _any_operand(eqn, kinds)
 
 
-def _not_linear(eqn: Eqn, kinds: Kinds) -> Kind:
+def _not_linear(eqn: Eqn, kinds: Kinds) -> Degree:
     if LINEAR in kinds:
         raise NotLinearError(f"`{eqn.primitive.name}`, which is not linear")
     return CONSTANT
 
 
-def _opaque(eqn: Eqn, kinds: Kinds) -> Kind:
+def _opaque(eqn: Eqn, kinds: Kinds) -> Degree:
     """Code that JAX cannot transpose. A decorated function around it may say how."""
     return LINEAR if LINEAR in kinds else CONSTANT
 
@@ -224,7 +224,7 @@ def check(closed: ClosedJaxpr, upstreams: int | None = None) -> "Linearity":
     return analysis
 
 
-class Linearity(Analysis[Kind]):
+class Linearity(Analysis[Degree]):
     """Classify each value as a function of the upstreams; raise where it is not linear."""
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ class Linearity(Analysis[Kind]):
         self.declares = False  # whether there is a call with a derivative, at an upstream or not
         self._in_shard_map = False
 
-    def constant(self, value: Leaf) -> Kind:
+    def constant(self, value: Leaf) -> Degree:
         """Return whether a constant is zero; a large one counts as not zero."""
         if isinstance(value, jax.core.Tracer) or (is_ref(value) and is_staging()):
             return CONSTANT  # its value is not known
@@ -251,8 +251,8 @@ class Linearity(Analysis[Kind]):
             return CONSTANT
 
     def call(
-        self, eqn: Eqn, operands: Kinds, follow: Callable[..., Followed[Kind]]
-    ) -> Followed[Kind]:
+        self, eqn: Eqn, operands: Kinds, follow: Callable[..., Followed[Degree]]
+    ) -> Followed[Degree]:
         if eqn.primitive.name == "while" and LINEAR in operands:
             text = "`while`, which JAX cannot transpose"
             raise NotLinearError(text, eqn, obstacle=Obstacle.LOOP)
@@ -277,7 +277,7 @@ class Linearity(Analysis[Kind]):
         self.opaque = outside + self.opaque
         return followed
 
-    def step(self, eqn: Eqn, operands: Kinds) -> list[Kind]:
+    def step(self, eqn: Eqn, operands: Kinds) -> list[Degree]:
         name = eqn.primitive.name
         is_put = _names_no_device(eqn) and not self._in_shard_map
         if name == "stop_gradient" or is_put or _is_no_cast(eqn):
@@ -294,10 +294,10 @@ class Linearity(Analysis[Kind]):
         except NotLinearError as error:
             raise error.at(eqn, str(error)) from None
 
-    def join(self, name: str, a: Kind, b: Kind) -> Kind:
+    def join(self, name: str, a: Degree, b: Degree) -> Degree:
         return _join(name, a, b)
 
-    def branch(self, name: str, predicate: Kind, result: Kind) -> Kind:
+    def branch(self, name: str, predicate: Degree, result: Degree) -> Degree:
         return result  # no predicate is an upstream: `step` has refused, or it is opaque
 
 

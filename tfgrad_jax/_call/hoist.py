@@ -68,7 +68,9 @@ def by_trace(call: Call, hoisted: Hoisted, why: Why) -> Hoisted:
     place = {id(v): i for i, v in enumerate(values)}
     uses = {place[key]: at for key, at in shown.uses.items() if key in place}
     read = {place[key] for key in shown.read if key in place and place[key] not in uses}
-    some = {i: values[i] for i in (*uses, *read) if i in program.undeclared}
+    # Names are for an error or a warning, of what the rule does not list.
+    is_listed = shown.accepts_variables and program.chooses and not read
+    some = {i: values[i] for i in (*uses, *read) if i in program.undeclared and not is_listed}
     names = names_of(call.held, some) if some else {}
     facts = shown.accepts_variables, shown.reads_hidden
     return program.with_uses(uses, read, names, *facts), values

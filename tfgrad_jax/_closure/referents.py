@@ -68,7 +68,9 @@ def _of_function(f: types.FunctionType, most: int) -> Referents:
 
 
 def _of_container(value: Object, most: int) -> Referents:
-    """Return the items of one of Python's containers; one of numbers and strings has none."""
+    """Return the items of one of Python's containers; a large one of numbers has none."""
+    if len(value) < 10:
+        return [*value, *value.values()] if type(value) is dict else list(value)
     if type(value) is not dict:
         return _sifted(most, value)
     # Python does not track a dict of numbers and strings (up to 3.13); nor a small one that shows

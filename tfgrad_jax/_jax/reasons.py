@@ -3,10 +3,9 @@
 The types of the traces tell: each is learned once, inside the transformation. Only messages ask.
 """
 
-import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -32,15 +31,18 @@ class _Local(threading.local):
 _local = _Local()
 
 
-@contextlib.contextmanager
-def noting(why: Why = None, *, is_ours: bool = True) -> Iterator[None]:
+class noting:  # noqa: N801  # a context, faster than that of a generator: it runs at every call
     """Note why this package has started the current trace, or that a function is called there."""
-    before = _local.noted
-    _local.noted = (*before, _Noted(_current_trace(()), is_ours, why))
-    try:
-        yield
-    finally:
-        _local.noted = before
+
+    def __init__(self, why: Why = None, *, is_ours: bool = True) -> None:
+        self._why, self._is_ours = why, is_ours
+
+    def __enter__(self) -> None:
+        self._before = _local.noted
+        _local.noted = (*self._before, _Noted(_current_trace(()), self._is_ours, self._why))
+
+    def __exit__(self, *_: object) -> None:
+        _local.noted = self._before
 
 
 def why_traced(tracer: Any, in_branch: bool) -> tuple[str, str]:

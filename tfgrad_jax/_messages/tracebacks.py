@@ -28,11 +28,13 @@ _NOTED = "_tfgrad_jax_noted"  # one of errors that have a note of ours
 source_info_util.register_exclusion(str(_OURS / "_")[:-1])  # JAX compares prefixes
 
 
+@functools.cache
 def is_ours(file: str) -> bool:
     """Return whether a file is one of this package."""
     return _OURS in Path(file).parents
 
 
+@functools.cache
 def is_of_jax(file: str) -> bool:
     """Return whether a file is one of JAX."""
     return _JAX in Path(file).parents
