@@ -16,6 +16,7 @@ from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
 from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._closure.skeleton import Skeleton
+from tfgrad_jax._closure.snapshot import Owned
 from tfgrad_jax._closure.traced import Uses
 from tfgrad_jax._frontend.grad_fn import Apply, Call, CallSpec, Primal, Result
 from tfgrad_jax._frontend.within import Within
@@ -205,7 +206,7 @@ class Program(Inert):
                 self.spec, self.apply, self.held, captured, inputs, self.undeclared
             )
             if result is not None:
-                return Ran(result, [], dict), uses, read
+                return Ran(result, [], Owned()), uses, read
         copies = self.held.copies(captured)
         return run_copy(self.spec, self.apply, copies, inputs), uses, read
 

@@ -110,7 +110,7 @@ class UserRule(NamedTuple):
     def run(self, parts: Callable[[Values], Copies]) -> Run:
         """Return what runs the rule on parts, which hold the residuals. JAX keeps it."""
         bare = self.grad_fn._replace(held=None, y=None)
-        code = self._replace(grad_fn=bare, values=(), watched=(), owned=dict)
+        code = self._replace(grad_fn=bare, values=(), watched=(), owned=Owned())
         return functools.partial(code._run, parts)
 
     def _run(
@@ -161,7 +161,7 @@ class Own:
 
         What is in an object or a list counts as made: `f` may have put it there.
         """
-        owned = [value for value, *_ in self._owned().values()]
+        owned = [value for value, *_ in self._owned.all.values()]
         inputs = [v for h in owned if type(h) is Held for v in (*h.inputs, *h.keywords.values())]
         functions = [f for f in owned if type(f) is FunctionType]
         constants = itertools.chain(inputs, *map(constants_of, functions))

@@ -9,7 +9,6 @@ that `f` uses, and of those that its rule reaches, whatever the call closed over
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -17,7 +16,7 @@ from tfgrad_jax._closure.assigned import refuse_assigned, watched_objects
 from tfgrad_jax._closure.names import named_in
 from tfgrad_jax._closure.reach import Id, is_captured, reach, survey
 from tfgrad_jax._closure.skeleton import Copies, Skeleton, hoist_tracers
-from tfgrad_jax._closure.snapshot import Owned, Watched, owned_by
+from tfgrad_jax._closure.snapshot import Owned, Watched
 from tfgrad_jax._closure.traced import SourceInfo, Traced, Uses, traced
 from tfgrad_jax._frontend.grad_fn import (
     Apply,
@@ -58,7 +57,7 @@ def run_copy(spec: CallSpec, run: Callable[[Any], _T], copies: Copies, inputs: V
     watched = [*copies.watched, *watched_objects(rebuilt, containers=True)]
     result = run(filled)
     refuse_assigned(watched, spec.source)
-    return Ran(result, watched, functools.cache(lambda: owned_by(filled)))
+    return Ran(result, watched, Owned((filled, *filled)))
 
 
 class _Shown(NamedTuple):

@@ -102,7 +102,7 @@ def hoist_tracers(
     what they hold now. What the user `owned` it reads when it runs.
     """
     reached = reached or reach(values)
-    plan = _Plan(reached, watched, owned or dict, Snapshot(reached, runs_now, owned))
+    plan = _Plan(reached, watched, owned or Owned(), Snapshot(reached, runs_now, owned))
     return plan.skeleton(values, also), plan.removed
 
 
@@ -182,7 +182,7 @@ class _Plan:
         if self._watched is None:
             return is_assigned or type(value) is not types.CellType
         # A rule that adds to a `nonlocal` variable has left a tracer there in an earlier call.
-        return id(value) in self._watched or (is_assigned and id(value) in self._owned())
+        return id(value) in self._watched or (is_assigned and id(value) in self._owned.all)
 
     def _place(self, value: Object) -> Place:
         """Return the place of the copy of a value, or of the value itself."""

@@ -17,16 +17,13 @@ import collections
 import functools
 import operator
 import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
 
 from tfgrad_jax._messages.source import codes_inside
 
-from .objects import Contents, Kind, Object, kind_of
+from .objects import Contents, Kind, Object, content_of, kind_of
 from .reach import Id, Reached, survey
-
-# What the user holds, by its ids, each with those that hold it; asked if it is needed.
-Owned: TypeAlias = Callable[[], Mapping[Id, Sequence[Object]]]
 
 _CELL = kind_of(types.CellType(), types.CellType)
 # Where these lead to a tracer, they are not copied, so `kind_of` does not know them.
@@ -63,21 +60,48 @@ class Watched(NamedTuple):
         return not (is_same and all(map(operator.is_, now.values(), self.contents.values())))
 
 
-def owned_by(held: Object) -> Mapping[Id, Sequence[Object]]:
-    """Return all that a call holds, and what the globals lead to that its code names.
+class Owned:
+    """What the user holds: what a call has, and what the globals lead to that its code names.
 
     (`f` may take a global log into a variable. A rule that appends to it did not make it.)
     """
-    visited = survey([held]).visited
-    functions = [v for v, *_ in visited.values() if type(v) is types.FunctionType]
-    named = {
-        name: f.__globals__[name]
-        for f in functions
-        for code in (f.__code__, *codes_inside(f.__code__))
-        for name in code.co_names
-        if name in f.__globals__
-    }
-    return visited | survey(list(named.values())).visited
+
+    def __init__(self, parts: Sequence[Object] = ()) -> None:
+        self._parts = parts  # of what the call holds
+
+    @functools.cached_property
+    def all(self) -> Mapping[Id, Sequence[Object]]:
+        """All of it by its ids, each with those that hold it: a walk through a model, maybe."""
+        visited = survey(self._parts).visited
+        functions = [v for v, *_ in visited.values() if type(v) is types.FunctionType]
+        named = {
+            name: f.__globals__[name]
+            for f in functions
+            for code in (f.__code__, *codes_inside(f.__code__))
+            for name in code.co_names
+            if name in f.__globals__
+        }
+        return visited | survey(list(named.values())).visited
+
+    def not_seen_in(self, reached: Reached) -> Container[Id]:
+        """Return the ids of what a walk has found, but not through what is nearest of this.
+
+        A rule that reads `self` reaches a whole model, of which all is the user's.
+        """
+        near = set(map(id, self._parts))
+        for part in self._parts:
+            inside = part.values() if isinstance(part, Mapping) else part
+            near.update(map(id, inside if isinstance(part, Mapping | tuple | list) else ()))
+            if type(part) is types.FunctionType:
+                cells = part.__closure__ or ()
+                near.update(map(id, (*cells, *map(content_of, cells), *(part.__defaults__ or ()))))
+        others = set()
+        for key, (_, *holders) in reached.visited.items():  # holders come first
+            if key not in near and near.isdisjoint(holders):
+                others.add(key)
+            else:
+                near.add(key)
+        return others
 
 
 class Snapshot:
@@ -97,10 +121,11 @@ class Snapshot:
         noted: list[tuple[Object, Kind | str]] = [
             (c, _CELL) for key, c in cells.items() if key not in reached.assigned
         ]
-        live = [*reached.mutable, *(c for key, c in cells.items() if key in reached.assigned)]
-        if owned is not None and live:
-            users = owned()
-            made = [(v, type(v)) for v in live if id(v) not in users]
+        if owned is not None and not runs_now:
+            live = [*reached.mutable, *(c for key, c in cells.items() if key in reached.assigned)]
+            others = owned.not_seen_in(reached) if live else ()
+            live = [v for v in live if id(v) in others and id(v) not in reached.way]
+            made = [(v, type(v)) for v in live if id(v) not in owned.all]
             noted += [(v, _COLLECTIONS.get(cls) or kind_of(v, cls)) for v, cls in made]
         every = [
             (v, kind) for v, kind in noted if isinstance(kind, Kind) and id(v) not in reached.way
