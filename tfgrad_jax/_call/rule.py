@@ -8,7 +8,6 @@ the parts; these are the residuals. If there are no tracers, `kept` leaves the p
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import refuse_assigned
 from tfgrad_jax._closure.names import named
+from tfgrad_jax._closure.objects import Object
 from tfgrad_jax._closure.reach import (
     BUDGET,
     BUDGET_STAGED,
@@ -161,10 +161,15 @@ class Own:
 
         What is in an object or a list counts as made: `f` may have put it there.
         """
-        owned = [value for value, *_ in self._owned.all.values()]
-        inputs = [v for h in owned if type(h) is Held for v in (*h.inputs, *h.keywords.values())]
-        functions = [f for f in owned if type(f) is FunctionType]
-        constants = itertools.chain(inputs, *map(constants_of, functions))
+        if not isinstance(self._owned.held, Held):
+            return True
+        held = self._owned.held
+        constants: list[Object] = [held.f, held.primal, *held.inputs, *held.keywords.values()]
+        seen = set()
+        for value in constants:  # it grows by what functions read
+            if type(value) is FunctionType and id(value) not in seen:
+                seen.add(id(value))
+                constants += constants_of(value)
         return not any(value is self.y for value in constants)
 
 

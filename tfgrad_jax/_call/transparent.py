@@ -32,7 +32,7 @@ from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref, value_in
 from tfgrad_jax._jax.reasons import Why
-from tfgrad_jax._jax.trace import is_idle, is_live, is_own, plainly
+from tfgrad_jax._jax.trace import is_forward, is_idle, is_live, is_own, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
 
@@ -57,7 +57,7 @@ def run_copy(spec: CallSpec, run: Callable[[Any], _T], copies: Copies, inputs: V
     watched = [*copies.watched, *watched_objects(rebuilt, containers=True)]
     result = run(filled)
     refuse_assigned(watched, spec.source)
-    return Ran(result, watched, Owned((filled, *filled)))
+    return Ran(result, watched, Owned(filled))
 
 
 class _Shown(NamedTuple):
@@ -141,7 +141,8 @@ def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> T
 
     paths, operands = call.spec.inputs.leaf_paths(), call.spec.inputs.operands
     names = [*["closed over"] * len(values), *(paths[i] for i in operands)]
-    stopped = {} if len(captured) > len(call.declared[1]) else _stopped(call)
+    is_copied = len(captured) > len(call.declared[1])
+    stopped = _stopped(call) if is_forward() and not is_copied else {}
     f = traced(
         run, values, *call.operands, source=call.spec.source, names=names, why=why, stopped=stopped
     )
@@ -254,7 +255,7 @@ def _traced_rule(call: Call, leaves: Values, outputs: Outputs, grad_fn: GradFn) 
                 return call.apply(call.held.filled(call.spec.inputs, operands))[0], None
 
         f = traced(
-            y, *call.operands, stopped=_stopped(call)
+            y, *call.operands, stopped=_stopped(call) if is_forward() else {}
         )  # `f` runs again: the trace that shows its uses has not ended
         used = [f.consts[i] for i in f.uses(outputs.count) if i < len(f.consts)]
         values = [v for v in used if is_traced([v]) and spec(v).differentiable]

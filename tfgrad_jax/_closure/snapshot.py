@@ -66,8 +66,9 @@ class Owned:
     (`f` may take a global log into a variable. A rule that appends to it did not make it.)
     """
 
-    def __init__(self, parts: Sequence[Object] = ()) -> None:
-        self._parts = parts  # of what the call holds
+    def __init__(self, held: Sequence[Object] = ()) -> None:
+        self.held = held  # by the call
+        self._parts = [held, *held]
 
     @functools.cached_property
     def all(self) -> Mapping[Id, Sequence[Object]]:

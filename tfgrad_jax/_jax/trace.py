@@ -187,6 +187,25 @@ def _staging() -> type:
     return seen[0]
 
 
+def is_forward() -> bool:
+    """Return whether JAX differentiates in forward mode, at any level."""
+    trace = _current_trace(())
+    while hasattr(trace, "parent_trace"):
+        if type(trace) is _forward():
+            return True
+        trace = trace.parent_trace
+    return False
+
+
+@functools.cache
+def _forward() -> type:
+    """Return the type of the trace of forward mode, read inside a function under `jax.jvp`."""
+    seen: list[type] = []
+    with jax.core.eval_context():
+        jax.jvp(lambda x: seen.append(type(_current_trace(()))) or x, (1.0,), (1.0,))
+    return seen[0]
+
+
 def is_transposed(value: Any) -> bool:
     """Return whether JAX is transposing a function of this value, as `jax.linear_transpose` does.
 
