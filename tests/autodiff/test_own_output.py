@@ -263,6 +263,15 @@ def global_constant(x):
 
 
 @custom_gradient
+def global_constant_inside(x):
+    def read():
+        return CONSTANT
+
+    y = read()
+    return y, lambda dy: dy * y
+
+
+@custom_gradient
 def global_number(x):
     y = NUMPY
     return y, lambda dy: dy * y
@@ -292,6 +301,7 @@ def python_number(x):
 CONSTANTS = {
     "variable": of_a_variable(),
     "global": global_constant,
+    "global, in a function inside": global_constant_inside,
     "global NumPy number": global_number,
     "default": default,
     "second input": lambda x: custom_gradient(lambda x, y: (y, lambda dy: (dy * y, None)))(

@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from tfgrad_jax._messages.source import Source, codes_inside, is_within
+from tfgrad_jax._messages.source import Source, codes_inside, is_within, names_in
 
 from .objects import Object
 from .reach import BUDGET, survey
@@ -24,6 +24,7 @@ _Codes: TypeAlias = set[types.CodeType]
 
 # What assigns to an attribute whose name is a string; the first ones do nothing else.
 _SETTERS = {"setattr", "delattr", "__setattr__", "__delattr__"}
+_STORES = "STORE_ATTR", "DELETE_ATTR"
 _BY_NAME = {*_SETTERS, "__dict__", "vars"}
 
 
@@ -42,7 +43,7 @@ def is_computed(value: Object, name: str, values: Sequence[Object], source: Sour
     for code in every:
         # A method that gets a name, as that of a pytree does, is called by code that has the name.
         by_name = _BY_NAME if is_named else set() if code in methods else _SETTERS
-        if name in _stored(code) or not by_name.isdisjoint(code.co_names):
+        if name in names_in(code, *_STORES) or not by_name.isdisjoint(code.co_names):
             return False
     return True
 
@@ -58,7 +59,7 @@ def _getter(cls: type, name: str) -> _Codes | None:
         return {get.__code__}  # a lazy property of a library, which assigns by name
     for member in members.values():
         code = getattr(getattr(member, "fget", None), "__code__", None)
-        if code is not None and name in _stored(code) and _asks_first(code, name):
+        if code is not None and name in names_in(code, *_STORES) and _asks_first(code, name):
             return {code}
     return None
 
@@ -139,13 +140,6 @@ def _globals(f: types.FunctionType) -> Iterator[Object]:
 def _codes(functions: Iterable[types.FunctionType]) -> _Codes:
     """Return the code of functions, and of those inside them."""
     return {c for f in functions for c in (f.__code__, *codes_inside(f.__code__))}
-
-
-@functools.cache
-def _stored(code: types.CodeType) -> frozenset[str]:
-    """Return the names of attributes to which code assigns."""
-    stores = ("STORE_ATTR", "DELETE_ATTR")
-    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in stores)
 
 
 def _strings(code: types.CodeType) -> set[str]:

@@ -7,7 +7,6 @@ function must be traced.
 """
 
 import dataclasses
-import dis
 import functools
 import gc
 import types
@@ -18,9 +17,10 @@ from jax.core import Tracer
 
 from tfgrad_jax._jax.trace import is_below, is_live, is_operand
 from tfgrad_jax._jax.types import Copied
+from tfgrad_jax._messages.source import names_in
 
 from .objects import UNWRAPPED, Kind, Object, can_be_key, content_of, kind_of
-from .referents import CACHED, CODE, INERT, REFERENTS, is_leaf, referents_of
+from .referents import CACHED, CODE, INERT, REFERENTS, globals_of, is_leaf, referents_of
 
 Id: TypeAlias = int  # of an object that is kept alive meanwhile
 
@@ -194,19 +194,17 @@ def assigned_by(f: types.FunctionType) -> dict[Id, str]:
 
 def constants_of(f: types.FunctionType) -> list[Object]:
     """Return its defaults, and what outer and global variables hold, but those it assigns to."""
-    code, assigned = f.__code__, assigned_by(f)
-    stored = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL"}
-    names = [name for name in code.co_names if name in f.__globals__ and name not in stored]
+    assigned, stored = assigned_by(f), names_in(f.__code__, "STORE_GLOBAL")
     cells = [cell for cell in f.__closure__ or () if id(cell) not in assigned]
-    variables = [*map(f.__globals__.__getitem__, names), *map(content_of, cells)]
+    variables = [value for name, value in globals_of(f).items() if name not in stored]
+    variables += map(content_of, cells)
     return [*variables, *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
 
 
 @functools.cache
 def _assigned(code: types.CodeType) -> frozenset[str]:
     """Return the variables of outer scopes to which a function, or one inside it, assigns."""
-    stores = ("STORE_DEREF", "DELETE_DEREF")
-    names = {i.argval for i in dis.get_instructions(code) if i.opname in stores}
+    names = set(names_in(code, "STORE_DEREF", "DELETE_DEREF"))
     inner = [_assigned(c) for c in code.co_consts if isinstance(c, types.CodeType)]
     return frozenset(names.union(*inner).intersection(code.co_freevars))
 

@@ -22,6 +22,7 @@ from jax.extend.core import Jaxpr
 
 from tfgrad_jax._jax.trace import TRACES
 from tfgrad_jax._jax.types import Copied, Inert
+from tfgrad_jax._messages.source import codes_inside, names_in
 
 from .objects import Object, annotations_of, attributes_of, content_of
 
@@ -154,6 +155,13 @@ def referents_of(value: Object, most: int) -> Referents:
     if issubclass(cls, dict):  # Python 3.13 shows the attributes of an object to it alone
         held += [*dict.keys(value), *dict.values(value)]
     return _sifted(most, held)
+
+
+def globals_of(f: types.FunctionType) -> dict[str, Object]:
+    """Return the global variables that a function reads, or one that is written inside it."""
+    codes = (f.__code__, *codes_inside(f.__code__))
+    names = (name for code in codes for name in names_in(code, "LOAD_GLOBAL", "LOAD_NAME"))
+    return {name: f.__globals__[name] for name in names if name in f.__globals__}
 
 
 def is_importable(value: Object) -> bool:

@@ -20,10 +20,9 @@ import types
 from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
-from tfgrad_jax._messages.source import codes_inside
-
 from .objects import Contents, Kind, Object, content_of, kind_of
 from .reach import Id, Reached, survey
+from .referents import globals_of
 
 _CELL = kind_of(types.CellType(), types.CellType)
 # Where these lead to a tracer, they are not copied, so `kind_of` does not know them.
@@ -75,14 +74,8 @@ class Owned:
         """All of it by its ids, each with those that hold it: a walk through a model, maybe."""
         visited = survey(self._parts).visited
         functions = [v for v, *_ in visited.values() if type(v) is types.FunctionType]
-        named = {
-            name: f.__globals__[name]
-            for f in functions
-            for code in (f.__code__, *codes_inside(f.__code__))
-            for name in code.co_names
-            if name in f.__globals__
-        }
-        return visited | survey(list(named.values())).visited
+        variables = [value for f in functions for value in globals_of(f).values()]
+        return visited | survey(variables).visited
 
     def not_seen_in(self, reached: Reached) -> Container[Id]:
         """Return the ids of what a walk has found, but not through what is nearest of this.

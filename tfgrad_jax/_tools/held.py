@@ -1,17 +1,15 @@
 """The arrays that functions and objects hold, by name, and copies of these around other arrays."""
 
-import dis
-import functools
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from tfgrad_jax._closure.names import Named, Roots, is_known, is_of_library, named
 from tfgrad_jax._closure.objects import Object
 from tfgrad_jax._closure.reach import Id, survey
+from tfgrad_jax._closure.referents import globals_of
 from tfgrad_jax._closure.skeleton import hoist_tracers
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.types import Leaf
-from tfgrad_jax._messages.source import codes_inside
 from tfgrad_jax._messages.text import type_name
 
 
@@ -50,22 +48,9 @@ def _in_global_variables(values: Sequence[Object]) -> dict[Id, Named]:
         more = [value for _, value in roots.values()]
         found = survey([*values, *more], is_known)
         functions = [f for f, *_ in found.visited.values() if isinstance(f, types.FunctionType)]
-        every = {id(v): (name, v) for f in functions for name, v in _globals(f)}
+        own = (f for f in functions if not is_of_library(f))
+        every = {id(v): (name, v) for f in own for name, v in globals_of(f).items()}
         if every.keys() <= roots.keys():
             arrays = named([*roots.values()], found).items()
             return {key: one._replace(why=one.why or "a global variable") for key, one in arrays}
         roots |= every
-
-
-def _globals(f: types.FunctionType) -> Iterator[tuple[str, Object]]:
-    """Yield the global variables that a function, or one written in it, may read."""
-    if not is_of_library(f):
-        names = (name for code in (f.__code__, *codes_inside(f.__code__)) for name in _reads(code))
-        yield from ((name, f.__globals__[name]) for name in names if name in f.__globals__)
-
-
-@functools.cache
-def _reads(code: types.CodeType) -> list[str]:
-    """Return the names that code reads as global variables; `co_names` has attributes, too."""
-    loads = ("LOAD_GLOBAL", "LOAD_NAME")
-    return [i.argval for i in dis.get_instructions(code) if i.opname in loads]
