@@ -80,11 +80,11 @@ class Program(Inert):
     declared: Listing
     undeclared: Mapping[CapturedIndex, Spec]  # those that the rule lists or refuses, if used
     chooses: bool  # whether a rule that accepts `variables` gets these
-    uses: Uses | None  # how `y` uses them; None: not known yet
-    read: Collection[CapturedIndex]  # those that only a rule reads that accepts `variables`
-    written: Names | None  # how the user writes both
-    reads_hidden: bool  # whether a trace has shown a tracer that was not captured
-    y: TypeOfY
+    uses: Uses | None = None  # how `y` uses them; None: not known yet
+    read: Collection[CapturedIndex] = ()  # those that only a rule reads that accepts `variables`
+    written: Names | None = None  # how the user writes both
+    reads_hidden: bool = False  # whether a trace has shown a tracer that was not captured
+    y: TypeOfY = dataclasses.field(default_factory=TypeOfY)
 
     @classmethod
     def of(
@@ -92,24 +92,19 @@ class Program(Inert):
     ) -> "Program":
         """Return the program of a call; `held` copies what it holds around what it captured."""
         variables, _ = call.declared
-        others = {i: v for i, v in enumerate(captured) if i not in set(declared)}
-        others = {i: v for i, v in others.items() if is_differentiable(v.dtype)}
-        ordinary = [i for i, v in others.items() if call.autodiff and not is_ref(v)]
+        left = set(range(len(captured))).difference(declared)
+        others = {i: v for i, v in enumerate(captured) if i in left and is_differentiable(v.dtype)}
+        ordinary = {i for i, v in others.items() if call.autodiff and not is_ref(v)}
         return cls(
             call.spec,
             call.apply,
             call.primal,
             held,
-            len(captured),
-            ordinary,
-            Listing(declared, variables, []),
-            {i: spec(v) for i, v in others.items() if i not in ordinary},
-            call.variables is None,
-            None,
-            (),
-            None,
-            False,
-            TypeOfY(),
+            captured=len(captured),
+            ordinary=sorted(ordinary),
+            declared=Listing(declared, variables, []),
+            undeclared={i: spec(v) for i, v in others.items() if i not in ordinary},
+            chooses=call.variables is None,
         )
 
     def with_uses(
