@@ -32,7 +32,7 @@ from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref, value_in
 from tfgrad_jax._jax.reasons import Why
-from tfgrad_jax._jax.trace import is_forward, is_idle, is_live, is_own, plainly
+from tfgrad_jax._jax.trace import is_forward, is_idle, is_innermost, is_live, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
 
@@ -210,7 +210,7 @@ def _shown(
     (leaves, outputs, grad_fn), watched, owned = run_copy(spec, apply, copies, inputs)
     own = Own(grad_fn, outputs.only(leaves), owned)
     found = reach([grad_fn.held], own.takes)
-    makes_ref = any(is_ref(v) and is_own(v) for v in found.captured.values())
+    makes_ref = any(is_ref(v) and is_innermost(v) for v in found.captured.values())
     accepts = grad_fn.accepts_variables
     if itself is None and (found.obstacle or makes_ref):
         return (leaves, []), _Shown(outputs, None, accepts, {})

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.extend.core import find_top_trace as _current_trace
 
+from .trace import type_of_trace
+
 DERIVATIVE, VMAP, SHARD_MAP = "a derivative", "vmap", "shard_map"
 
 
@@ -86,15 +88,13 @@ def _transformation(trace: Any) -> str:
 @functools.cache
 def _transformations() -> dict[type, str]:
     """Return the types of JAX's traces, each with the transformation that it is of."""
-    seen: dict[type, str] = {}
-
-    def under(name: str) -> Any:
-        return lambda x: (seen.setdefault(type(_current_trace(())), name), x)[1]
-
-    with jax.disable_jit(False), jax.core.eval_context():
-        jax.eval_shape(under("jit"), 1.0)
-        jax.vmap(under(VMAP))(np.ones(1))
-        jax.jvp(under(DERIVATIVE), (1.0,), (1.0,))
-        jax.linearize(under(DERIVATIVE), 1.0)
-        jax.linear_transpose(under(DERIVATIVE), 1.0)(1.0)
-    return seen
+    under = {
+        "jit": [lambda f: jax.eval_shape(f, 1.0)],
+        VMAP: [lambda f: jax.vmap(f)(np.ones(1))],
+        DERIVATIVE: [
+            lambda f: jax.jvp(f, (1.0,), (1.0,)),
+            lambda f: jax.linearize(f, 1.0),
+            lambda f: jax.linear_transpose(f, 1.0)(1.0),
+        ],
+    }
+    return {type_of_trace(t): name for name, some in reversed(under.items()) for t in some}

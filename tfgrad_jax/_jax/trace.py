@@ -92,10 +92,10 @@ def is_live(tracer: Any) -> bool:
 
 def is_below(value: Any) -> bool:
     """Return whether a value is a live tracer, but none of the innermost trace that is running."""
-    return isinstance(value, Tracer) and not is_own(value) and is_live(value)
+    return isinstance(value, Tracer) and not is_innermost(value) and is_live(value)
 
 
-def is_own(tracer: Any) -> bool:
+def is_innermost(tracer: Any) -> bool:
     """Return whether a tracer belongs to the innermost trace that is running."""
     now = _current_trace(())
     return getattr(tracer, "_trace", None) is getattr(now, "recording", now)
@@ -178,13 +178,22 @@ def at_once(outside: bool = False) -> Callable[[], Any]:
     return context
 
 
+def type_of_trace(transform: Callable[[Callable[[Any], Any]], object]) -> type:
+    """Return the type of the traces of a transformation, read inside a function under it."""
+    seen: list[type] = []
+    with jax.disable_jit(False), jax.core.eval_context():
+        transform(lambda x: (seen.append(type(_current_trace(()))), x)[1])
+    return seen[0]
+
+
 @functools.cache
 def _staging() -> type:
-    """Return the type of the trace that records operations, read inside a staged function."""
-    seen: list[type] = []
-    with jax.disable_jit(False):
-        jax.eval_shape(lambda: seen.append(type(_current_trace(()))))
-    return seen[0]
+    return type_of_trace(lambda f: jax.eval_shape(f, 1.0))
+
+
+@functools.cache
+def _forward() -> type:
+    return type_of_trace(lambda f: jax.jvp(f, (1.0,), (1.0,)))
 
 
 def is_forward() -> bool:
@@ -197,21 +206,12 @@ def is_forward() -> bool:
     return False
 
 
-@functools.cache
-def _forward() -> type:
-    """Return the type of the trace of forward mode, read inside a function under `jax.jvp`."""
-    seen: list[type] = []
-    with jax.core.eval_context():
-        jax.jvp(lambda x: seen.append(type(_current_trace(()))) or x, (1.0,), (1.0,))
-    return seen[0]
-
-
 def is_transposed(value: Any) -> bool:
     """Return whether JAX is transposing a function of this value, as `jax.linear_transpose` does.
 
     JAX also linearizes under a trace of this type; but then known values are not its tracers.
     """
-    return isinstance(value, LINEARIZED) and is_own(value)
+    return isinstance(value, LINEARIZED) and is_innermost(value)
 
 
 def is_reverse(values: Sequence[Any]) -> bool:
@@ -238,6 +238,6 @@ def below(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     """
     now = _current_trace(())
     # JAX does not say that it linearizes; but then the tangents are tracers of that trace.
-    if not any(map(is_transposed, tangents)) or any(map(is_own, primals)):
+    if not any(map(is_transposed, tangents)) or any(map(is_innermost, primals)):
         return contextlib.nullcontext()
     return _set_trace(now.parent_trace)
