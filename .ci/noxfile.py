@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent  # nox starts every session in the f
 BIN = ROOT / ".venv" / "bin"
 # What the tests need and every supported JAX has.
 TOOLS = [
-    "chex", "equinox", "flatbuffers", "optax", "pytest", "pytest-randomly",
+    "attrs", "chex", "equinox", "flatbuffers", "optax", "pytest", "pytest-randomly",
     "pytest-timeout", "pytest-xdist", "sybil",
 ]  # fmt: skip
 # What `tests/interop` needs besides; docs/interop.md names the versions that were tested.

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from tfgrad_jax import custom_gradient
 
@@ -46,8 +48,6 @@ def of_jax_custom_jvp(w):
 
 
 def of_equinox(w):
-    eqx = pytest.importorskip("equinox")
-
     @eqx.filter_custom_vjp
     def f(x):
         return w * x**2
@@ -58,8 +58,6 @@ def of_equinox(w):
 
 
 def of_nnx(w):
-    nnx = pytest.importorskip("flax.nnx")
-
     @nnx.custom_vjp
     def f(x):
         return w * x**2
@@ -185,7 +183,7 @@ def jvp_reads_y(y_of=None):
 
 
 def equinox_reads_y(y_of=None):
-    f = pytest.importorskip("equinox").filter_custom_vjp(lambda x: jnp.round(x))
+    f = eqx.filter_custom_vjp(lambda x: jnp.round(x))
     y_of = y_of or f
     f.def_fwd(lambda perturbed, x: (y_of(x),) * 2)
     f.def_bwd(lambda y, dy, perturbed, x: dy * 2 * y)
@@ -193,7 +191,7 @@ def equinox_reads_y(y_of=None):
 
 
 def nnx_reads_y(y_of=None):
-    f = pytest.importorskip("flax.nnx").custom_vjp(lambda x: jnp.round(x))
+    f = nnx.custom_vjp(lambda x: jnp.round(x))
     y_of = y_of or f
     f.defvjp(lambda x: (y_of(x),) * 2, lambda y, dys: (dys[1] * 2 * y,))
     return f

@@ -315,7 +315,7 @@ def proxied(w):
 
 
 def attrs_slots(w):
-    attrs = pytest.importorskip("attrs")
+    attrs = pytest.importorskip("attrs")  # the job without the GIL installs few packages
 
     @attrs.define
     class Layer:

@@ -348,7 +348,7 @@ class LazySlots:
 
 
 def attrs_layer(w):
-    attrs = pytest.importorskip("attrs")
+    attrs = pytest.importorskip("attrs")  # the job without the GIL installs few packages
 
     @attrs.define
     class Layer:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from tfgrad_jax import custom_gradient
 
@@ -16,8 +17,6 @@ X = jnp.array([[0.1, 0.2, 0.3], [1.0, 2.0, 3.0]])
 
 
 def test_nnx_variables_that_are_not_declared_and_state_that_is_returned():
-    nnx = pytest.importorskip("flax.nnx")
-
     class Dense(nnx.Module):
         def __init__(self):
             self.w, self.b = nnx.Param(jnp.ones((3, 2))), nnx.Param(jnp.zeros(2))
@@ -139,8 +138,6 @@ def test_an_error_in_a_second_run_says_that_it_is_one(loss_of, option, times):
 
 
 def test_an_nnx_variable_that_the_function_sets_asks_to_return_it():
-    nnx = pytest.importorskip("flax.nnx")
-
     class Counting(nnx.Module):
         def __init__(self):
             self.w, self.calls = nnx.Param(jnp.float32(3)), nnx.Variable(jnp.float32(0))
