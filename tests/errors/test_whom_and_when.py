@@ -154,8 +154,10 @@ def test_the_derivative_of_a_gradient_asks_for_no_gradient_of_the_function(mode)
 
 def test_captured_values_are_named_as_written_with_type_and_line_of_use():
     """Those that are differentiated alone, each with the line of `f` that leads to its use."""
-    lines = {0: f"  `w`: float32[3, 2], first used at {place(uncovered, 4)}",
-             1: f"  `b`: float32[2], first used at {place(uncovered, 5)}"}  # fmt: skip
+    lines = {
+        0: f"  `w`: float32[3, 2], first used at {place(uncovered, 4)}",
+        1: f"  `b`: float32[2], first used at {place(uncovered, 5)}",
+    }
     for argnums in (0, 1, (0, 1)):
         text = said(TypeError, jax.jit(jax.grad(uncovered, argnums)), *ARGS)
         assert text.startswith(f"`uncovered.f` ({place(uncovered.f)}) is differentiated")
@@ -271,10 +273,11 @@ WHY = {
     "checkpoint": (lambda h: jax.grad(jax.checkpoint(h))(X), "for `checkpoint`"),
     "recompute_grad": (lambda h: jax.grad(recompute_grad(h))(X), "for `checkpoint`"),
     "shard_map": (
-        lambda h: jax.shard_map(h, mesh=MESH, in_specs=ALL, out_specs=ALL)(X), "for `shard_map`",
+        lambda h: jax.shard_map(h, mesh=MESH, in_specs=ALL, out_specs=ALL)(X),
+        "for `shard_map`",
     ),
     "grad of grad": (lambda h: jax.grad(jax.grad(h))(X), "differentiates its operations"),
-}  # fmt: skip
+}
 NO_VALUE = (READS["float"][0], READS["numpy"][0], ValueError)  # of what is differentiated
 VALUES_ALONE = ("jit of the value", "while", "shard_map")  # no rule runs
 
@@ -451,13 +454,21 @@ LISTED = {
         lambda w, t: lambda dy, variables: (dy / t, [5 * dy, 3 * dy]), variables=[w, t]
     )(w, t),
     "not differentiated": lambda w, t: ruled(undeclared)(w, lax.stop_gradient(t)),
-    "in a rule": lambda w, t: ruled(lambda w, t: lambda dy, variables: (
-        custom_gradient(lambda dy: (dy * w, undeclared(w, t)))(dy), [5 * dy, 3 * dy],
-    ), variables=[w, t])(w, t),
-    "at the second order": lambda w, t: jax.grad(lambda x: custom_gradient(
-        lambda x: (x * 1.0, lambda dy, variables: (dy * t, [0 * dy for _ in variables]))
-    )(x))(w),
-}  # fmt: skip
+    "in a rule": lambda w, t: ruled(
+        lambda w, t: (
+            lambda dy, variables: (
+                custom_gradient(lambda dy: (dy * w, undeclared(w, t)))(dy),
+                [5 * dy, 3 * dy],
+            )
+        ),
+        variables=[w, t],
+    )(w, t),
+    "at the second order": lambda w, t: jax.grad(
+        lambda x: custom_gradient(
+            lambda x: (x * 1.0, lambda dy, variables: (dy * t, [0 * dy for _ in variables]))
+        )(x)
+    )(w),
+}
 
 
 def warned(mode, loss):

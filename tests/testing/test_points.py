@@ -77,30 +77,56 @@ HIDDEN = {
 # Wrong rules as people write them, and how each begins.
 LITERATURE = {
     "softmax, the diagonal alone": (
-        jax.nn.softmax, lambda dy, y, x: dy * y * (1 - y), (X,), "differs by "),
+        jax.nn.softmax,
+        lambda dy, y, x: dy * y * (1 - y),
+        (X,),
+        "differs by ",
+    ),
     "logsumexp over the other axis": (
-        lambda x: jax.nn.logsumexp(x, -1), lambda dy, y, x: dy[:, None] * jax.nn.softmax(x, 0),
-        (SQUARE[:2],), "differs by "),
+        lambda x: jax.nn.logsumexp(x, -1),
+        lambda dy, y, x: dy[:, None] * jax.nn.softmax(x, 0),
+        (SQUARE[:2],),
+        "differs by ",
+    ),
     "norm, not divided": (jnp.linalg.norm, lambda dy, y, x: dy * x, (X,), "differs by "),
     "layer norm, its moments held fixed": (
-        lambda x: (x - x.mean()) / x.std(), lambda dy, y, x: dy / x.std(), (X,), "differs by "),
+        lambda x: (x - x.mean()) / x.std(),
+        lambda dy, y, x: dy / x.std(),
+        (X,),
+        "differs by ",
+    ),
     "cumsum, not reversed": (jnp.cumsum, lambda dy, y, x: jnp.cumsum(dy), (X,), "differs by "),
     "sort, permuted the other way": (
-        jnp.sort, lambda dy, y, x: dy[jnp.argsort(x)], (jnp.asarray([3.0, 1, 2, 5, 4]),),
-        "differs by "),
+        jnp.sort,
+        lambda dy, y, x: dy[jnp.argsort(x)],
+        (jnp.asarray([3.0, 1, 2, 5, 4]),),
+        "differs by ",
+    ),
     "embedding, set for add": (
         lambda t: t[jnp.asarray([0, 1, 1])],
-        lambda dy, y, t: jnp.zeros_like(t).at[jnp.asarray([0, 1, 1])].set(dy), (SQUARE,),
-        "differs by "),
+        lambda dy, y, t: jnp.zeros_like(t).at[jnp.asarray([0, 1, 1])].set(dy),
+        (SQUARE,),
+        "differs by ",
+    ),
     "convolution, the kernel not flipped": (
-        lambda x: jnp.convolve(x, X, "valid"), lambda dy, y, x: jnp.convolve(dy, X), (SQUARE[2],),
-        "differs by "),
+        lambda x: jnp.convolve(x, X, "valid"),
+        lambda dy, y, x: jnp.convolve(dy, X),
+        (SQUARE[2],),
+        "differs by ",
+    ),
     "modulus, conjugated": (
-        jnp.abs, lambda dy, y, z: jax.lax.complex(dy / y, 0 * y) * jnp.conj(z), (COMPLEX,),
-        "declared = conjugate of expected"),
+        jnp.abs,
+        lambda dy, y, z: jax.lax.complex(dy / y, 0 * y) * jnp.conj(z),
+        (COMPLEX,),
+        "declared = conjugate of expected",
+    ),
     "one part in a thousand": (
-        jnp.sin, lambda dy, y, x: 1.001 * dy * jnp.cos(x), (X,), "differs by 0.001 x expected"),
-}  # fmt: skip
+        jnp.sin,
+        lambda dy, y, x: 1.001 * dy * jnp.cos(x),
+        (X,),
+        "differs by 0.001 x expected",
+    ),
+}
 
 
 @pytest.mark.sampled(5)
