@@ -141,10 +141,14 @@ class CustomGradient(Copied, Generic[_P, _R]):
                 self._method = self._method or method
         return types.MethodType(self._method, obj)
 
+    @property
+    def __globals__(self) -> dict[str, Any]:  # jaxtyping reads it
+        return self._declaration.f.__globals__
+
     if not TYPE_CHECKING:  # a type checker would accept any attribute name
 
         def __getattr__(self, name):
-            if name.startswith("_") and name != "__globals__":  # jaxtyping reads `__globals__`
+            if name.startswith("_"):  # of a protocol, such as `__jax_array__`, which is not ours
                 raise AttributeError(name)
             try:
                 return getattr(self._declaration.f, name)
