@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -173,7 +174,7 @@ def push(pull: Pull, residuals: _Values, ys: _Values, tangents: Tangents) -> lis
     # where the name of the axis is not bound. So an empty array is mapped with `ys`, which the rule
     # ignores; `ys` themselves would be kept for the backward pass.
     if is_traced(ys):
-        pull, residuals = pull.with_mark(), [*residuals, *depend([jnp.zeros(0, bool)], ys)]
+        pull, residuals = pull.with_mark(), [*residuals, *depend([jax.lax.iota(np.int32, 0)], ys)]
     return push_by_type(residuals, tangents, pull, tuple(map(tangent_type, ys)))
 
 
