@@ -281,7 +281,7 @@ def described(w):
         return x * w
 
     get.__doc__, get.__module__, get.__isabstractmethod__ = "other", "elsewhere", True
-    get.__annotations__["w"] = get.__defaults__ = (w,)
+    get.__defaults__ = (w,)
     return get, Unit
 
 
@@ -289,7 +289,7 @@ def as_described(held):
     get, unit = held
     assert (get.__doc__, get.__module__, get.__isabstractmethod__) == ("other", "elsewhere", True)
     assert get.__annotations__["x"] is get.__annotations__["return"] is unit
-    return get(2.0) - get.__annotations__["w"][0]
+    return get(2.0) - get.__defaults__[0]
 
 
 def table_by_function(w):

@@ -154,23 +154,23 @@ def _function_maker(f: types.FunctionType) -> Maker:
 _OF_CODE = ("__name__", "__qualname__", "__doc__", "__module__", "__type_params__")
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
 _ANNOTATIONS = ("__annotate__", "__annotations__")
-_IS_COMPUTED = hasattr(types.FunctionType, "__annotate__")  # from Python 3.14 on
 
 
-def annotations_of(f: Object) -> Object:
-    """Return the annotations of a function; or what computes them, which is the user's code."""
-    if _IS_COMPUTED and (compute := f.__annotate__) is not None:
-        return compute
-    return f.__annotations__
+def _annotations(f: Object) -> Contents:
+    """Return the annotations of a function, or from Python 3.14 on what computes them.
+
+    Copies share them, and no walk looks into them: they are not what the function reads.
+    """
+    if (compute := getattr(f, "__annotate__", None)) is not None:
+        return {"__annotate__": compute}
+    return {"__annotations__": f.__annotations__} if f.__annotations__ else {}
 
 
 def _function_contents(f: types.FunctionType) -> Contents:
-    found: Contents = {}
+    found = _annotations(f)
     for name in _DEFAULTS:
         if (defaults := getattr(f, name)) is not None:
             found[name] = defaults
-    if annotations := annotations_of(f):
-        found[_ANNOTATIONS[type(annotations) is dict]] = annotations
     bare = types.FunctionType(f.__code__, f.__globals__, None, None, f.__closure__)
     for name in _OF_CODE:
         if (value := getattr(f, name, None)) is not getattr(bare, name, None):

@@ -24,7 +24,7 @@ from tfgrad_jax._jax.trace import TRACES
 from tfgrad_jax._jax.types import Copied, Inert
 from tfgrad_jax._messages.source import codes_inside, names_in
 
-from .objects import Object, annotations_of, attributes_of, content_of
+from .objects import Object, attributes_of, content_of
 
 # In one container: numbers and strings, and records of them, are fast to skip.
 _BUDGET_INERT, _BUDGET_RECORDS, _FEW, _MANY = 2_000_000, 50_000, 1_000, 200
@@ -64,7 +64,7 @@ Referents: TypeAlias = Sequence[Object] | None
 
 
 def _of_function(f: types.FunctionType, most: int) -> Referents:
-    more = (f.__defaults__, f.__kwdefaults__, f.__dict__, annotations_of(f))
+    more = (f.__defaults__, f.__kwdefaults__, f.__dict__)
     return [*(f.__closure__ or ()), *(held for held in more if held)]
 
 
