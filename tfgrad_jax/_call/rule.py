@@ -235,12 +235,12 @@ def transparent_rule(
 
     It runs once, now, with these variables, and gives gradients for all of them or for none.
     """
-    run, consts, *_ = traced(
+    rule = traced(
         lambda *cotangents: (grad_fn.gradients(grad_fn.held, cotangents, variables, values), None),
         *upstreams,
         source=grad_fn.source,
     )
-    count = len(values)
+    run, count = rule.run, len(values)
 
     def gradients(
         consts: HeldByRule, cotangents: Values, _: Variables | None, values: Values
@@ -250,4 +250,4 @@ def transparent_rule(
         every = run(consts, cotangents)
         return every[: len(every) - count + len(values)]
 
-    return grad_fn._replace(gradients=gradients, held=tuple(consts))
+    return grad_fn._replace(gradients=gradients, held=tuple(rule.consts))

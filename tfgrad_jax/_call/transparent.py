@@ -152,8 +152,8 @@ def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> T
         raise errors.hidden_tracer(call.spec.source)
     # A layer that reaches all weights of a model reads few of them. The others go: each would be an
     # operand of the layer, and the cost of the model quadratic in its size.
-    reads = zip(values.values(), f.reads(), strict=False)
-    consts = [*f.consts, *(v if is_read else None for v, is_read in reads)]
+    consts = [*f.consts, *values.values()]
+    consts = [v if is_read else None for v, is_read in zip(consts, f.reads(), strict=False)]
     uses = {id(consts[i]): at for i, at in _uses(f, call.spec, shown).items() if i < len(consts)}
     read = {id(consts[i]) for i in f.used(shown.named) if i < len(consts)}
     evaluating = None if shown.rule is None else _evaluating(call, f.run, consts, shown, shown.rule)
@@ -195,11 +195,10 @@ def _evaluating(
     held, primal = HeldByTrace(tuple(consts), tuple(shown.refs.values())), None
     if (run := call.primal) is not None:
         layout = call.spec.inputs
-        value, of_primal, *_ = traced(
-            lambda *xs: (run(call.held.filled(layout, xs)), None), *call.operands
-        )
+        f = traced(lambda *xs: (run(call.held.filled(layout, xs)), None), *call.operands)
+        value, of_primal = f.run, tuple(f.consts)
         primal = lambda held: value(held.of_primal, held.inputs)  # noqa: E731
-        held = held._replace(of_primal=tuple(of_primal))
+        held = held._replace(of_primal=of_primal)
     return dataclasses.replace(call, apply=apply, primal=primal, held=held)
 
 

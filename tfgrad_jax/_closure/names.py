@@ -75,8 +75,18 @@ def named_in(f: Object, found: Reached) -> set[Id]:
     """
     code = Source.of(f).code
     every = [c for c in (code, *codes_inside(code)) if c is not None]
-    words = {name for c in every for name in (*c.co_names, *c.co_varnames, *c.co_freevars)}
-    return {key for key, one in named([("", f)], found).items() if words >= {*one.name.split(".")}}
+    words = {"", *(name for c in every for name in (*c.co_names, *c.co_varnames, *c.co_freevars))}
+    values = {id(f): f}
+    waiting = [f]
+    for value in waiting:  # it grows
+        kind = found.way.get(id(value))
+        if kind is None or id(value) in found.captured or type(value) in (tuple, list, dict):
+            continue
+        steps = _steps(value, kind)
+        new = {id(v): v for step, v in steps if step.removeprefix(".") in words}
+        waiting += [v for key, v in new.items() if key not in values]
+        values |= new
+    return values.keys() & found.captured.keys()
 
 
 def is_of_library(value: Object) -> bool:

@@ -2,18 +2,19 @@
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import Jaxpr, Literal
 from jax.tree_util import tree_structure, tree_unflatten
 
-from tfgrad_jax._jax.jaxpr import dependence, evaluate, in_order_of_use, without_consts
+from tfgrad_jax._jax.jaxpr import Mask, dependence, evaluate, in_order_of_use, without_consts
 from tfgrad_jax._jax.reasons import Why, noting
 from tfgrad_jax._jax.trace import at_once
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree
@@ -35,40 +36,49 @@ SourceInfo: TypeAlias = object  # where an operation comes from, as JAX records 
 Uses: TypeAlias = dict[int, SourceInfo]
 
 
-class Traced(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class Traced:
     """A function as a jaxpr."""
 
     run: AnyFunction  # `run(consts, args)` evaluates the jaxpr; it holds no constants
     consts: list[Leaf]  # the tracers and arrays that the function uses besides its arguments
     aside: Any  # what it returned besides arrays
-    closed: ClosedJaxpr
+    jaxpr: Jaxpr  # of the constants and then the arguments
+
+    @functools.cached_property
+    def _masks(self) -> list[Mask]:
+        return dependence(self.jaxpr)
 
     def uses(self, results: int, differentiable: bool = False) -> Uses:
         """Return how the first so many results use the constants and then the arguments.
 
         If `differentiable`, a use in a comparison does not count, since it has no derivative.
         """
-        jaxpr, used = without_consts(self.closed), self.used(range(results), differentiable)
-        relevant = {v: i for i, v in enumerate(jaxpr.invars) if i in used}
+        masks = dependence(self.jaxpr, differentiable=True) if differentiable else self._masks
+        used = _members(masks[:results])
+        relevant = {v: i for i, v in enumerate(self.jaxpr.invars) if i in used}
         uses: Uses = {}
-        for eqn in jaxpr.eqns:
+        for eqn in self.jaxpr.eqns:
             for atom in in_order_of_use(eqn):
                 if not isinstance(atom, Literal) and atom in relevant:
                     # Not the equation: it may hold values.
                     uses.setdefault(relevant[atom], eqn.source_info)
         return uses | {i: None for i in relevant.values() if i not in uses}
 
-    def used(self, results: Iterable[int], differentiable: bool = False) -> set[int]:
+    def used(self, results: Iterable[int]) -> set[int]:
         """Return on which constants and then arguments these results depend."""
-        masks = dependence(jaxpr := without_consts(self.closed), differentiable)
-        mask = functools.reduce(operator.or_, (masks[i] for i in results), 0)
-        return {i for i in range(len(jaxpr.invars)) if mask >> i & 1}
+        return _members(self._masks[i] for i in results)
 
     def reads(self) -> list[bool]:
-        """Return for each argument whether the jaxpr reads it."""
-        jaxpr = self.closed.jaxpr
-        atoms = {id(a) for a in itertools.chain(*(e.invars for e in jaxpr.eqns), jaxpr.outvars)}
-        return [id(variable) in atoms for variable in jaxpr.invars]
+        """Return for each constant, and then each argument, whether the jaxpr reads it."""
+        atoms = *(e.invars for e in self.jaxpr.eqns), self.jaxpr.outvars
+        read = set(map(id, itertools.chain.from_iterable(atoms)))
+        return [id(variable) in read for variable in self.jaxpr.invars]
+
+
+def _members(masks: Iterable[Mask]) -> set[int]:
+    joined = functools.reduce(operator.or_, masks, 0)
+    return {i for i in range(joined.bit_length()) if joined >> i & 1}
 
 
 def traced(
@@ -122,4 +132,4 @@ def traced(
         leaves = [x if isinstance(x, jax.Array) else jnp.asarray(x, x.dtype) for x in leaves]
         return tree_unflatten(treedef, leaves)
 
-    return Traced(evaluated, [stopped.get(id(c), c) for c in closed.consts], aside, closed)
+    return Traced(evaluated, [stopped.get(id(c), c) for c in closed.consts], aside, jaxpr)
