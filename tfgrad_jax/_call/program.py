@@ -7,7 +7,7 @@ function of residuals (`_autodiff/custom.py` says when).
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +26,6 @@ from tfgrad_jax._jax.types import (
     NEEDS_VALUES,
     Inert,
     Leaf,
-    Spec,
     is_differentiable,
     is_traced,
     spec,
@@ -78,7 +77,7 @@ class Program(Inert):
     captured: int  # how many of the operands are captured values
     ordinary: Sequence[CapturedIndex]  # those that get the ordinary gradient of `f`
     declared: Listing
-    undeclared: Mapping[CapturedIndex, Spec]  # those that the rule lists or refuses, if used
+    undeclared: Collection[CapturedIndex]  # those that the rule lists or refuses, if used
     chooses: bool  # whether a rule that accepts `variables` gets these
     uses: Uses | None = None  # how `y` uses them; None: not known yet
     read: Collection[CapturedIndex] = ()  # those that only a rule reads that accepts `variables`
@@ -93,8 +92,8 @@ class Program(Inert):
         """Return the program of a call; `held` copies what it holds around what it captured."""
         variables, _ = call.declared
         left = set(range(len(captured))).difference(declared)
-        others = {i: v for i, v in enumerate(captured) if i in left and is_differentiable(v.dtype)}
-        ordinary = {i for i, v in others.items() if call.autodiff and not is_ref(v)}
+        others = {i for i in left if is_differentiable(captured[i].dtype)}
+        ordinary = {i for i in others if call.autodiff and not is_ref(captured[i])}
         return cls(
             call.spec,
             call.apply,
@@ -103,7 +102,7 @@ class Program(Inert):
             captured=len(captured),
             ordinary=sorted(ordinary),
             declared=Listing(declared, variables, []),
-            undeclared={i: spec(v) for i, v in others.items() if i not in ordinary},
+            undeclared=others - ordinary,
             chooses=call.variables is None,
         )
 
@@ -120,7 +119,7 @@ class Program(Inert):
         # All is constant for a function that is written inside a rule and lists no variables.
         has_rule = is_listed or self.spec.within is not Within.RULE
         known = {*uses, *read} if has_rule else ()
-        some = {i: of for i, of in self.undeclared.items() if i in known}
+        some = {i for i in known if i in self.undeclared}
         facts: dict[str, Any] = {"read": read, "written": names, "reads_hidden": reads_hidden}
         return dataclasses.replace(self, undeclared=some, uses=uses, **facts)
 
@@ -175,7 +174,7 @@ class Program(Inert):
         unlisted = [i for i in perturbed if i in read and i in self.undeclared and i not in uses]
         if unlisted and self.spec.within is not Within.RULE:
             of = self._named(captured, unlisted)
-            values = [(of[i], self.undeclared[i]) for i in unlisted]
+            values = [(of[i], spec(captured[i])) for i in unlisted]
             gradient_errors.warn_of_unlisted(self.source, values)
         values = [captured[i] for i in listing.gives]
         rule = UserRule(
@@ -212,10 +211,10 @@ class Program(Inert):
         # All is constant for a function that is written inside a rule and lists no variables.
         in_rule = self.spec.within is Within.RULE
         missing = [i for i in used if not (i in listed or in_rule)]
-        lines = {i: (self.undeclared[i], is_ref(captured[i]), uses[i]) for i in missing}
+        lines = {i: (spec(captured[i]), is_ref(captured[i]), uses[i]) for i in missing}
         names = self._named(captured, missing)
         refused = Refused(self.source, lines, names, self.declared.variables is not None)
-        undeclared = Listing(listed, None, [self.undeclared[i] for i in listed])
+        undeclared = Listing(listed, None, [spec(captured[i]) for i in listed])
         return undeclared if listed else self.declared, refused
 
     def _named(self, captured: Values, some: Sequence[CapturedIndex]) -> Names:
