@@ -125,7 +125,7 @@ class UserRule(NamedTuple):
         (values, held), watched = parts(residuals)
         variables = self.listing.argument(values, wanted)
         returned = self.grad_fn.gradients(held, cotangents, *variables)
-        refuse_assigned(watched, self.grad_fn.source)
+        refuse_assigned(watched, self.grad_fn.source, [held])
         listed = self.listing.listed(wanted)
         inputs = range(self.captured, self.captured + len(returned) - len(listed))
         by_operand: dict[OperandIndex, Gradient] = {}
@@ -199,7 +199,7 @@ def hoisted(
     if found.obstacle:
         variables = rule.listing.argument(rule.values, wanted)
         by_jaxpr = transparent_rule(rule.source, rule.grad_fn, upstreams, *variables)
-        refuse_assigned(rule.watched, by_jaxpr.source)
+        refuse_assigned(rule.watched, by_jaxpr.source, parts)
         rule = rule._replace(grad_fn=by_jaxpr)
         parts = rule.parts()
         found = reach(parts, own.takes)

@@ -56,7 +56,7 @@ def run_copy(spec: CallSpec, run: Callable[[Any], _T], copies: Copies, inputs: V
     rebuilt = spec.inputs.rebuilt(filled.inputs, held.inputs)
     watched = [*copies.watched, *watched_objects(rebuilt, containers=True)]
     result = run(filled)
-    refuse_assigned(watched, spec.source)
+    refuse_assigned(watched, spec.source, [filled])
     return Ran(result, watched, Owned(filled))
 
 
@@ -238,7 +238,7 @@ def _around(rule: Skeleton, grad_fn: GradFn) -> GradFn:
     def gradients(kept: HeldByRule, *others: Any) -> list[Leaf | None]:
         copies = rule.copies(kept)
         returned = run(copies.values[0], *others)
-        refuse_assigned(copies.watched, source)
+        refuse_assigned(copies.watched, source, copies.values)
         return returned
 
     return grad_fn._replace(gradients=gradients, held=None, y=None)

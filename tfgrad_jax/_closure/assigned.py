@@ -29,16 +29,13 @@ def watched_objects(values: Iterable[Object], containers: bool = False) -> list[
 
 
 _CONTAINERS = (list, dict, set, collections.deque, bytearray)
-_RAN = OBJECT._replace(contents=lambda _: {})
 
 
-def around(values: Sequence[Object]) -> Watched:
-    """Note the values around which code runs: they lead to the functions that it may call."""
-    return Watched(values, _RAN, {})
+def refuse_assigned(every: Sequence[Watched], source: Source, ran: Sequence[Object]) -> None:
+    """Raise if the code of a function has assigned something to watched objects.
 
-
-def refuse_assigned(every: Sequence[Watched], source: Source) -> None:
-    """Raise if the code of a function has assigned something to watched objects."""
+    It `ran` around these values, which lead to the functions that it may have called.
+    """
     for one in every:
         if not one.is_changed():
             continue
@@ -48,26 +45,17 @@ def refuse_assigned(every: Sequence[Watched], source: Source) -> None:
         for label in {**before, **now}:
             if label in before and label in now and before[label] is now[label]:
                 continue
-            is_new = label not in before and bool(name_of(label))
-            if is_new and is_computed(one.value, name_of(label), _ran(every), source):
-                # The original makes a list of its own later, without what is in this one.
+            name, what = name_of(label), _named(one, label, every)
+            holders = [*ran, *(w.value for w in every)]
+            if name and label not in before and is_computed(one.value, name, holders, source):
                 if not isinstance(now[label], _CONTAINERS):
                     continue
-                computed = (
-                    f"{_named(one, label, every)}, which it computed: read it before the call"
-                )
-                raise errors.assigned(source, computed)
-            raise errors.assigned(source, _named(one, label, every))
+                # The original makes one of its own later, without what is in this one.
+                what += ", which it computed: read it before the call"
+            raise errors.assigned(source, what)
         for label, other in zip(before, [label for label in now if label in before], strict=True):
             if label != other:  # the order counts
                 raise errors.assigned(source, _named(one, label, every))
-
-
-def _ran(every: Sequence[Watched]) -> list[Object]:
-    values: list[Object] = []
-    for one in every:
-        values += one.value if one.kind is _RAN else [one.value]
-    return values
 
 
 def _named(one: Watched, label: Label, every: Sequence[Watched]) -> str:

@@ -14,7 +14,6 @@ from tfgrad_jax._jax.types import Inert
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import describe
 
-from .assigned import around
 from .objects import Filler, Kind, Label, Maker, Object, content_of
 from .reach import Id, Reached, reach, survey
 from .snapshot import Owned, Snapshot, Watched
@@ -79,7 +78,7 @@ class Skeleton(Inert):
             if kind is not None:
                 watched.append(Watched(at[place], kind, contents, type(at[place])))
         results = frozen([at[i] for i in self._results], self._snapshot.changed())
-        return Copies(results, [*watched, around(results)] if watched else [])
+        return Copies(results, watched)
 
 
 def hoist_tracers(
