@@ -147,11 +147,11 @@ def _walk(
                 found.hold(key, holder)
                 continue
             visited[key] = [value, holder]
-            if cls not in CODE and not issubclass(cls, Copied):
-                budget -= 1
+            of_type = REFERENTS.get(cls)
+            is_code = cls in CODE or (of_type is None and issubclass(cls, Copied))
+            budget -= not is_code
             if key in ends:
                 continue
-            of_type = REFERENTS.get(cls)
             if of_type is None and is_leaf(value, cls):
                 if takes(value):
                     found.capture(key)
@@ -164,7 +164,7 @@ def _walk(
             elif key in found.assigned and is_below(content_of(value)):
                 continue
             more = (of_type or referents_of)(value, budget)
-            if more is not None and not (cls in CODE or cls is tuple or issubclass(cls, Copied)):
+            if not (is_code or cls is tuple):
                 found.mutable.append(value)
             if more is None or budget < 0:
                 found.obstacle, found.is_complete = TOO_MUCH, False
