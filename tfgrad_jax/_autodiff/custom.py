@@ -273,9 +273,9 @@ def _attached(
             *rule.pull(), [operands[i] for i in differentiable], [leaves[i] for i in outputs]
         )
         leaves = replaced(leaves, outputs, ys)
-        rule = dataclasses.replace(
-            rule, residuals=replaced(residuals, rule.own, ys * len(rule.own))
-        )
+        if rule.own:
+            kept = replaced(residuals, rule.own, ys * len(rule.own))
+            rule = dataclasses.replace(rule, residuals=kept)
         traced = {i: o for i, o in enumerate(operands) if is_traced([o]) and not is_ref(o)}
         others = [o for i, o in traced.items() if i not in differentiable]
         for i, leaf in enumerate(leaves):
