@@ -93,7 +93,7 @@ class Program(Inert):
         variables, _ = call.declared
         left = set(range(len(captured))).difference(declared)
         others = {i for i in left if is_differentiable(captured[i].dtype)}
-        ordinary = {i for i in others if call.autodiff and not is_ref(captured[i])}
+        ordinary = {i for i in others if not is_ref(captured[i])} if call.autodiff else set()
         return cls(
             call.spec,
             call.apply,

@@ -154,7 +154,9 @@ def _walk(
                 continue
             if of_type is None and is_leaf(value, cls):
                 if takes(value):
-                    found.capture(key)
+                    found.captured[key], found.way[key] = value, ""
+                    if holder not in found.way:  # most often it has others, too
+                        found._mark([holder])
                 continue
             if cls is types.FunctionType and value.__closure__:
                 found.functions.append(value)
