@@ -275,7 +275,7 @@ def test_a_layer_of_a_large_model_costs_what_one_of_a_small_one_does(kind, mode)
 def test_annotations_of_a_rule_lead_to_no_walk(mode):
     counts = []
     for annotations in ((), [("dy", Any), ("return", list[Any])]):
-        run, weights = model_of("object", 40, annotations)
+        run, weights = model_of("object", 20, annotations)
         args = weights, jnp.float32(0.5)
         mode(lambda *a, run=run: run(*a))(*args)  # whatever is cached
         counts.append(calls(lambda run=run, args=args: mode(lambda *a: run(*a))(*args)))
