@@ -102,8 +102,7 @@ def evaluated(
     names = ["closed over"] * len(some)
     f = traced(run, some, source=spec.source, names=names, outside=True, why=why)
     first, shown = len(f.consts), f.aside
-    if not all(map(is_live, (c for c in f.consts if is_traced([c])))):
-        raise errors.hidden_tracer(spec.source)
+    _hidden(f, spec)
     uses = _uses(f, spec, shown)
     uses = {[*some][i - first]: at for i, at in uses.items() if i >= first}
     if shown.rule is None:
@@ -147,9 +146,7 @@ def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> T
         run, values, *call.operands, source=call.spec.source, names=names, why=why, stopped=stopped
     )
     shown: _Shown = f.aside
-    hidden = [c for c in f.consts if is_traced([c]) and not is_ref(c)]
-    if not all(map(is_live, hidden)):
-        raise errors.hidden_tracer(call.spec.source)
+    hidden = _hidden(f, call.spec)
     # A layer that reaches all weights of a model reads few of them. The others go: each would be an
     # operand of the layer, and the cost of the model quadratic in its size.
     consts = [*f.consts, *values.values()]
@@ -158,6 +155,14 @@ def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> T
     read = {id(consts[i]) for i in f.used(shown.named) if i < len(consts)}
     evaluating = None if shown.rule is None else _evaluating(call, f.run, consts, shown, shown.rule)
     return TracedCall(evaluating, uses, read, shown.accepts_variables, bool(hidden))
+
+
+def _hidden(f: Traced, spec: CallSpec) -> list[Leaf]:
+    """Return the tracers that a traced call reads from where no walk looks; none may have ended."""
+    hidden = [c for c in f.consts if is_traced([c]) and not is_ref(c)]
+    if not all(map(is_live, hidden)):
+        raise errors.hidden_tracer(spec.source)
+    return hidden
 
 
 def _stopped(call: Call) -> dict[Id, Leaf]:
