@@ -32,7 +32,7 @@ from jax.tree_util import all_leaves, tree_leaves
 from ._call.run import run
 from ._closure.referents import JITTED, is_importable
 from ._frontend.grad_fn import Call, CallSpec, Held, checked_outputs, checked_pair, primal_value
-from ._frontend.signature import Signature, annotations_of
+from ._frontend.signature import Signature
 from ._frontend.structure import split
 from ._frontend.within import Within, written_within
 from ._jax.trace import is_idle, is_plain
@@ -91,7 +91,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
         self._source = Source.of(f)
         self._name = self._source.name.rpartition(".")[2]
         self._signature = Signature(f)
-        _show(self, self._signature)
+        self._signature.show_on(self)
         self._method: Any = None  # `_bound` makes it at the first access
         # By convention, the instance comes first, wherever `f` is written and whatever wraps it.
         # No class is searched for the method: `jax.jit`, linen and `functools.wraps` in the class
@@ -135,7 +135,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
                 return self._called((obj,), args, kwargs, signature)
 
             functools.update_wrapper(method, self._declaration.f)
-            _show(method, self._signature)
+            self._signature.show_on(method)
             vars(method)["_custom_gradient"] = self
             with _LOCK:  # the same object in all threads: `==` of bound methods compares it
                 self._method = self._method or method
@@ -221,15 +221,6 @@ class CustomGradient(Copied, Generic[_P, _R]):
         primal = None if declared.primal is None else spec.primal
         held = Held(declared.f, declared.primal, constants, bound.rest, bound_to)
         return Call(spec, spec.apply, primal, held, operands, variables)
-
-
-def _show(function: Any, signature: Signature) -> None:
-    """Give a function the signature of `f`; it returns the type of `y`, not of the pair."""
-    function.__signature__ = signature.of_value
-    annotations = annotations_of(function.__wrapped__)
-    if "return" in annotations:
-        annotations = {**annotations, "return": signature.of_value.return_annotation}
-    function.__annotations__ = annotations
 
 
 class _Options(TypedDict, total=False):

@@ -102,7 +102,7 @@ def evaluated(
     names = ["closed over"] * len(some)
     f = traced(run, some, source=spec.source, names=names, outside=True, why=why)
     first, shown = len(f.consts), f.aside
-    _hidden(f, spec)
+    _reads_hidden(f, spec)  # raises if one has ended
     uses = _uses(f, spec, shown)
     uses = {[*some][i - first]: at for i, at in uses.items() if i >= first}
     if shown.rule is None:
@@ -146,7 +146,7 @@ def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> T
         run, values, *call.operands, source=call.spec.source, names=names, why=why, stopped=stopped
     )
     shown: _Shown = f.aside
-    hidden = _hidden(f, call.spec)
+    reads_hidden = _reads_hidden(f, call.spec)
     # A layer that reaches all weights of a model reads few of them. The others go: each would be an
     # operand of the layer, and the cost of the model quadratic in its size.
     consts = [*f.consts, *values.values()]
@@ -154,15 +154,15 @@ def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> T
     uses = {id(consts[i]): at for i, at in _uses(f, call.spec, shown).items() if i < len(consts)}
     read = {id(consts[i]) for i in f.used(shown.named) if i < len(consts)}
     evaluating = None if shown.rule is None else _evaluating(call, f.run, consts, shown, shown.rule)
-    return TracedCall(evaluating, uses, read, shown.accepts_variables, bool(hidden))
+    return TracedCall(evaluating, uses, read, shown.accepts_variables, reads_hidden)
 
 
-def _hidden(f: Traced, spec: CallSpec) -> list[Leaf]:
-    """Return the tracers that a traced call reads from where no walk looks; none may have ended."""
+def _reads_hidden(f: Traced, spec: CallSpec) -> bool:
+    """Return whether a trace reads tracers from where no walk looks; raise if one has ended."""
     hidden = [c for c in f.consts if is_traced([c]) and not is_ref(c)]
     if not all(map(is_live, hidden)):
         raise errors.hidden_tracer(spec.source)
-    return hidden
+    return bool(hidden)
 
 
 def _stopped(call: Call) -> dict[Id, Leaf]:

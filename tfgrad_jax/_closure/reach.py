@@ -166,7 +166,7 @@ def _walk(
             elif key in found.assigned and is_below(content_of(value)):
                 continue
             more = (of_type or referents_of)(value, budget)
-            if not (is_code or cls is tuple):
+            if more is not None and not (is_code or cls is tuple):
                 found.mutable.append(value)
             if more is None or budget < 0:
                 found.obstacle, found.is_complete = TOO_MUCH, False

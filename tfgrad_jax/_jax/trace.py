@@ -130,9 +130,11 @@ class _AtOnce(jax.core.Trace):
     recording: Any = None
     _recorded: Any = None
 
+    @classmethod
     @contextlib.contextmanager
-    def inside(self, recording: Any, recorded: Callable[[Tracer], bool]) -> Iterator[None]:
-        """Run code in this trace, inside one that records what is `recorded`."""
+    def inside(cls, recording: Any, recorded: Callable[[Tracer], bool]) -> Iterator[None]:
+        """Run code in a trace that is free, inside one that records what is `recorded`."""
+        self = _local.free.pop() if _local.free else cls()
         self.parent_trace = self.recording = recording
         self.requires_low, self._recorded = recording.requires_low, recorded
         try:
@@ -188,8 +190,8 @@ def at_once(outside: bool = False) -> Callable[[], Any]:
         return contextlib.nullcontext
 
     def context() -> Any:
-        now, trace = _current_trace(()), _local.free.pop() if _local.free else _AtOnce()
-        return trace.inside(now, lambda v: not outside or v._trace is now)
+        now = _current_trace(())
+        return _AtOnce.inside(now, lambda v: not outside or v._trace is now)
 
     return context
 
