@@ -560,15 +560,15 @@ limit(
 )
 
 
-def nested(depth: int, declare: bool) -> Callable[[Any], Any]:
+def nested(depth: int, autodiff: bool) -> Callable[[Any], Any]:
     """Return a nest of one function, around itself."""
 
     def loss(w: Any) -> Any:
         def around(below: Callable[[Any], Any]) -> Callable[[Any], Any]:
             def f(x: Any) -> Any:
-                return below(x) + w, lambda dy, variables: (dy, [7 * dy] * len(variables))
+                return below(x) + w, lambda dy, variables=(): (dy, [dy] * len(variables))
 
-            return custom_gradient(f, variables=[w] if declare else None)
+            return custom_gradient(f, variables="autodiff" if autodiff else None)
 
         h = lambda x: x  # noqa: E731
         for _ in range(depth):
@@ -581,13 +581,13 @@ def nested(depth: int, declare: bool) -> Callable[[Any], Any]:
 limit(
     "deep nests under jit",
     "Where JAX records operations, as under `jit`, a function that is nested in itself more than "
-    "twenty levels deep raises if a differentiated weight is not declared. Declare the weight.",
-    "Undeclared, each level is traced in those above it, and a recursion without end looks so.",
-    lambda: jax.jit(jax.grad(nested(21, declare=False)))(X),
+    'twenty levels deep raises with `variables="autodiff"`. Return the gradients of its weights.',
+    "There each level is traced in those above it, and a recursion without end looks so.",
+    lambda: jax.jit(jax.grad(nested(21, autodiff=True)))(X),
     RecursionError,
     "inside itself, twenty levels deep",
-    lambda: jax.jit(jax.grad(nested(21, declare=True)))(X),
-    jnp.float32(7),
+    lambda: jax.jit(jax.grad(nested(21, autodiff=False)))(X),
+    jnp.float32(1),
 )
 
 

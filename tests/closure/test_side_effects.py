@@ -90,6 +90,11 @@ def test_a_function_that_logs_beside_a_differentiated_weight(log, program):
         h = LOGS[log](3 * x)
         return h(x) + h(x)  # with what the first call has logged
 
+    if log == "object" and program in ("jit", "constants"):
+        # The first call has left a tracer of the `jit` there, so the second one gets a copy.
+        with pytest.raises(TypeError, match="assigned to the attribute `count` of a `Log`"):
+            PROGRAMS[program](loss)(A)
+        return
     # By each call: 3 * 5 sin(x) through the weight, 7 * 3 x cos(x) by the input.
     expected = 2 * (15 * jnp.sin(A) + 21 * A * jnp.cos(A))
     assert_same(PROGRAMS[program](loss)(A), expected)

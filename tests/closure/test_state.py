@@ -364,8 +364,8 @@ for count in (5, 12):
         )
     }
 # These count the runs of `f`, which runs again where JAX differentiates what it has recorded, as
-# the function of a `custom_vjp` does. (With undeclared variables it is traced, once.)
-COUNT_RUNS = ("a counter", "a generator")
+# the function of a `custom_vjp` does.
+COUNT_RUNS = ("a counter", "a generator", "an index")
 RECORDED = "grad(jit)", "grad(checkpoint)", "jacfwd(jit)", "jacfwd(checkpoint)"
 # In forward mode a rule runs with its function, and not after all of them.
 RUN_LATER = "a generator", "a variable first assigned"

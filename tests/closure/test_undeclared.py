@@ -49,6 +49,33 @@ def outer_weighed(a, z, x):
     return weighed(a, z, x), lambda dy: (dy * x**2, dy * x, dy * (z + 2 * a * x))
 
 
+def with_its_own_derivative(make, f):
+    """Return a function whose derivatives JAX must not take: they are those of another one."""
+    g = make(f)
+    if make is jax.custom_jvp:
+        g.defjvp(lambda primals, tangents: (g(*primals), 13 * tangents[-1]))
+    else:
+        g.defvjp(lambda *args: (g(*args), args), lambda args, dy: (*args[:-1], 13 * dy))
+    return g
+
+
+def weighed_by_jax(make):
+    return lambda z, a, x: with_its_own_derivative(make, lambda a, z, x: z * x + a * x**2)(a, z, x)
+
+
+def in_a_while_loop(z, a, x):
+    body = lambda s: (s[0] + 1, z * x + a * x**2)  # noqa: E731
+    return lax.while_loop(lambda s: s[0] < 1, body, (0, 0 * x))[1]
+
+
+def in_a_shard_map(z, a, x):
+    mesh, whole = jax.make_mesh((1,), ("i",)), jax.P()
+    first = jax.shard_map(lambda z, x: z * x, mesh=mesh, in_specs=whole, out_specs=whole)
+    return first(z, x) + jax.shard_map(lambda x: a * x, mesh=mesh, in_specs=whole, out_specs=whole)(
+        x**2
+    )
+
+
 USES = {
     "operations": lambda z, a, x: z * x + a * x**2,
     "read late": lambda z, a, x: (lambda known: z * x + known["a"] * x**2)({"a": a}),
@@ -58,6 +85,13 @@ USES = {
     "the carry of a loop, in its last round": lambda z, a, x: (
         lax.scan(lambda c, _: ((*c[1:], z * x), 0), (0 * x,) * 3, None, 3)[0][0] + a * x**2
     ),
+    "a while loop": in_a_while_loop,
+    "checkpoint": lambda z, a, x: jax.checkpoint(lambda x: z * x + a * x**2)(x),
+    "vmap": lambda z, a, x: jax.vmap(lambda x: z * x + a * x**2)(x[None])[0],
+    "a gradient": lambda z, a, x: jax.grad(lambda t: t * (z * x) + t * (a * x**2))(x),
+    "a custom_jvp": weighed_by_jax(jax.custom_jvp),
+    "a custom_vjp": weighed_by_jax(jax.custom_vjp),
+    "a shard_map": in_a_shard_map,
     "a decorated function": lambda z, a, x: weighed(a, z, x),
     "a decorated function in another": lambda z, a, x: outer_weighed(a, z, x),
     "a Ref": lambda z, a, x: jax.new_ref(z * x)[...] + a * x**2,
@@ -92,7 +126,7 @@ def using(use, is_declared=False):
 @RULE_ALONE
 @pytest.mark.parametrize("use", [u for u in USES if u != "a branch on a value"])
 def test_variables_come_in_the_order_of_first_use(use):
-    for name in ["grad"] if "a Ref" in use else BRIEF:
+    for name in ["grad"] if "a Ref" in use or use == "a custom_vjp" else BRIEF:
         assert_derivative(WAYS[name], using(USES[use]), ORACLE, *ARRAYS)
 
 
@@ -185,6 +219,10 @@ def inner_rule_of_jax(w, x):
     return inner(x), w
 
 
+def ignored_by(make):
+    return lambda w, x: (with_its_own_derivative(make, lambda w, x: 3 * x)(w, x), w)
+
+
 def beside_y_in_a_while_loop(w, x):
     """One entry of the carry leads to `y`, and another to the rule."""
     body = lambda s: (s[0] + 1, 3 * s[1], 1 * w)  # noqa: E731
@@ -202,6 +240,8 @@ UNUSED = {
     "a callback": lambda w, x: (jax.debug.callback(lambda w: None, w), (3 * x, w))[1],
     "a jit": lambda w, x: jax.jit(lambda x: (3 * x, 1 * w))(x),
     "a rule of JAX": inner_rule_of_jax,
+    "a custom_jvp": ignored_by(jax.custom_jvp),
+    "a custom_vjp": ignored_by(jax.custom_vjp),
     "a cond": lambda w, x: lax.cond(x > 0, lambda x: (3 * x, 1 * w), lambda x: (x, w), x),
     "a scan": lambda w, x: lax.scan(lambda c, _: (c, (3 * x, w)), 0, None, 1)[1],
     "a while loop": beside_y_in_a_while_loop,
@@ -227,6 +267,11 @@ def test_what_y_ignores_is_no_variable_and_needs_no_gradient(compute, mode):
         h = functools.partial(loss, takes_variables=takes)
         got = mode(derivative(h, (0, 1)))(5.0, 2.0)
         assert_same(got, (jnp.float32(0), jnp.float32(35)))
+        # JAX takes no reverse derivative of a `while_loop`, no forward one of a custom_vjp.
+        again = jax.jacfwd if "while" in compute else jax.jacrev
+        got = mode(again(derivative(h, (0, 1)), (0, 1)))(5.0, 2.0)
+        zero, seven = jnp.float32(0), jnp.float32(7)
+        assert_same(got, ((zero, zero), (seven, zero)))
 
 
 @eager_and_jit
@@ -420,6 +465,37 @@ def test_the_weight_has_none_and_the_error_says_to_declare_it():
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
         jax.grad(loss)(3.0)
     assert any("weights that are not declared" in note for note in caught.value.__notes__)
+
+
+@custom_gradient
+def sine(x):
+    return jnp.sin(x), lambda dy: 3 * dy * jnp.cos(x)
+
+
+@pytest.mark.parametrize("around", [jax.jit, jax.checkpoint, jax.vmap, lambda f: f])
+def test_a_gradient_that_has_run_can_be_differentiated(around):
+    """The first run must not leave a program without the rules inside `f`."""
+
+    def loss(w, x):
+        @custom_gradient
+        def f(x):
+            s = sine(w * x)
+            return 1 * x, lambda dy, variables=(): (dy * s, [7 * dy for _ in variables])
+
+        return f(x)
+
+    def gradient(w, x):
+        return jax.grad(lambda x: loss(w, x))(x)
+
+    slope = around(lambda wx: gradient(*wx))
+    args = jnp.array([3.0]), jnp.array([2.0])
+    if around is not jax.vmap:
+        args = jax.tree.map(jnp.squeeze, args)
+    w, x = args
+    for _ in range(2):
+        assert_same(slope(args), jnp.sin(w * x))
+        got = jax.grad(lambda wx: jnp.sum(slope(wx)))(args)
+        assert_same(got, (3 * x * jnp.cos(w * x), 3 * w * jnp.cos(w * x)))
 
 
 @pytest.mark.parametrize("order", ["hessian", "jacrev of jacrev", "jvp of grad"])

@@ -8,18 +8,19 @@ decided whether the call is traced:
     nothing                                      as it is               values
     what is declared, or has no gradient         on copies              values
     what has the ordinary gradient               on copies              values; under `jit`: traced
-    anything else                                on copies, traced      values, but of these
-    anything else, under `jit`                   traced, at the call    what `jit` shows
+    anything else                                on copies, followed    values, but of these
     what is not copied; very much                traced, at the call    what `jit` shows
 
-A trace shows what `y` uses, in which order. So only what is traced has undeclared variables. That
-on copies is one level down, in `Program.forward`, where the inputs have values.
+Undeclared variables are those that `y` uses, in the order of their first use: to follow them shows
+that, or to trace `f`. On copies, `f` runs one level down, in `Program.forward`, where the inputs
+have values, unless JAX records what runs there.
 """
 
+import dataclasses
 import functools
 from typing import TypeAlias
 
-from tfgrad_jax._closure.reach import BUDGET, BUDGET_STAGED, Reached, reach
+from tfgrad_jax._closure.reach import Reached, reach
 from tfgrad_jax._closure.skeleton import hoist_tracers
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.reasons import Why
@@ -36,13 +37,12 @@ Hoisted: TypeAlias = tuple[Program, list[Leaf]]  # and the values that the call 
 
 def hoist(call: Call) -> Hoisted:
     """Copy a call, or trace it: a copy of it, or around an obstacle the call itself."""
-    records = is_staging()
-    found = _reached(call, BUDGET_STAGED if records else BUDGET)
-    hoisted = program, values = _copied(call, reach(call.declared[1]) if found.obstacle else found)
-    # Under `jit`, a trace costs little, and shows which few weights of a model a layer reads.
+    records, found = is_staging(), _reached(call)
+    hoisted = _, values = _copied(call, reach(call.declared[1]) if found.obstacle else found)
+    # Under `jit`, a trace costs little, and shows which few weights of a model a layer reads. Of
+    # the others, `jax.vjp` would make zeros in each layer.
     is_pruned = records and call.autodiff and bool(values)
-    is_known = not (program.undeclared or is_pruned)
-    if not found.obstacle and (is_known or not records):
+    if not (found.obstacle or is_pruned):
         return hoisted
     # Where JAX records operations, `f` would see no values in any case.
     why = functools.partial(errors.obstructed, call.spec.source, found.obstacle)
@@ -56,29 +56,25 @@ def hoist(call: Call) -> Hoisted:
 
 
 def by_trace(call: Call, hoisted: Hoisted, why: Why) -> Hoisted:
-    """Return the same call, which evaluates a jaxpr.
+    """Return the same call, which evaluates a jaxpr; as it is, if that cannot return its rule.
 
-    If its rule cannot be returned from a trace, the call stays as it is, and only its uses are
-    known. A note says `why` it is traced, if it needs a value.
+    A note says `why` it is traced, if it needs a value.
     """
     program, values = hoisted
-    shown = traced_call(call, program.held, values, why)
-    if shown.call is not None:
-        program, values = _copied(shown.call, _reached(shown.call))
-    place = {id(v): i for i, v in enumerate(values)}
-    uses = {place[key]: at for key, at in shown.uses.items() if key in place}
-    read = {place[key] for key in shown.read if key in place and place[key] not in uses}
-    # Names are for an error or a warning, of what the rule does not list.
-    is_listed = shown.accepts_variables and program.chooses and not read
-    some = {i: values[i] for i in (*uses, *read) if i in program.undeclared and not is_listed}
-    names = names_of(call.held, some) if some else {}
-    facts = shown.accepts_variables, shown.reads_hidden
-    return program.with_uses(uses, read, names, *facts), values
+    traced = traced_call(call, program.held, values, why)
+    if traced.call is None:
+        return hoisted
+    program, values = _copied(traced.call, _reached(traced.call))
+    # What the user holds is gone later, and a long search for names is for errors alone.
+    is_listed = traced.accepts_variables and program.chooses
+    names = names_of(call.held, {} if is_listed else {i: values[i] for i in program.undeclared})
+    facts = {"written": names, "reads_hidden": traced.reads_hidden}
+    return dataclasses.replace(program, **facts), values
 
 
-def _reached(call: Call, budget: int = BUDGET) -> Reached:
+def _reached(call: Call) -> Reached:
     """Return what a call holds besides its operands, and its declared variables."""
-    return reach([call.held, *call.declared[1]], budget=budget)
+    return reach([call.held, *call.declared[1]])
 
 
 def _copied(call: Call, found: Reached) -> Hoisted:

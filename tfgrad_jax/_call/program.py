@@ -7,20 +7,22 @@ function of residuals (`_autodiff/custom.py` says when).
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
 from tfgrad_jax._autodiff.function import Forward
+from tfgrad_jax._autodiff.rule import Run, replaced
+from tfgrad_jax._closure.names import named_in
+from tfgrad_jax._closure.reach import reach
 from tfgrad_jax._closure.skeleton import Skeleton
-from tfgrad_jax._closure.snapshot import Owned
-from tfgrad_jax._closure.traced import Uses
-from tfgrad_jax._frontend.grad_fn import Apply, Call, CallSpec, Primal, Result
+from tfgrad_jax._frontend.grad_fn import Apply, Call, CallSpec, GradFn, Primal
 from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.follow import Follow
 from tfgrad_jax._jax.trace import plainly
 from tfgrad_jax._jax.types import (
     NEEDS_VALUES,
@@ -36,18 +38,20 @@ from tfgrad_jax._messages.source import Source
 from .ordinary import with_ordinary_gradients
 from .rule import (
     CapturedIndex,
+    Gradient,
     Listing,
     Names,
     Own,
     Refused,
     UserRule,
+    Uses,
     Values,
     Wanted,
     hoisted,
     kept,
     names_of,
 )
-from .transparent import Ran, evaluated, run_copy
+from .transparent import run_copy
 
 
 class TypeOfY:
@@ -65,6 +69,13 @@ class TypeOfY:
         self.treedef, self._types = treedef, types
 
 
+def _run_on(
+    run: Run, residuals: Values, _: Values, cotangents: Values, wanted: Wanted
+) -> list[Gradient]:
+    """Run a rule on residuals that it holds, whatever JAX carries."""
+    return run(residuals, cotangents, wanted)
+
+
 @register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program(Inert):
@@ -79,9 +90,7 @@ class Program(Inert):
     declared: Listing
     undeclared: Collection[CapturedIndex]  # those that the rule lists or refuses, if used
     chooses: bool  # whether a rule that accepts `variables` gets these
-    uses: Uses | None = None  # how `y` uses them; None: not known yet
-    read: Collection[CapturedIndex] = ()  # those that only a rule reads that accepts `variables`
-    written: Names | None = None  # how the user writes both
+    written: Names | None = None  # how the user writes them, if `held` does not tell
     reads_hidden: bool = False  # whether a trace has shown a tracer that was not captured
     y: TypeOfY = dataclasses.field(default_factory=TypeOfY)
 
@@ -105,23 +114,6 @@ class Program(Inert):
             undeclared=others - ordinary,
             chooses=call.variables is None,
         )
-
-    def with_uses(
-        self,
-        uses: Uses,
-        read: Collection[CapturedIndex],
-        names: Names,
-        accepts_variables: bool,
-        reads_hidden: bool,
-    ) -> "Program":
-        """Return the program, where a trace has shown how `y` uses the captured values."""
-        is_listed = accepts_variables and self.chooses
-        # All is constant for a function that is written inside a rule and lists no variables.
-        has_rule = is_listed or self.spec.within is not Within.RULE
-        known = {*uses, *read} if has_rule else ()
-        some = {i for i in known if i in self.undeclared}
-        facts: dict[str, Any] = {"read": read, "written": names, "reads_hidden": reads_hidden}
-        return dataclasses.replace(self, undeclared=some, uses=uses, **facts)
 
     @property
     def source(self) -> Source:
@@ -167,57 +159,98 @@ class Program(Inert):
         if self.ordinary:
             by_rule = dataclasses.replace(self, ordinary=())
             return with_ordinary_gradients(by_rule.forward, self.ordinary, operands, perturbed)
+        if not self.undeclared:
+            return self._forward(operands, perturbed)
+        captured, _ = self._parted(operands)
+        some = {i: captured[i] for i in sorted(self.undeclared)}
+
+        def why() -> str:
+            return errors.undeclared(self.source, self._named(captured, some).values())
+
+        trace = Follow([*some.values()], why)
+        with trace.running():
+            followed = replaced(operands, [*some], trace.values)
+            leaves, outputs, run, residuals = self._forward(followed, perturbed, trace)
+        leaves, residuals = list(map(trace.value, leaves)), list(map(trace.value, residuals))
+        if not is_traced((*operands, *leaves)):  # then JAX need not carry them
+            run, residuals = functools.partial(_run_on, run, residuals), []
+        return Forward(leaves, outputs, run, residuals)
+
+    def _forward(self, operands: Values, perturbed: Wanted, trace: Follow | None = None) -> Forward:
+        """Run `f`. A `trace` follows how `y` uses undeclared values."""
         captured, inputs = self._parted(operands)
-        ((leaves, outputs, grad_fn), watched, owned), uses, read = self._ran(captured, inputs)
+        copies = self.held.copies(captured)
+        with plainly() if trace is not None and trace.is_plain else contextlib.nullcontext():
+            ran = run_copy(self.spec, self.apply, copies, inputs)
+        (leaves, outputs, grad_fn), watched, owned = ran
+        self.y.note(self.source, outputs.treedef, leaves)
+        own = Own(grad_fn, outputs.only(leaves), owned)
+        uses = {} if trace is None else self._uses(trace, leaves, grad_fn.accepts_variables)
         listing, refused = self._given(grad_fn.accepts_variables, captured, uses)
         refused.check(perturbed)
-        unlisted = [i for i in perturbed if i in read and i in self.undeclared and i not in uses]
-        if unlisted and self.spec.within is not Within.RULE:
-            of = self._named(captured, unlisted)
-            values = [(of[i], spec(captured[i])) for i in unlisted]
-            gradient_errors.warn_of_unlisted(self.source, values)
+        if trace is not None and grad_fn.accepts_variables:
+            unlisted = [i for i in perturbed if i in self.undeclared and i not in uses]
+            self._warn_of_unlisted(trace, captured, unlisted, grad_fn, own)
         values = [captured[i] for i in listing.gives]
         rule = UserRule(
             grad_fn, self.source, listing, refused, self.captured, values, watched, owned
         )
-        self.y.note(self.source, outputs.treedef, leaves)
         if is_traced((*operands, *leaves)):
             # A rule that branches on a value of the forward pass finds it concrete one level down,
             # where it runs, if anywhere: it stays as it is.
-            with contextlib.suppress(*NEEDS_VALUES):
-                own = Own(grad_fn, outputs.only(leaves), owned)
+            allowed = NEEDS_VALUES if trace is None else ()
+            with contextlib.suppress(*allowed):
                 as_residuals = hoisted(rule, outputs.cotangents(leaves), own, perturbed)
                 return Forward(leaves, outputs.differentiable, *as_residuals)
         return Forward(leaves, outputs.differentiable, *kept(rule))
 
-    def _ran(
-        self, captured: Values, inputs: Values
-    ) -> tuple[Ran[Result], Uses, Collection[CapturedIndex]]:
-        """Run a copy of `f`; if it is not known how `y` uses undeclared values, in a trace."""
-        uses, read = self.uses or {}, self.read
-        if self.undeclared and self.uses is None:
-            result, uses, read = evaluated(
-                self.spec, self.apply, self.held, captured, inputs, self.undeclared
-            )
-            if result is not None:
-                return Ran(result, [], Owned()), uses, read
-        copies = self.held.copies(captured)
-        return run_copy(self.spec, self.apply, copies, inputs), uses, read
+    def _uses(self, trace: Follow, leaves: Values, accepts: bool) -> Uses:
+        """Return which undeclared values `y` uses, in order, and where."""
+        # A function that is decorated in the body of another one is its rule, mostly, as published
+        # for GANs: StyleGAN's leaky rectifier compares `y` in one, and has no derivative by it. So
+        # there is nothing to declare. (A threshold that a layer learns is another thing: that is an
+        # error.)
+        compares = self.spec.within is Within.FUNCTION and not accepts
+        some = sorted(self.undeclared)
+        return {some[k]: trace.uses.get(k) for k in trace.used_by(leaves, compares)}
+
+    def _warn_of_unlisted(
+        self,
+        trace: Follow,
+        captured: Values,
+        unlisted: Sequence[CapturedIndex],
+        rule: GradFn,
+        own: Own,
+    ) -> None:
+        """Warn of weights that only a rule reads which accepts `variables`."""
+        if not unlisted or self.spec.within is Within.RULE:
+            return
+        if rule.named is None:
+            found = reach([rule.held], own.takes)
+            ids = named_in(rule.held, found)
+            named = [v for key, v in found.captured.items() if key in ids]
+        else:
+            named = [rule.held[i] for i in rule.named]
+        every = sorted(self.undeclared)
+        read = {every[k] for k in trace.used_by(named)}
+        if some := [i for i in unlisted if i in read]:
+            of = self._named(captured, some)
+            values = [(of.get(i, ""), spec(captured[i])) for i in some]
+            gradient_errors.warn_of_unlisted(self.source, values)
 
     def _given(self, accepts: bool, captured: Values, uses: Uses) -> tuple[Listing, Refused]:
         """Return what the rule gives gradients for, and which values must not need one."""
-        used = [i for i in uses if i in self.undeclared]
-        listed = [i for i in used if accepts and self.chooses and not is_ref(captured[i])]
+        listed = [i for i in uses if accepts and self.chooses and not is_ref(captured[i])]
         # All is constant for a function that is written inside a rule and lists no variables.
         in_rule = self.spec.within is Within.RULE
-        missing = [i for i in used if not (i in listed or in_rule)]
+        missing = [i for i in uses if not (i in listed or in_rule)]
         lines = {i: (spec(captured[i]), is_ref(captured[i]), uses[i]) for i in missing}
         names = self._named(captured, missing)
         refused = Refused(self.source, lines, names, self.declared.variables is not None)
         undeclared = Listing(listed, None, [spec(captured[i]) for i in listed])
         return undeclared if listed else self.declared, refused
 
-    def _named(self, captured: Values, some: Sequence[CapturedIndex]) -> Names:
+    def _named(self, captured: Values, some: Collection[CapturedIndex]) -> Names:
         """Return how the user writes captured values."""
         if not some or self.written is not None:
             return self.written or {}

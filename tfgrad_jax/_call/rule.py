@@ -16,19 +16,13 @@ from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._closure.assigned import refuse_assigned
 from tfgrad_jax._closure.names import named
 from tfgrad_jax._closure.objects import Object
-from tfgrad_jax._closure.reach import (
-    BUDGET,
-    BUDGET_STAGED,
-    constants_of,
-    is_captured,
-    reach,
-    survey,
-)
+from tfgrad_jax._closure.reach import constants_of, is_captured, reach, survey
 from tfgrad_jax._closure.skeleton import Copies, frozen, hoist_tracers
 from tfgrad_jax._closure.snapshot import Owned, Snapshot, Watched
-from tfgrad_jax._closure.traced import SourceInfo, traced
+from tfgrad_jax._closure.traced import traced
 from tfgrad_jax._frontend.grad_fn import GradFn, Held, HeldByRule, Variables
-from tfgrad_jax._jax.trace import is_staging
+from tfgrad_jax._jax.jaxpr import SourceInfo
+from tfgrad_jax._jax.reasons import Why
 from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, Spec, is_traced
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
@@ -65,13 +59,16 @@ Names: TypeAlias = Mapping[CapturedIndex, str]  # as the user writes them; "" if
 
 def names_of(held: Any, values: Mapping[CapturedIndex, Leaf]) -> Names:
     """Name some of the values that a call captured, from what it holds."""
-    if not isinstance(held, Held):  # of a call that was traced before
+    if not (values and isinstance(held, Held)):  # or it was traced before
         return dict.fromkeys(values, "")
     roots = [("", held.f), ("", held.primal), *(("self", v) for v in held.bound_to)]
     roots += [*held.keywords.items(), ("args", held.inputs)]
     ids = {id(v) for v in values.values()}
     found = named(roots, survey([held], lambda v: id(v) in ids))
     return {i: found[id(v)].name if id(v) in found else "" for i, v in values.items()}
+
+
+Uses: TypeAlias = dict[CapturedIndex, SourceInfo]  # where `y` uses values, in order of first use
 
 
 class Refused(NamedTuple):
@@ -183,11 +180,8 @@ def hoisted(
     It is copied around them; if it cannot be copied, it is traced first. Raises an error of
     `NEEDS_VALUES` if a rule that is traced needs values. `upstreams` are types.
     """
-    # A rule that was traced lists the same variables at every order. So where it may choose, look
-    # through more objects before it is traced.
-    is_patient = bool(rule.listing.specs) or not is_staging()
     parts = rule.parts()
-    found = reach(parts, own.takes, budget=BUDGET if is_patient else BUDGET_STAGED)
+    found = reach(parts, own.takes)
     if found.obstacle and own.has_value:
         # A trace would compute at once what depends on it, as on a constant. So a `jit` is left
         # out, and the rule is copied.
@@ -198,7 +192,8 @@ def hoisted(
             found = without_jit
     if found.obstacle:
         variables = rule.listing.argument(rule.values, wanted)
-        by_jaxpr = transparent_rule(rule.source, rule.grad_fn, upstreams, *variables)
+        why = functools.partial(errors.obstructed, rule.grad_fn.source, found.obstacle)
+        by_jaxpr = transparent_rule(rule.source, rule.grad_fn, upstreams, *variables, why)
         refuse_assigned(rule.watched, by_jaxpr.source, parts)
         rule = rule._replace(grad_fn=by_jaxpr)
         parts = rule.parts()
@@ -230,6 +225,7 @@ def transparent_rule(
     upstreams: Sequence[Aval],  # their types
     variables: Variables | None,
     values: Values,
+    why: Why = None,
 ) -> GradFn:
     """Return the same rule, which evaluates a jaxpr around a list of tracers.
 
@@ -239,6 +235,7 @@ def transparent_rule(
         lambda *cotangents: (grad_fn.gradients(grad_fn.held, cotangents, variables, values), None),
         *upstreams,
         source=grad_fn.source,
+        why=why,
     )
     run, count = rule.run, len(values)
 

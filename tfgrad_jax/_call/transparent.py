@@ -1,15 +1,14 @@
 """Run `f`: a copy of it, or in a trace.
 
-`run_copy` runs a copy. `evaluated` and `traced_call` trace `f`: its value and its rule then come
-from a jaxpr, and can be copied. The results of the jaxpr are the leaves of `y`, and the tracers
-that the rule holds. The rule itself does not run: run for a look, it would use up a list that `f`
-filled for it, raise where nobody differentiates, or write. A traced call holds lists of the tracers
-that `f` uses, and of those that its rule reaches, whatever the call closed over.
+`run_copy` runs a copy. `traced_call` traces `f`: its value and its rule then come from a jaxpr, and
+can be copied. The results of the jaxpr are the leaves of `y`, and the tracers that the rule holds.
+The rule itself does not run: run for a look, it would use up a list that `f` filled for it, raise
+where nobody differentiates, or write. A traced call holds lists of the tracers that `f` uses, and
+of those that its rule reaches, whatever the call closed over.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tfgrad_jax._closure.assigned import refuse_assigned, watched_objects
@@ -17,7 +16,7 @@ from tfgrad_jax._closure.names import named_in
 from tfgrad_jax._closure.reach import Id, is_captured, reach, survey
 from tfgrad_jax._closure.skeleton import Copies, Skeleton, hoist_tracers
 from tfgrad_jax._closure.snapshot import Owned, Watched
-from tfgrad_jax._closure.traced import SourceInfo, Traced, Uses, traced
+from tfgrad_jax._closure.traced import traced
 from tfgrad_jax._frontend.grad_fn import (
     Apply,
     Call,
@@ -29,14 +28,13 @@ from tfgrad_jax._frontend.grad_fn import (
     Variables,
 )
 from tfgrad_jax._frontend.structure import Outputs
-from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref, value_in
 from tfgrad_jax._jax.reasons import Why
-from tfgrad_jax._jax.trace import is_forward, is_idle, is_innermost, is_live, plainly
+from tfgrad_jax._jax.trace import is_forward, is_innermost, is_live, plainly
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_traced, spec
 from tfgrad_jax._messages import errors
 
-from .rule import CapturedIndex, Own, Values, names_of, transparent_rule
+from .rule import Own, Values, transparent_rule
 
 _T = TypeVar("_T")
 
@@ -65,64 +63,15 @@ class _Shown(NamedTuple):
 
     outputs: Outputs
     rule: GradFn | None  # it holds arrays, in a list, which the trace returns; None: not copied
-    accepts_variables: bool  # whether the rule does
     refs: dict[int, Leaf]  # by their place in that list: a trace cannot return them
-    # Which of the results are arrays that the code of a rule names that accepts `variables`.
-    named: Sequence[int] = ()
-
-
-def evaluated(
-    spec: CallSpec,
-    apply: Apply,
-    skeleton: Skeleton,
-    captured: Values,
-    inputs: Values,
-    undeclared: Collection[CapturedIndex],
-) -> tuple[Result | None, Uses, Collection[CapturedIndex]]:
-    """Run a copy of `f` once, in a trace of the undeclared values alone, which sees all others.
-
-    Return what `f` returned, from the jaxpr, how `y` uses these values, and which its rule reads.
-    None if the rule cannot be returned from a trace.
-    """
-    # At the first order nothing differentiates what is recorded here, so functions inside need no
-    # rules. With them, each level of a nest of such functions would trace all that are inside.
-    without_rules = plainly if is_idle() else contextlib.nullcontext
-
-    def run(some: dict[CapturedIndex, Leaf]) -> tuple[PyTree, _Shown]:
-        copies = skeleton.copies([some.get(i, v) for i, v in enumerate(captured)])
-        with without_rules():
-            return _shown(spec, apply, copies, inputs)
-
-    some = {i: captured[i] for i in sorted(undeclared)}
-
-    def why() -> str:
-        (held,) = skeleton.copies(captured).values
-        return errors.undeclared(spec.source, names_of(held, some).values())
-
-    names = ["closed over"] * len(some)
-    f = traced(run, some, source=spec.source, names=names, outside=True, why=why)
-    first, shown = len(f.consts), f.aside
-    _reads_hidden(f, spec)  # raises if one has ended
-    uses = _uses(f, spec, shown)
-    uses = {[*some][i - first]: at for i, at in uses.items() if i >= first}
-    if shown.rule is None:
-        return None, uses, ()
-    read = {[*some][i - first] for i in f.used(shown.named) if i >= first}
-    leaves, kept = f.run(f.consts, [*some.values()])
-    for i, ref in shown.refs.items():
-        kept.insert(i, ref)
-    rule = shown.rule._replace(held=tuple(kept), y=shown.outputs.only(leaves))
-    return (leaves, shown.outputs, rule), uses, read
 
 
 class TracedCall(NamedTuple):
     """What a trace has shown of a call."""
 
-    call: Call | None  # evaluates a jaxpr; None if its rule cannot be returned from one
-    uses: dict[Id, SourceInfo]  # how `y` uses values
-    read: set[Id]  # those that its rule reads
-    accepts_variables: bool  # whether the rule does
+    call: Call | None  # evaluates a jaxpr; None if that cannot return its rule
     reads_hidden: bool  # whether `f` reads a tracer that was not captured
+    accepts_variables: bool = False  # whether the rule does
 
 
 def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> TracedCall:
@@ -146,23 +95,17 @@ def traced_call(call: Call, skeleton: Skeleton, captured: Values, why: Why) -> T
         run, values, *call.operands, source=call.spec.source, names=names, why=why, stopped=stopped
     )
     shown: _Shown = f.aside
-    reads_hidden = _reads_hidden(f, call.spec)
+    hidden = [c for c in f.consts if is_traced([c]) and not is_ref(c)]
+    if not all(map(is_live, hidden)):  # its trace has ended
+        raise errors.hidden_tracer(call.spec.source)
+    if shown.rule is None:
+        return TracedCall(None, bool(hidden))
     # A layer that reaches all weights of a model reads few of them. The others go: each would be an
     # operand of the layer, and the cost of the model quadratic in its size.
     consts = [*f.consts, *values.values()]
     consts = [v if is_read else None for v, is_read in zip(consts, f.reads(), strict=False)]
-    uses = {id(consts[i]): at for i, at in _uses(f, call.spec, shown).items() if i < len(consts)}
-    read = {id(consts[i]) for i in f.used(shown.named) if i < len(consts)}
-    evaluating = None if shown.rule is None else _evaluating(call, f.run, consts, shown, shown.rule)
-    return TracedCall(evaluating, uses, read, shown.accepts_variables, reads_hidden)
-
-
-def _reads_hidden(f: Traced, spec: CallSpec) -> bool:
-    """Return whether a trace reads tracers from where no walk looks; raise if one has ended."""
-    hidden = [c for c in f.consts if is_traced([c]) and not is_ref(c)]
-    if not all(map(is_live, hidden)):
-        raise errors.hidden_tracer(spec.source)
-    return bool(hidden)
+    evaluating = _evaluating(call, f.run, consts, shown, shown.rule)
+    return TracedCall(evaluating, bool(hidden), shown.rule.accepts_variables)
 
 
 def _stopped(call: Call) -> dict[Id, Leaf]:
@@ -174,15 +117,6 @@ def _stopped(call: Call) -> dict[Id, Leaf]:
     found = survey([call.held], is_captured)
     values = [(value_in(tracer), tracer) for tracer in found.captured.values()]
     return {id(v): t for v, t in values if v is not t and id(v) not in found.visited}
-
-
-def _uses(f: Traced, spec: CallSpec, shown: _Shown) -> Uses:
-    """Return how `y` uses the constants and the arguments of a trace."""
-    # A function that is decorated in the body of another one is its rule, mostly, as published for
-    # GANs: StyleGAN's leaky rectifier compares `y` in one, and has no derivative by it. So there is
-    # nothing to declare. (A threshold that a layer learns is another thing: that is an error.)
-    compares = spec.within is Within.FUNCTION and not shown.accepts_variables
-    return f.uses(shown.outputs.count, differentiable=compares)
 
 
 def _evaluating(
@@ -215,9 +149,8 @@ def _shown(
     own = Own(grad_fn, outputs.only(leaves), owned)
     found = reach([grad_fn.held], own.takes)
     makes_ref = any(is_ref(v) and is_innermost(v) for v in found.captured.values())
-    accepts = grad_fn.accepts_variables
     if itself is None and (found.obstacle or makes_ref):
-        return (leaves, []), _Shown(outputs, None, accepts, {})
+        return (leaves, []), _Shown(outputs, None, {})
     if makes_ref:
         raise errors.makes_ref(spec.source)
     if itself is not None and found.obstacle:
@@ -231,9 +164,9 @@ def _shown(
     kept = own.as_array(kept)
     refs = {i: v for i, v in enumerate(kept) if is_ref(v)}
     arrays = [v for v in kept if not is_ref(v)]
-    ids = named_in(grad_fn.held, found) if accepts else ()
-    named = [i for i, v in enumerate(arrays, len(leaves)) if id(v) in ids]
-    return (leaves, arrays), _Shown(outputs, _around(rule, grad_fn), accepts, refs, named)
+    ids = named_in(grad_fn.held, found) if grad_fn.accepts_variables else ()
+    named = [i for i, v in enumerate(kept) if id(v) in ids]
+    return (leaves, arrays), _Shown(outputs, _around(rule, grad_fn)._replace(named=named), refs)
 
 
 def _around(rule: Skeleton, grad_fn: GradFn) -> GradFn:
@@ -261,7 +194,7 @@ def _traced_rule(call: Call, leaves: Values, outputs: Outputs, grad_fn: GradFn) 
         f = traced(
             y, *call.operands, stopped=_stopped(call) if is_forward() else {}
         )  # `f` runs again: the trace that shows its uses has not ended
-        used = [f.consts[i] for i in f.uses(outputs.count) if i < len(f.consts)]
+        used = [f.consts[i] for i in f.used_by(outputs.count)]
         values = [v for v in used if is_traced([v]) and spec(v).differentiable]
         variables = Variables.listed(values, list(map(spec, values))) if values else None
     upstreams = outputs.cotangents(leaves)

@@ -24,9 +24,8 @@ from .referents import CACHED, CODE, INERT, REFERENTS, globals_of, is_leaf, refe
 
 Id: TypeAlias = int  # of an object that is kept alive meanwhile
 
-# How many objects to visit. Where JAX records operations, a trace costs little and `f` sees tracers
-# in any case. Eagerly `f` would lose its values, so there a trace is the last resort.
-BUDGET, BUDGET_STAGED = 10_000, 2_000
+# How many objects to visit. Then a function is traced, and sees no values.
+BUDGET = 10_000
 TOO_MUCH = "beside many thousands of objects, which may all hold others"
 
 
@@ -106,11 +105,9 @@ def is_captured(value: Object) -> bool:
     return is_live(value) if isinstance(value, Tracer) else is_operand(value)
 
 
-def reach(
-    values: Sequence[Object], takes: Callable[[Object], bool] = is_captured, budget: int = BUDGET
-) -> Reached:
+def reach(values: Sequence[Object], takes: Callable[[Object], bool] = is_captured) -> Reached:
     """Visit what the values hold, up to the first obstacle. `takes` says what to capture."""
-    return _walk(values, takes, (), budget, stops=True)
+    return _walk(values, takes, (), BUDGET, stops=True)
 
 
 def survey(

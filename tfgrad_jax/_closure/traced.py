@@ -1,4 +1,4 @@
-"""Trace a function, to get its captured values in a list, and to see what its results use."""
+"""Trace a function, to get in a list what it captures, and to evaluate it around other values."""
 
 import contextlib
 import contextvars
@@ -6,15 +6,20 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 from jax.tree_util import tree_structure, tree_unflatten
 
-from tfgrad_jax._jax.jaxpr import Mask, dependence, evaluate, in_order_of_use, without_consts
+from tfgrad_jax._jax.jaxpr import (
+    dependence,
+    evaluate,
+    in_order_of_use,
+    without_consts,
+)
 from tfgrad_jax._jax.reasons import Why, noting
 from tfgrad_jax._jax.trace import at_once
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree
@@ -30,11 +35,6 @@ _tracing: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
     "the code of the functions that are being traced, from the outside in", default=()
 )
 
-SourceInfo: TypeAlias = object  # where an operation comes from, as JAX records it
-
-# By position: where a value is used first; None if it is only returned.
-Uses: TypeAlias = dict[int, SourceInfo]
-
 
 @dataclasses.dataclass(eq=False)
 class Traced:
@@ -45,29 +45,14 @@ class Traced:
     aside: Any  # what it returned besides arrays
     jaxpr: Jaxpr  # of the constants and then the arguments
 
-    @functools.cached_property
-    def _masks(self) -> list[Mask]:
-        return dependence(self.jaxpr)
-
-    def uses(self, results: int, differentiable: bool = False) -> Uses:
-        """Return how the first so many results use the constants and then the arguments.
-
-        If `differentiable`, a use in a comparison does not count, since it has no derivative.
-        """
-        masks = dependence(self.jaxpr, differentiable=True) if differentiable else self._masks
-        used = _members(masks[:results])
-        relevant = {v: i for i, v in enumerate(self.jaxpr.invars) if i in used}
-        uses: Uses = {}
-        for eqn in self.jaxpr.eqns:
-            for atom in in_order_of_use(eqn):
-                if not isinstance(atom, Literal) and atom in relevant:
-                    # Not the equation: it may hold values.
-                    uses.setdefault(relevant[atom], eqn.source_info)
-        return uses | {i: None for i in relevant.values() if i not in uses}
-
-    def used(self, results: Iterable[int]) -> set[int]:
-        """Return on which constants and then arguments these results depend."""
-        return _members(self._masks[i] for i in results)
+    def used_by(self, results: int) -> list[int]:
+        """Return which constants the first so many results depend on, in order of first use."""
+        joined = functools.reduce(operator.or_, dependence(self.jaxpr)[:results], 0)
+        consts = self.jaxpr.invars[: len(self.consts)]
+        places = {v: i for i, v in enumerate(consts) if joined >> i & 1}
+        atoms = itertools.chain.from_iterable(map(in_order_of_use, self.jaxpr.eqns))
+        first = dict.fromkeys(a for a in atoms if not isinstance(a, Literal) and a in places)
+        return [places[v] for v in dict.fromkeys([*first, *places])]
 
     def reads(self) -> list[bool]:
         """Return for each constant, and then each argument, whether the jaxpr reads it."""
@@ -76,25 +61,19 @@ class Traced:
         return [id(variable) in read for variable in self.jaxpr.invars]
 
 
-def _members(masks: Iterable[Mask]) -> set[int]:
-    joined = functools.reduce(operator.or_, masks, 0)
-    return {i for i in range(joined.bit_length()) if joined >> i & 1}
-
-
 def traced(
     f: AnyFunction,
     *examples: Leaf,
     source: Source | None = None,
     names: Sequence[str] = (),
-    outside: bool = False,
     why: Why = None,
     stopped: Mapping[Id, Leaf] | None = None,
 ) -> Traced:
     """Trace a function of arrays, which returns a pair: arrays, and anything else.
 
-    Eagerly, operations on values run at once, so no tracer gets into a cache of constants. If
-    tracers `outside` count as values, only what depends on the arguments is recorded. Constants
-    that were `stopped` belong to tracers, without their derivatives; then everything is recorded.
+    Eagerly, operations on values run at once, so no tracer gets into a cache of constants.
+    Constants that were `stopped` belong to tracers, without their derivatives; then everything is
+    recorded.
 
     JAX's own errors show the name and the line of `source`, and these names of the arguments. Our
     note says `why` it is traced, if a value is needed.
@@ -104,7 +83,7 @@ def traced(
     if code is not None and outer.count(code) == _DEEP:
         raise errors.endless(source)
 
-    aside, context = None, contextlib.nullcontext if stopped else at_once(outside)
+    aside, context = None, contextlib.nullcontext if stopped else at_once()
 
     def run(*args: Leaf) -> PyTree:  # a new function at each call: JAX caches no trace of it
         # Not as a static part of the result: JAX keeps the structures of thousands of results, and

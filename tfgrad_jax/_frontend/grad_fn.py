@@ -143,6 +143,7 @@ class GradFn(NamedTuple):
     accepts_variables: bool
     source: Source
     y: Leaf = None  # the only output, as `f` returned it: the rule may hold it
+    named: Sequence[int] | None = None  # which arrays its code names, of a list that it holds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ _V = TypeVar("_V")  # the fact that is followed
 Atom: TypeAlias = Var | Literal
 Followed: TypeAlias = tuple[list[_V], list[_V]]  # of results; of operands, after writes to Refs
 Body: TypeAlias = Jaxpr | ClosedJaxpr  # a parameter of the equation that calls it
+SourceInfo: TypeAlias = object  # where an operation comes from, as JAX records it
 Mask: TypeAlias = int  # a set of operands: bit `i` stands for operand `i`
 
 
@@ -91,7 +92,7 @@ def _flow(jaxpr: Jaxpr, operands: Iterable[_V], analysis: Analysis[_V]) -> Follo
 
     for eqn in jaxpr.eqns:
         inputs = [read(a) for a in eqn.invars]
-        results, after = _equation(eqn, inputs, analysis)
+        results, after = flow_of_one(eqn, inputs, analysis)
         values.update(zip(eqn.outvars, results, strict=True))
         for atom, value in zip(eqn.invars, after, strict=True):
             if isinstance(atom, Var) and is_ref_type(atom.aval):
@@ -99,11 +100,11 @@ def _flow(jaxpr: Jaxpr, operands: Iterable[_V], analysis: Analysis[_V]) -> Follo
     return [read(v) for v in jaxpr.outvars], [values[v] for v in jaxpr.invars]
 
 
-class _Dependence(Analysis[Mask]):
+class Dependence(Analysis[Mask]):
     """Follow which operands a value depends on."""
 
-    def __init__(self, differentiable: bool = False) -> None:
-        self._differentiable = differentiable
+    def __init__(self, ends: Mask = 0) -> None:
+        self._ends = ends  # with what has no derivative, as a comparison has none
 
     def constant(self, value: Leaf) -> Mask:
         return 0
@@ -113,23 +114,18 @@ class _Dependence(Analysis[Mask]):
         if isinstance(eqn.primitive, Identity) or eqn.primitive.name in ONE_BY_ONE:
             return list(operands[:n])
         joined = functools.reduce(operator.or_, operands, 0)
-        return [0 if self._ends(v) else joined for v in eqn.outvars]
-
-    def _ends(self, variable: Var) -> bool:
-        """Return whether nothing that is computed from a value has a derivative: it is no float."""
-        return self._differentiable and not is_differentiable(cast("Aval", variable.aval).dtype)
+        if not joined & self._ends:
+            return [joined] * n
+        dtypes = [cast("Aval", v.aval).dtype for v in eqn.outvars]
+        return [joined if is_differentiable(d) else joined & ~self._ends for d in dtypes]
 
     def join(self, name: str, a: Mask, b: Mask) -> Mask:
         return a | b
 
 
-def dependence(jaxpr: Jaxpr, differentiable: bool = False) -> list[Mask]:
-    """Return, for each result of a jaxpr without constants, which operands it depends on.
-
-    If `differentiable`, only through values that have derivatives.
-    """
-    analysis = _Dependence(differentiable)
-    return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], analysis)
+def dependence(jaxpr: Jaxpr) -> list[Mask]:
+    """Return, for each result of a jaxpr without constants, which operands it depends on."""
+    return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], Dependence())
 
 
 @functools.cache
@@ -140,7 +136,7 @@ def _collective_effect() -> type:
     return type(effect)
 
 
-class _Mapped(_Dependence):
+class _Mapped(Dependence):
     """Follow for which operands `vmap` certainly maps a value, if it maps one of them."""
 
     def call(
@@ -167,7 +163,7 @@ def depends_on(mask: Mask, start: int, stop: int) -> bool:
     return bool(mask & these)
 
 
-class _Reads(_Dependence):
+class _Reads(Dependence):
     """Also follow constant arrays: their bits come after those of the operands."""
 
     def __init__(self, operands: int) -> None:
@@ -249,7 +245,8 @@ def _body(body: Body, operands: Sequence[_V], analysis: Analysis[_V]) -> Followe
     return results, after[len(consts) :]
 
 
-def _equation(eqn: Eqn, operands: list[_V], analysis: Analysis[_V]) -> Followed[_V]:
+def flow_of_one(eqn: Eqn, operands: list[_V], analysis: Analysis[_V]) -> Followed[_V]:
+    """Return the same for one equation."""
     name = eqn.primitive.name
     if name in _LOOPS_AND_BRANCHES:
         return analysis.call(eqn, operands, _LOOPS_AND_BRANCHES[name])

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.extend.core import find_top_trace as _current_trace
 
-from .trace import type_of_trace
+from .trace import derivatives, type_of_trace
 
 DERIVATIVE, VMAP, SHARD_MAP = "a derivative", "vmap", "shard_map"
 
@@ -36,12 +36,12 @@ _local = _Local()
 class noting:  # noqa: N801  # a context, faster than that of a generator: it runs at every call
     """Note why this package has started the current trace, or that a function is called there."""
 
-    def __init__(self, why: Why = None, *, is_ours: bool = True) -> None:
-        self._why, self._is_ours = why, is_ours
+    def __init__(self, why: Why = None, *, is_ours: bool = True, trace: Any = None) -> None:
+        self._why, self._is_ours, self._trace = why, is_ours, trace
 
     def __enter__(self) -> None:
-        self._before = _local.noted
-        _local.noted = (*self._before, _Noted(_current_trace(()), self._is_ours, self._why))
+        self._before, trace = _local.noted, self._trace or _current_trace(())
+        _local.noted = (*self._before, _Noted(trace, self._is_ours, self._why))
 
     def __exit__(self, *_: object) -> None:
         _local.noted = self._before
@@ -89,12 +89,8 @@ def _transformation(trace: Any) -> str:
 def _transformations() -> dict[type, str]:
     """Return the types of JAX's traces, each with the transformation that it is of."""
     under = {
-        "jit": [lambda f: jax.eval_shape(f, 1.0)],
-        VMAP: [lambda f: jax.vmap(f)(np.ones(1))],
-        DERIVATIVE: [
-            lambda f: jax.jvp(f, (1.0,), (1.0,)),
-            lambda f: jax.linearize(f, 1.0),
-            lambda f: jax.linear_transpose(f, 1.0)(1.0),
-        ],
+        "jit": [type_of_trace(lambda f: jax.eval_shape(f, 1.0))],
+        VMAP: [type_of_trace(lambda f: jax.vmap(f)(np.ones(1)))],
+        DERIVATIVE: derivatives(),
     }
-    return {type_of_trace(t): name for name, some in reversed(under.items()) for t in some}
+    return {cls: name for name, types in reversed(under.items()) for cls in types}

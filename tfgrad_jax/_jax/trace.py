@@ -28,7 +28,7 @@ from .compat import LINEARIZED, is_ref
 with jax.core.eval_context():
     _IDLE = _current_trace(())
 
-# Where JAX names the line that led to an operation, it is no line of `_AtOnce`.
+# Where JAX names the line that led to an operation, it is no line of `AtOnce`.
 register_exclusion(__file__)
 
 # The base classes of JAX's traces, and of the opaque objects that stand for their state.
@@ -42,7 +42,7 @@ class _Local(threading.local):
         # JAX's cache of compiled functions keeps an entry for each operation on values under each
         # trace that has been, and searches through them: after 6,000 traces an operation
         # took 1.2 ms instead of 0.04. So each trace is used again. Remove when JAX mends that.
-        self.free: list[_AtOnce] = []
+        self.free: list[AtOnce] = []
 
 
 _local = _Local()
@@ -117,7 +117,7 @@ def is_staging() -> bool:
     return trace != _IDLE and isinstance(jax.lax.iota(np.int32, 1), Tracer)
 
 
-class _AtOnce(jax.core.Trace):
+class AtOnce(jax.core.Trace):
     """A trace inside one that records operations: it runs those on values at the level outside.
 
     So the code sees these values, and a cache of constants that it fills holds values.
@@ -129,14 +129,21 @@ class _AtOnce(jax.core.Trace):
     parent_trace: Any = None
     recording: Any = None
     _recorded: Any = None
+    _calls = False
 
     @classmethod
     @contextlib.contextmanager
-    def inside(cls, recording: Any, recorded: Callable[[Tracer], bool]) -> Iterator[None]:
-        """Run code in a trace that is free, inside one that records what is `recorded`."""
+    def inside(
+        cls, recording: Any, recorded: Callable[[Tracer], bool], calls: bool = False
+    ) -> Iterator[None]:
+        """Run code in a trace that is free, inside one that records what is `recorded`.
+
+        That gets all calls with derivatives of their own if it asks for `calls`.
+        """
         self = _local.free.pop() if _local.free else cls()
         self.parent_trace = self.recording = recording
-        self.requires_low, self._recorded = recording.requires_low, recorded
+        self.requires_low = recording.requires_low
+        self._recorded, self._calls = recorded, calls
         try:
             with _set_trace(self):
                 yield
@@ -173,25 +180,25 @@ class _AtOnce(jax.core.Trace):
         return self._called("process_shard_map", values, (primitive, f, values), params)
 
     def _called(self, name: str, values: Any, parts: tuple[Any, ...], params: Any) -> Any:
-        if not self._is_recorded(values):
+        if not (self._calls or self._is_recorded(values)):
             # The function may hold a tracer of what is recorded, beside its arguments.
             with contextlib.suppress(UnexpectedTracerError):
                 return getattr(self.recording.parent_trace, name)(*parts, **params)
         return getattr(self.recording, name)(*parts, **params)
 
 
-def at_once(outside: bool = False) -> Callable[[], Any]:
+def at_once() -> Callable[[], Any]:
     """Return what makes the context for code in a trace that is started next.
 
-    There, operations on values run at once, and if those `outside` count, on other tracers than
-    those of that trace: unless JAX records all operations now, so that there are no values.
+    There, operations on values run at once, unless JAX records all operations now, so that there
+    are no values.
     """
-    if is_staging() and type(_current_trace(())) is not _AtOnce:
+    recording = getattr(_current_trace(()), "recording", None)
+    if is_staging() and type(recording) is not _staging():
         return contextlib.nullcontext
 
     def context() -> Any:
-        now = _current_trace(())
-        return _AtOnce.inside(now, lambda v: not outside or v._trace is now)
+        return AtOnce.inside(_current_trace(()), lambda _: True)
 
     return context
 
@@ -210,15 +217,29 @@ def _staging() -> type:
 
 
 @functools.cache
-def _forward() -> type:
-    return type_of_trace(lambda f: jax.jvp(f, (1.0,), (1.0,)))
+def derivatives() -> Sequence[type]:
+    """Return the types of the traces that differentiate; that of forward mode comes first."""
+    return [
+        type_of_trace(lambda f: jax.jvp(f, (1.0,), (1.0,))),
+        type_of_trace(lambda f: jax.linearize(f, 1.0)),
+        type_of_trace(lambda f: jax.linear_transpose(f, 1.0)(1.0)),
+    ]
+
+
+def is_differentiated() -> bool:
+    """Return whether JAX differentiates what runs now, at any level."""
+    return _is_inside(derivatives())
 
 
 def is_forward() -> bool:
     """Return whether JAX differentiates in forward mode, at any level."""
+    return _is_inside(derivatives()[:1])
+
+
+def _is_inside(types: Sequence[type]) -> bool:
     trace = _current_trace(())
     while hasattr(trace, "parent_trace"):
-        if type(trace) is _forward():
+        if type(trace) in types:
             return True
         trace = trace.parent_trace
     return False
