@@ -61,6 +61,7 @@ def of(holder, declared, product, w, x):
     return f(x)
 
 
+@pytest.mark.sampled(64)
 @pytest.mark.parametrize("way", SECOND.values(), ids=SECOND)
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
 @pytest.mark.parametrize(
@@ -202,6 +203,7 @@ WAYS = ["grad of grad", "jit(hessian)", "hessian(jit)", "vmap(hessian)", "jacfwd
 EACH = [(n, w) for n in (*ROUNDED, *MADE) for w in WAYS if (n, w) != ("Ref", "jacfwd of jacfwd")]
 
 
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize(("name", "way"), EACH)
 def test_wherever_it_comes_from(name, way):
     h = {**ROUNDED, **MADE}[name]

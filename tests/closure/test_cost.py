@@ -493,7 +493,7 @@ HELD = {  # by a rule; the last four are not copied
 }
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("way", ["grad", "jit(grad)", "grad(jit)", "jacfwd"])
 @pytest.mark.parametrize("protocol", ["undeclared", "declared"])
 @pytest.mark.parametrize("kind", HELD)

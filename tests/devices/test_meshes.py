@@ -294,6 +294,7 @@ def test_gradients_of_reduced_and_unreduced_inputs(program, by_w, by_x, rule, mo
         check(TRIPLED[rule])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("where", ["f", "rule"])
 @pytest.mark.parametrize("ended", ["jit", "grad", "shard_map"])
 def test_a_log_of_values_that_are_not_traced_any_more(ended, where):
