@@ -171,7 +171,7 @@ class Program(Inert):
         with trace.running():
             followed = replaced(operands, [*some], trace.values)
             leaves, outputs, run, residuals = self._forward(followed, perturbed, trace)
-        leaves, residuals = list(map(trace.value, leaves)), list(map(trace.value, residuals))
+        (leaves, _), (residuals, _) = trace.opened(leaves), trace.opened(residuals)
         if not is_traced((*operands, *leaves)):  # then JAX need not carry them
             run, residuals = functools.partial(_run_on, run, residuals), []
         return Forward(leaves, outputs, run, residuals)

@@ -90,26 +90,28 @@ class Follow(jax.core.Trace):
             self.parent_trace = self._current = self._why = None
             self.values, self._refs, self._unused = [], {}, {}
 
-    def value(self, value: Leaf) -> Leaf:
-        """Return what a tracer stands for."""
-        return value.value if self._is_followed(value) else value
+    def opened(self, values: Sequence[Leaf]) -> tuple[list[Leaf], list[Mask]]:
+        """Return the values for which tracers stand, and on what each of them depends."""
+        bare, masks = [], []
+        for value in values:
+            followed = type(value) is FollowedTracer and value._trace is self
+            bare.append(value.value if followed else value)
+            ref = None if followed else self._refs.get(id(value))
+            masks.append(value.mask if followed else 0 if ref is None else ref[1])
+        return bare, masks
 
     def used_by(self, values: Sequence[Leaf], differentiable: bool = False) -> list[int]:
         """Return on which of those that are followed these depend, in order of first use.
 
         If `differentiable`, a use in a comparison does not count, since it has no derivative.
         """
-        joined = functools.reduce(operator.or_, map(self._mask, values), 0)
+        _, masks = self.opened(values)
+        joined = functools.reduce(operator.or_, masks, 0)
         every = [*self.uses, *(i for i in range(self._count) if i not in self.uses)]
         return [i for i in every if joined >> i + self._count * differentiable & 1]
 
     def _is_followed(self, value: Leaf) -> bool:
         return type(value) is FollowedTracer and value._trace is self
-
-    def _mask(self, value: Leaf) -> Mask:
-        if self._is_followed(value):
-            return value.mask
-        return self._refs[id(value)][1] if id(value) in self._refs else 0
 
     def _shown(self, value: Leaf, mask: Mask) -> Leaf:
         """Return what code gets for a value."""
@@ -134,12 +136,12 @@ class Follow(jax.core.Trace):
         return val
 
     def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
-        bare = list(map(self.value, values))
+        bare, masks = self.opened(values)
         result = self.parent_trace.process_primitive(primitive, bare, params)
         results = result if primitive.multiple_results else [result]
         operands, typed = ([_Typed(jax.typeof(v)) for v in some] for some in (values, results))
         one: Any = _Operation(primitive, params, operands, typed)
-        masks, after = flow_of_one(one, list(map(self._mask, values)), self._analysis)
+        masks, after = flow_of_one(one, masks, self._analysis)
         self._note(values, after)
         shown = list(map(self._shown, results, masks))
         return shown if primitive.multiple_results else shown[0]
@@ -149,7 +151,7 @@ class Follow(jax.core.Trace):
     ) -> Any:
         masks: list[Mask] = []  # of the results, and then of their tangents
         parts = [self._followed_inside(g, values, 1, masks) for g in (f, jvp)]
-        bare = list(map(self.value, values))
+        bare, _ = self.opened(values)
         results = self.parent_trace.process_custom_jvp_call(primitive, *parts, bare, **params)
         return list(map(self._shown, results, masks))
 
@@ -159,14 +161,14 @@ class Follow(jax.core.Trace):
         masks: list[Mask] = []  # of the residuals, and then of the results
         # `fwd` gets pairs: a value, and whether it is being differentiated.
         parts = [self._followed_inside(g, values, n, masks) for n, g in enumerate((f, fwd), 1)]
-        bare = list(map(self.value, values))
+        bare, _ = self.opened(values)
         results = self.parent_trace.process_custom_vjp_call(primitive, *parts, bwd, bare, **params)
         return list(map(self._shown, results, masks[-len(results) :]))
 
     def process_shard_map(self, primitive: Any, f: Any, values: Any, /, **params: Any) -> Any:
         masks: list[Mask] = []
         run = self._entering(f, values, 1, masks)
-        bare = list(map(self.value, values))
+        bare, _ = self.opened(values)
         results = self.parent_trace.process_shard_map(primitive, run, bare, **params)
         left = iter(masks)
         return results.map(lambda value: self._shown(value, next(left)))
@@ -182,19 +184,21 @@ class Follow(jax.core.Trace):
 
         Every `step`-th of its first arguments stands for one of these values there.
         """
-        given = [(self._mask(v), self._unused.get(id(v))) for v in values]
+        _, given = self.opened(values)
+        which = [self._unused.get(id(v)) for v in values]
 
         def bare(value: Leaf) -> Leaf:
-            masks.append(self._mask(value))
-            return self.value(value)
+            (value,), (mask,) = self.opened([value])
+            masks.append(mask)
+            return value
 
         def run(*args: Leaf) -> Any:
             if not self.is_valid():  # JAX has recorded the call, and differentiates it now
                 return f(*args)
             shown = [*args]
-            for k, (mask, _) in enumerate(given):
+            for k, mask in enumerate(given):
                 shown[k * step] = self._shown(args[k * step], mask)
-            aliases = {id(shown[k * step]): i for k, (_, i) in enumerate(given) if i is not None}
+            aliases = {id(shown[k * step]): i for k, i in enumerate(which) if i is not None}
             outside = self.parent_trace, self._unused
             self.parent_trace, self._unused = _current_trace(()), self._unused | aliases
             try:
