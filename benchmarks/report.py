@@ -26,7 +26,7 @@ OVERHEAD = (
     ("eager forward", "inputs only", w.HAND, 0.20),
     ("eager grad", "inputs only", w.EVERY, 1.05),
     ("eager grad", "declared variables", w.EVERY, 1.15),
-    ("eager grad", "undeclared variables", w.EVERY, 1.90),
+    ("eager grad", "undeclared variables", w.EVERY, 1.75),
     ("trace grad", "inputs only", w.EVERY, 1.10),
     ("trace grad", "declared variables", w.EVERY, 1.20),
     ("trace grad", "undeclared variables", w.EVERY, 1.60),
