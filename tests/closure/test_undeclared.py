@@ -44,6 +44,13 @@ def weighed(a, z, x):
     return z * x + a * x**2, lambda dy: (dy * x**2, dy * x, dy * (z + 2 * a * x))
 
 
+def closed_over(z, a):
+    """Uses `z` first, and has its variables in the order of their names."""
+    return custom_gradient(
+        lambda x: (z * x + a * x**2, lambda dy, variables=(): (dy * (z + 2 * a * x), variables))
+    )
+
+
 @custom_gradient
 def outer_weighed(a, z, x):
     return weighed(a, z, x), lambda dy: (dy * x**2, dy * x, dy * (z + 2 * a * x))
@@ -93,6 +100,12 @@ USES = {
     "a custom_vjp": weighed_by_jax(jax.custom_vjp),
     "a shard_map": in_a_shard_map,
     "a decorated function": lambda z, a, x: weighed(a, z, x),
+    "a decorated closure": lambda z, a, x: closed_over(z, a)(x),
+    "a decorated closure in a jit": lambda z, a, x: jax.jit(closed_over(z, a))(x),
+    "a decorated closure in a jit in a scan": lambda z, a, x: lax.scan(
+        lambda c, _: (c + jax.jit(closed_over(z, a))(x), 0), 0 * x, None, 1
+    )[0],
+    "a decorated closure in a cond": lambda z, a, x: lax.cond(x > 0, closed_over(z, a), abs, x),
     "a decorated function in another": lambda z, a, x: outer_weighed(a, z, x),
     "a Ref": lambda z, a, x: jax.new_ref(z * x)[...] + a * x**2,
     "a Ref that a loop writes after it is read": lambda z, a, x: in_a_loop(z, x) + a * x**2,

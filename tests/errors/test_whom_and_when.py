@@ -437,6 +437,16 @@ def undeclared(w, t):
     return lambda dy, variables: (dy * w / t, [5 * dy for _ in variables])
 
 
+def traced(w, t):
+    held = type("Held", (), {"w": w})  # it is not copied
+
+    @custom_gradient
+    def f(x):
+        return held.w * x, lambda dy, variables: (dy * t, [5 * dy for _ in variables])
+
+    return f(2.0)
+
+
 UNLISTED = {
     "a variable": (ruled(undeclared), "`t`"),
     "an attribute": (lambda w, t: Scaled(w, t).of(2.0), "`self.t`"),
@@ -445,6 +455,7 @@ UNLISTED = {
         lambda w, t: ruled(lambda w, t: lambda dy, variables: (dy / t, 5 * dy), variables=w)(w, t),
         "`t`",
     ),
+    "of a call that is traced": (traced, "respect to float32[], which"),  # what had a name is gone
 }
 LISTED = {
     "held, and not read": lambda w, t: Scaled(w, t).without(2.0),

@@ -10,10 +10,11 @@ import contextlib
 import functools
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 from jax.core import Tracer
+from jax.extend.core import Var
 from jax.extend.core import find_top_trace as _current_trace
 from jax.extend.core import set_current_trace as _set_trace
 from jax.extend.linear_util import wrap_init
@@ -26,16 +27,13 @@ from .jaxpr import (
     Mask,
     SourceInfo,
     flow_of_one,
+    in_order_of_use,
 )
 from .reasons import Why, noting
 from .trace import AtOnce, is_differentiated, is_staging
-from .types import AnyFunction, Aval, Leaf
+from .types import AnyFunction, Leaf
 
 register_exclusion(__file__)
-
-
-class _Typed(NamedTuple):
-    aval: Aval
 
 
 class _Operation(NamedTuple):
@@ -43,8 +41,8 @@ class _Operation(NamedTuple):
 
     primitive: Any
     params: Any
-    invars: Sequence[_Typed]
-    outvars: Sequence[_Typed]
+    invars: Sequence[Var]
+    outvars: Sequence[Var]
 
 
 class FollowedTracer(Tracer):
@@ -122,14 +120,6 @@ class Follow(jax.core.Trace):
             return value
         return FollowedTracer(self, value, mask)
 
-    def _note(self, values: Sequence[Leaf], after: Sequence[Mask]) -> None:
-        """Note that values are used, and what an operation has written to the Refs among them."""
-        for value, mask in zip(values, after, strict=True):
-            if id(value) in self._unused:
-                self.uses.setdefault(self._unused.pop(id(value)), _here())
-            if id(value) in self._refs or (mask and is_ref(value)):
-                self._refs[id(value)] = value, mask
-
     # --- what JAX asks of a trace -----------------------------------------------------------------
 
     def stage_value(self, val: Leaf) -> Leaf:
@@ -139,10 +129,18 @@ class Follow(jax.core.Trace):
         bare, masks = self.opened(values)
         result = self.parent_trace.process_primitive(primitive, bare, params)
         results = result if primitive.multiple_results else [result]
-        operands, typed = ([_Typed(jax.typeof(v)) for v in some] for some in (values, results))
-        one: Any = _Operation(primitive, params, operands, typed)
+        places, typed = ([Var(jax.typeof(v)) for v in some] for some in (values, results))
+        one: Any = _Operation(primitive, params, places, typed)
         masks, after = flow_of_one(one, masks, self._analysis)
-        self._note(values, after)
+        for value, mask in zip(values, after, strict=True):  # what it may have written
+            if id(value) in self._refs or (mask and is_ref(value)):
+                self._refs[id(value)] = value, mask
+        if sum(id(v) in self._unused for v in values) > 1:
+            value_of = dict(zip(places, values, strict=True))
+            values = [value_of[cast("Var", a)] for a in in_order_of_use(one)]
+        for value in values:
+            if id(value) in self._unused:
+                self.uses.setdefault(self._unused.pop(id(value)), _here())
         shown = list(map(self._shown, results, masks))
         return shown if primitive.multiple_results else shown[0]
 

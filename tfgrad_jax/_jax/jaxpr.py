@@ -8,7 +8,7 @@ bodies. A Ref has the joined value of everything that was written to it.
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeAlias, TypeVar, cast
 
 import jax
@@ -216,18 +216,42 @@ def is_declared(eqn: Eqn) -> bool:
     return eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
 
 
-def in_order_of_use(eqn: Eqn) -> list[Atom]:
-    """Return the operands of an equation; those of a call with its own derivative, as it uses them.
+def in_order_of_use(eqn: Eqn) -> Sequence[Atom]:
+    """Return the operands of an equation; those of calls with their own derivative, as these do.
 
-    A decorated function is no such call where only its value is computed. The order is the same.
+    A decorated function is no such call where only its value is computed. The order is the same:
+    also where the call is inside a `jit`, a loop or a branch, which has its operands in that order.
     """
-    body = call_body(eqn) if is_declared(eqn) else None
-    if body is None:
-        return eqn.invars
-    jaxpr = open_jaxpr(body)
-    atom_of = dict(zip(jaxpr.invars, eqn.invars, strict=True))
-    used = [a for e in jaxpr.eqns for a in in_order_of_use(e) if not isinstance(a, Literal)]
-    return [atom_of[a] for a in used if a in atom_of] + list(eqn.invars)
+    order, seen = list(eqn.invars), set[Var]()
+    first: list[Var] = []
+    for jaxpr, atoms in _bodies(eqn):
+        atom_of = dict(zip(jaxpr.invars, atoms, strict=True))
+        for e in jaxpr.eqns:
+            inside = in_order_of_use(e)
+            outer = (atom_of.get(a) for a in inside if isinstance(a, Var))
+            new = list(dict.fromkeys(a for a in outer if isinstance(a, Var) and a not in seen))
+            if inside is not e.invars:
+                for place, atom in zip(sorted(map(order.index, new)), new, strict=True):
+                    order[place] = atom
+            first += new
+            seen.update(new)
+    if is_declared(eqn):
+        return [*first, *eqn.invars]
+    return eqn.invars if order == list(eqn.invars) else order
+
+
+def _bodies(eqn: Eqn) -> Iterator[tuple[Jaxpr, Sequence[Atom]]]:
+    """Yield what an equation calls, each with its operands."""
+    name, atoms = eqn.primitive.name, eqn.invars
+    if name == "cond":
+        yield from ((open_jaxpr(body), atoms[1:]) for body in eqn.params["branches"])
+    elif name == "while":
+        first = eqn.params["cond_nconsts"]
+        second = first + eqn.params["body_nconsts"]
+        yield open_jaxpr(eqn.params["cond_jaxpr"]), [*atoms[:first], *atoms[second:]]
+        yield open_jaxpr(eqn.params["body_jaxpr"]), atoms[first:]
+    elif (body := eqn.params["jaxpr"] if name == "scan" else call_body(eqn)) is not None:
+        yield open_jaxpr(body), atoms
 
 
 def name_of(eqn: Eqn) -> str:

@@ -118,14 +118,15 @@ def is_staging() -> bool:
 
 
 class AtOnce(jax.core.Trace):
-    """A trace inside one that records operations: it runs those on values at the level outside.
+    """The current trace inside one that records, or follows, some operations; all others run.
 
-    So the code sees these values, and a cache of constants that it fills holds values.
+    They run at the level outside. So the code sees values, and a cache of constants that it fills
+    holds values.
     """
 
-    # JAX's `ensure_compile_time_eval` would do, but for Refs: it reads one at once whose write it
-    # has only recorded. The gradient of a Ref that `f` had made was 0, and a global Ref that was
-    # written twice lost a write. This class can go when JAX records what reads such a Ref.
+    # For what is recorded, JAX's `ensure_compile_time_eval` would do, but for Refs: it reads one at
+    # once whose write it has only recorded. The gradient of a Ref that `f` had made was 0, and a
+    # global Ref that was written twice lost a write.
     parent_trace: Any = None
     recording: Any = None
     _recorded: Any = None
