@@ -365,7 +365,7 @@ for count in (5, 12):
     }
 # These count the runs of `f`, which runs again where JAX differentiates what it has recorded, as
 # the function of a `custom_vjp` does.
-COUNT_RUNS = ("a counter", "a generator", "an index")
+COUNT_RUNS = ("a counter", "a generator", "an index", "an iterator in f")
 RECORDED = "grad(jit)", "grad(checkpoint)", "jacfwd(jit)", "jacfwd(checkpoint)"
 # In forward mode a rule runs with its function, and not after all of them.
 RUN_LATER = "a generator", "a variable first assigned"
