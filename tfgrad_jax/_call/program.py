@@ -7,7 +7,6 @@ function of residuals (`_autodiff/custom.py` says when).
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Collection, Sequence
 
 import jax
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
 from tfgrad_jax._autodiff.function import Forward
-from tfgrad_jax._autodiff.rule import Run, replaced
+from tfgrad_jax._autodiff.rule import replaced
 from tfgrad_jax._closure.names import named_in
 from tfgrad_jax._closure.reach import reach
 from tfgrad_jax._closure.skeleton import Skeleton
@@ -38,7 +37,6 @@ from tfgrad_jax._messages.source import Source
 from .ordinary import with_ordinary_gradients
 from .rule import (
     CapturedIndex,
-    Gradient,
     Listing,
     Names,
     Own,
@@ -67,13 +65,6 @@ class TypeOfY:
         if self.treedef is not None and earlier != (treedef, types):
             raise errors.primal_mismatch(source, earlier, (treedef, types))
         self.treedef, self._types = treedef, types
-
-
-def _run_on(
-    run: Run, residuals: Values, _: Values, cotangents: Values, wanted: Wanted
-) -> list[Gradient]:
-    """Run a rule on residuals that it holds, whatever JAX carries."""
-    return run(residuals, cotangents, wanted)
 
 
 @register_static
@@ -173,7 +164,7 @@ class Program(Inert):
             leaves, outputs, run, residuals = self._forward(followed, perturbed, trace)
         (leaves, _), (residuals, _) = trace.opened(leaves), trace.opened(residuals)
         if not is_traced((*operands, *leaves)):  # then JAX need not carry them
-            run, residuals = functools.partial(_run_on, run, residuals), []
+            return Forward(leaves, outputs, lambda _, *others: run(residuals, *others), [])
         return Forward(leaves, outputs, run, residuals)
 
     def _forward(self, operands: Values, perturbed: Wanted, trace: Follow | None = None) -> Forward:

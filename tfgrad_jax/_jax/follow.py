@@ -22,13 +22,7 @@ from jax.extend.source_info_util import current as _here
 from jax.extend.source_info_util import register_exclusion
 
 from .compat import is_ref
-from .jaxpr import (
-    Dependence,
-    Mask,
-    SourceInfo,
-    flow_of_one,
-    in_order_of_use,
-)
+from .jaxpr import Dependence, Mask, SourceInfo, flow_of_one, in_order_of_use
 from .reasons import Why, noting
 from .trace import AtOnce, is_differentiated, is_staging
 from .types import AnyFunction, Leaf
@@ -92,7 +86,7 @@ class Follow(jax.core.Trace):
         """Return the values for which tracers stand, and on what each of them depends."""
         bare, masks = [], []
         for value in values:
-            followed = type(value) is FollowedTracer and value._trace is self
+            followed = self._is_followed(value)
             bare.append(value.value if followed else value)
             ref = None if followed else self._refs.get(id(value))
             masks.append(value.mask if followed else 0 if ref is None else ref[1])

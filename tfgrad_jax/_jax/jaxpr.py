@@ -270,7 +270,7 @@ def _body(body: Body, operands: Sequence[_V], analysis: Analysis[_V]) -> Followe
 
 
 def flow_of_one(eqn: Eqn, operands: list[_V], analysis: Analysis[_V]) -> Followed[_V]:
-    """Return the same for one equation."""
+    """Return the values of the results of one equation, and of its operands after it."""
     name = eqn.primitive.name
     if name in _LOOPS_AND_BRANCHES:
         return analysis.call(eqn, operands, _LOOPS_AND_BRANCHES[name])
