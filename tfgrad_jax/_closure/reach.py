@@ -133,13 +133,14 @@ def _walk(
     stops: bool,
 ) -> Reached:
     found = Reached({}, {}, [], [], {}, {}, {}, stops)
-    visited = found.visited
+    visited, way, assigned = found.visited, found.way, found.assigned
     waiting: list[tuple[Id, Iterable[Object]]] = [(0, values)]  # what these objects hold
     for holder, held in waiting:  # it grows: the nearest ones come first
         for value in held:
-            cls, key = type(value), id(value)
+            cls = type(value)
             if cls in INERT:
                 continue
+            key = id(value)
             if key in visited:
                 found.hold(key, holder)
                 continue
@@ -151,25 +152,26 @@ def _walk(
                 continue
             if of_type is None and is_leaf(value, cls):
                 if takes(value):
-                    found.captured[key], found.way[key] = value, ""
-                    if holder not in found.way:  # most often it has others, too
+                    found.captured[key], way[key] = value, ""
+                    if holder not in way:  # most often it has others, too
                         found._mark([holder])
                 continue
-            if cls is types.FunctionType and value.__closure__:
-                found.functions.append(value)
-                found.assigned |= assigned_by(value)
+            if cls is types.FunctionType:
+                if value.__closure__:
+                    found.functions.append(value)
+                    assigned.update(assigned_by(value))
             elif cls is types.GeneratorType:
-                found.assigned |= _own_variables(value)
-            elif key in found.assigned and is_below(content_of(value)):
+                assigned.update(_own_variables(value))
+            elif key in assigned and is_below(content_of(value)):
                 continue
             more = (of_type or referents_of)(value, budget)
-            if more is not None and not (is_code or cls is tuple):
-                found.mutable.append(value)
             if more is None or budget < 0:
                 found.obstacle, found.is_complete = TOO_MUCH, False
                 return found
-            if more and issubclass(cls, dict):
-                found.tables[key] = [k for k in dict.__iter__(value) if type(k) not in INERT]
+            if not (is_code or cls is tuple):
+                found.mutable.append(value)
+                if more and issubclass(cls, dict):
+                    found.tables[key] = [k for k in dict.__iter__(value) if type(k) not in INERT]
             waiting.append((key, more))
         if found.obstacle:
             return found

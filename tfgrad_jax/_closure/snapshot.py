@@ -111,22 +111,26 @@ class Snapshot:
     def __init__(
         self, reached: Reached, runs_now: bool = False, owned: Owned | None = None
     ) -> None:
+        self._held: list[Watched] = []
+        if runs_now:
+            return
+        assigned, way = reached.assigned, reached.way
         cells = {id(c): c for f in reached.functions for c in f.__closure__ or ()}
         noted: list[tuple[Object, Kind | str]] = [
-            (c, _CELL) for key, c in cells.items() if key not in reached.assigned
+            (c, _CELL) for key, c in cells.items() if not (key in assigned or key in way)
         ]
-        if owned is not None and not runs_now:
-            live = [*reached.mutable, *(c for key, c in cells.items() if key in reached.assigned)]
+        if owned is not None:
+            live = [*reached.mutable, *(c for key, c in cells.items() if key in assigned)]
             others = owned.not_seen_in(reached) if live else ()
-            live = [v for v in live if id(v) in others and id(v) not in reached.way]
+            live = [v for v in live if id(v) in others and id(v) not in way]
             made = [(v, type(v)) for v in live if id(v) not in owned.all]
             noted += [(v, _COLLECTIONS.get(cls) or kind_of(v, cls)) for v, cls in made]
-        every = [
-            (v, kind) for v, kind in noted if isinstance(kind, Kind) and id(v) not in reached.way
-        ]
-        found = [] if runs_now else [Watched(v, kind, kind.contents(v)) for v, kind in every]
-        # A variable that is not assigned yet has its value later.
-        self._held = [w for w in found if w.contents or w.kind is not _CELL]
+        for value, kind in noted:
+            if isinstance(kind, Kind):
+                contents = kind.contents(value)
+                # A variable that is not assigned yet has its value later.
+                if contents or kind is not _CELL:
+                    self._held.append(Watched(value, kind, contents))
 
     def changed(self) -> Sequence[Watched]:
         """Return what holds something else now, with what it held."""
