@@ -21,11 +21,11 @@ from jax.extend.linear_util import wrap_init
 from jax.extend.source_info_util import current as _here
 from jax.extend.source_info_util import register_exclusion
 
-from .compat import is_ref
+from .compat import is_ref, is_ref_type
 from .jaxpr import Dependence, Mask, SourceInfo, flow_of_one, in_order_of_use
 from .reasons import Why, noting
 from .trace import AtOnce, is_differentiated, is_staging
-from .types import AnyFunction, Leaf
+from .types import AnyFunction, Aval, Leaf
 
 register_exclusion(__file__)
 
@@ -44,8 +44,8 @@ class FollowedTracer(Tracer):
 
     __slots__ = ("mask", "value")
 
-    def __init__(self, trace: "Follow", value: Leaf, mask: Mask) -> None:
-        super().__init__(trace, jax.typeof(value))
+    def __init__(self, trace: "Follow", aval: Aval, value: Leaf, mask: Mask) -> None:
+        super().__init__(trace, aval)
         self.value, self.mask = value, mask
 
 
@@ -109,10 +109,11 @@ class Follow(jax.core.Trace):
         """Return what code gets for a value."""
         if not mask:
             return value
-        if is_ref(value):
+        aval = jax.typeof(value)
+        if is_ref_type(aval):
             self._refs[id(value)] = value, mask
             return value
-        return FollowedTracer(self, value, mask)
+        return FollowedTracer(self, aval, value, mask)
 
     # --- what JAX asks of a trace -----------------------------------------------------------------
 
@@ -125,17 +126,19 @@ class Follow(jax.core.Trace):
         results = result if primitive.multiple_results else [result]
         places, typed = ([Var(jax.typeof(v)) for v in some] for some in (values, results))
         one: Any = _Operation(primitive, params, places, typed)
-        masks, after = flow_of_one(one, masks, self._analysis)
-        for value, mask in zip(values, after, strict=True):  # what it may have written
-            if id(value) in self._refs or (mask and is_ref(value)):
-                self._refs[id(value)] = value, mask
-        if sum(id(v) in self._unused for v in values) > 1:
+        of_results, after = flow_of_one(one, masks, self._analysis)
+        if after is not masks:
+            for value, mask in zip(values, after, strict=True):  # what it may have written
+                if id(value) in self._refs or (mask and is_ref(value)):
+                    self._refs[id(value)] = value, mask
+        first = [v for v in values if id(v) in self._unused]
+        if len(first) > 1:
             value_of = dict(zip(places, values, strict=True))
-            values = [value_of[cast("Var", a)] for a in in_order_of_use(one)]
-        for value in values:
+            first = [value_of[cast("Var", a)] for a in in_order_of_use(one)]
+        for value in first:
             if id(value) in self._unused:
                 self.uses.setdefault(self._unused.pop(id(value)), _here())
-        shown = list(map(self._shown, results, masks))
+        shown = list(map(self._shown, results, of_results))
         return shown if primitive.multiple_results else shown[0]
 
     def process_custom_jvp_call(

@@ -44,6 +44,8 @@ def without_consts(closed: ClosedJaxpr) -> Jaxpr:
 
 
 def _opened(jaxpr: Jaxpr) -> Jaxpr:
+    if not jaxpr.constvars:
+        return jaxpr
     return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
 
 
