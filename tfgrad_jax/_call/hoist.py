@@ -21,8 +21,9 @@ import functools
 from typing import TypeAlias
 
 from tfgrad_jax._closure.reach import Reached, reach
+from tfgrad_jax._closure.referents import REFERENTS
 from tfgrad_jax._closure.skeleton import hoist_tracers
-from tfgrad_jax._frontend.grad_fn import Call
+from tfgrad_jax._frontend.grad_fn import Call, Held, HeldByTrace
 from tfgrad_jax._jax.reasons import Why
 from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import NEEDS_VALUES, Leaf
@@ -33,6 +34,9 @@ from .rule import names_of
 from .transparent import traced_call
 
 Hoisted: TypeAlias = tuple[Program, list[Leaf]]  # and the values that the call captured
+
+# Each walk of a call begins here: as for tuples, no look at the class, which holds nothing.
+REFERENTS |= dict.fromkeys((Held, HeldByTrace), REFERENTS[tuple])
 
 
 def hoist(call: Call) -> Hoisted:
