@@ -171,10 +171,10 @@ def push(pull: Pull, residuals: _Values, ys: _Values, tangents: Tangents) -> lis
     """Return the tangents of `ys` for those of the `xs`."""
     # Where `ys` are mapped, each example has its own upstream, even if nothing that the rule reads
     # is mapped: `y = x + k`, mapped along `k`. The rule would get the sum of all upstreams, and run
-    # where the name of the axis is not bound. So an empty array is mapped with `ys`, which the rule
-    # ignores; `ys` themselves would be kept for the backward pass.
+    # where the name of the axis is not bound. So an empty array is mapped with `ys`, one residual
+    # more, which the rule ignores; `ys` themselves would be kept for the backward pass.
     if is_traced(ys):
-        pull, residuals = pull.with_mark(), [*residuals, *depend([jax.lax.iota(np.int32, 0)], ys)]
+        residuals = [*residuals, *depend([jax.lax.iota(np.int32, 0)], ys)]
     return push_by_type(residuals, tangents, pull, tuple(map(tangent_type, ys)))
 
 

@@ -70,7 +70,7 @@ class Rule:
         def run(
             residuals: Sequence[Leaf], cotangents: Cotangents, wanted: Sequence[XIndex]
         ) -> list[Leaf]:
-            filled = replaced(refs, places, residuals)
+            filled = replaced(refs, places, residuals[: len(places)])  # `push` may add one
             return inner(filled, cotangents, [positions[x] for x in wanted])
 
         xs = tuple(range(len(positions)))
@@ -100,11 +100,6 @@ class Pull:
         """Return the residuals, with the only output where they have it."""
         return replaced(residuals, self.own, [*ys] * len(self.own))
 
-    def with_mark(self) -> "Pull":
-        """Return the rule with one more residual, which it ignores."""
-        at = self.at
-        return dataclasses.replace(self, at=lambda residuals, *others: at(residuals[:-1], *others))
-
     def transposed(self) -> "Pull":
         """Return the rule of the transpose of a known linear map: the map."""
         assert self.forward is not None
@@ -132,7 +127,7 @@ class Pull:
                 axis_name=axis.name,
                 spmd_axis_name=axis.spmd_name,
             )
-            return each(list(residuals), list(values))
+            return each(list(residuals[: len(dims)]), list(values))  # `push` may add one more
 
         if (forward := self.forward) is not None:  # all is mapped
             both = (functools.partial(over_axis, at, of=0) for at in (self.at, forward))
