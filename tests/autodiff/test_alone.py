@@ -52,7 +52,7 @@ class Square:
         return [w * x**2, jnp.int32(2)]
 
     def forward(self, operands, perturbed):
-        return Forward(self.value(operands), [0], self.run, list(operands))
+        return Forward(self.value(operands), [0], self.run, list(operands), range(len(operands)))
 
 
 def square(function):

@@ -3,7 +3,7 @@
 `_call/program.py` has the one that users write. `custom.py` runs its methods, and says when.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from tfgrad_jax._jax.types import Leaf, OperandIndex
@@ -19,6 +19,7 @@ class Forward(NamedTuple):
     outputs: Sequence[int]  # positions of the leaves that have cotangents
     run: Run
     residuals: list[Leaf]
+    gives: Collection[OperandIndex]  # for which operands it may return a gradient
 
 
 class Function(Protocol):

@@ -41,12 +41,12 @@ def replaced(values: Sequence[Leaf], at: Sequence[int], new: Sequence[Leaf]) -> 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["residuals"], meta_fields=_STATIC)
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rule:
-    """Cotangents of the outputs -> a gradient, or None, for each operand."""
+    """Cotangents of the outputs -> a gradient, or None, for each perturbed operand."""
 
     residuals: Sequence[Leaf]
     run: Run
     outputs: tuple[LeafIndex, ...]  # those that have cotangents, the `ys` of `Pull`
-    perturbed: tuple[OperandIndex, ...]  # those that are being differentiated
+    perturbed: tuple[OperandIndex, ...]  # those that are being differentiated, and may have one
     differentiable: tuple[OperandIndex, ...]  # those that can be, without Refs: the `xs`
     n_operands: int
     source: Source
@@ -54,8 +54,7 @@ class Rule:
     own: tuple[int, ...] = ()  # which residuals are its only output
 
     def __call__(self, cotangents: Cotangents) -> list[Leaf]:
-        gradients = self.run(self.residuals, cotangents, self.perturbed)
-        return replaced([None] * self.n_operands, self.perturbed, gradients)
+        return self.run(self.residuals, cotangents, self.perturbed)
 
     def pull(self) -> tuple["Pull", list[Leaf]]:
         """Return the rule as the primitives know it, and its residuals.
@@ -107,6 +106,8 @@ class Pull:
 
     def only(self, some: Sequence[int]) -> "Pull":
         """Return the rule for some of these operands; the others are not being differentiated."""
+        if len(some) == len(self.perturbed):
+            return self
         return dataclasses.replace(self, perturbed=[self.perturbed[i] for i in some])
 
     def batched(

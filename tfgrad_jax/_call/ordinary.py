@@ -1,9 +1,9 @@
 """`variables="autodiff"`: captured values get the gradient of `f`'s own operations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import jax
-from jax.tree_util import register_static, tree_flatten, tree_unflatten
+from jax.tree_util import tree_flatten, tree_unflatten
 
 from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._autodiff.primitives import depend
@@ -11,20 +11,6 @@ from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._jax.types import Leaf, LeafIndex, OperandIndex, PyTree
 
 from .rule import CapturedIndex, Gradient, Values, Wanted
-
-
-@register_static
-class _Aside:
-    """What a function returns through JAX besides arrays: a pytree without leaves."""
-
-    def __init__(self, value: tuple[Sequence[LeafIndex], Run]) -> None:
-        self._value: tuple[Sequence[LeafIndex], Run] | None = value
-
-    def take(self) -> tuple[Sequence[LeafIndex], Run]:
-        """Return the value, once: JAX may keep the structure of a result, and so this object."""
-        value, self._value = self._value, None
-        assert value is not None
-        return value
 
 
 def with_ordinary_gradients(
@@ -39,16 +25,20 @@ def with_ordinary_gradients(
     """
     by_vjp = set(ordinary)
     by_rule = [i for i in perturbed if i not in by_vjp]
+    # Not as a static part of the result: JAX may keep its structure, and so what the rule holds.
+    outputs: Sequence[LeafIndex] = ()
+    gives: Collection[OperandIndex] = ()
+    run: Run
 
     def value(differentiated: dict[OperandIndex, Leaf]) -> tuple[list[Leaf], PyTree]:
+        nonlocal outputs, run, gives
         mixed = [differentiated.get(i, v) for i, v in enumerate(operands)]
-        leaves, outputs, run, residuals = forward(mixed, by_rule)
-        return [leaves[i] for i in outputs], (leaves, residuals, _Aside((outputs, run)))
+        leaves, outputs, run, residuals, gives = forward(mixed, by_rule)
+        return [leaves[i] for i in outputs], (leaves, residuals)
 
-    _, pull_back, (leaves, residuals, aside) = jax.vjp(
+    _, pull_back, (leaves, residuals) = jax.vjp(
         value, {i: operands[i] for i in ordinary}, has_aux=True
     )
-    outputs, run = aside.take()
     of_vjp, treedef = tree_flatten(pull_back)
     # JAX may keep `y` itself, as the derivative of `tanh` does. There it has the derivative of the
     # operations of `f`; a rule that reads its `y` has the declared one.
@@ -61,4 +51,4 @@ def with_ordinary_gradients(
         gradients |= zip(by_rule, run(residuals[count:], cotangents, by_rule), strict=True)
         return [gradients.get(i) for i in wanted]
 
-    return Forward(list(leaves), outputs, both, [*of_vjp, *residuals])
+    return Forward(list(leaves), outputs, both, [*of_vjp, *residuals], by_vjp.union(gives))

@@ -161,11 +161,13 @@ class Program(Inert):
         trace = Follow([*some.values()], why)
         with trace.running():
             followed = replaced(operands, [*some], trace.values)
-            leaves, outputs, run, residuals = self._forward(followed, perturbed, trace)
-        (leaves, _), (residuals, _) = trace.opened(leaves), trace.opened(residuals)
-        if not is_traced((*operands, *leaves)):  # then JAX need not carry them
-            return Forward(leaves, outputs, lambda _, *others: run(residuals, *others), [])
-        return Forward(leaves, outputs, run, residuals)
+            found = self._forward(followed, perturbed, trace)
+        (leaves, _), (residuals, _) = trace.opened(found.leaves), trace.opened(found.residuals)
+        found = found._replace(leaves=leaves, residuals=residuals)
+        if is_traced((*operands, *leaves)):
+            return found
+        run = found.run  # JAX need not carry the residuals
+        return found._replace(run=lambda _, *others: run(residuals, *others), residuals=[])
 
     def _forward(self, operands: Values, perturbed: Wanted, trace: Follow | None = None) -> Forward:
         """Run `f`. A `trace` follows how `y` uses undeclared values."""
@@ -183,6 +185,7 @@ class Program(Inert):
             unlisted = [i for i in perturbed if i in self.undeclared and i not in uses]
             self._warn_of_unlisted(trace, captured, unlisted, grad_fn, own)
         values = [captured[i] for i in listing.gives]
+        gives = {*listing.gives, *range(self.captured, len(operands))}
         rule = UserRule(
             grad_fn, self.source, listing, refused, self.captured, values, watched, owned
         )
@@ -192,8 +195,8 @@ class Program(Inert):
             allowed = NEEDS_VALUES if trace is None else ()
             with contextlib.suppress(*allowed):
                 as_residuals = hoisted(rule, outputs.cotangents(leaves), own, perturbed)
-                return Forward(leaves, outputs.differentiable, *as_residuals)
-        return Forward(leaves, outputs.differentiable, *kept(rule))
+                return Forward(leaves, outputs.differentiable, *as_residuals, gives)
+        return Forward(leaves, outputs.differentiable, *kept(rule), gives)
 
     def _uses(self, trace: Follow, leaves: Values, accepts: bool) -> Uses:
         """Return which undeclared values `y` uses, in order, and where."""

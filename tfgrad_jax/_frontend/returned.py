@@ -192,12 +192,12 @@ def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
         needless = [place.name for place in places if place.kind]
         may_be_list = not are_in_a_dict(places)
         raise gradient_errors.wrong_structure(where, result, layout, needless, may_be_list)
-    reading = readings[0]
-    every = zip(layout.counted(), *(r.gradients for r in readings), strict=True)
-    is_unknown = any(counts and any(g is not gs[0] for g in gs) for counts, *gs in every)
+    reading, *others = readings
+    pairs = (zip(layout.counted(), reading.gradients, r.gradients, strict=True) for r in others)
+    is_unknown = any(counts and a is not b for three in pairs for counts, a, b in three)
     # `grad_pass_through` does list gradients in the order of the leaves.
-    is_ours = is_written_here(Source.of(where.grad_fn).code)
-    if is_unknown or (reading.in_a_dict and not is_ours):
+    in_a_dict = reading.in_a_dict and not is_written_here(Source.of(where.grad_fn).code)
+    if is_unknown or in_a_dict:
         raise gradient_errors.no_order(where, gradient_errors.written_out(layout))
     has = layout.differentiable
     _check_places(layout, result, reading, where)

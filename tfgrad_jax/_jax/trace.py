@@ -1,6 +1,6 @@
 """Which of JAX's traces is running: which work a call may skip, and at which level it runs.
 
-`is_idle` runs at every call, `is_live` for every tracer that a function holds, `is_reverse` and
+`is_idle` runs at every call, `is_live` for every tracer that a function holds, `in_reverse` and
 `below` when JAX differentiates a function. Every answer depends on the trace alone, never on
 earlier calls.
 """
@@ -254,18 +254,22 @@ def is_transposed(value: Any) -> bool:
     return isinstance(value, LINEARIZED) and is_innermost(value)
 
 
-def is_reverse(values: Sequence[Any]) -> bool:
-    """Return whether JAX differentiates values in reverse mode alone.
+def in_reverse(values: Sequence[Any]) -> tuple[Any, list[Any]] | None:
+    """Return a context for the level below, and the values there, in reverse mode alone.
 
-    The answer is False with JAX's new `custom_vjp`, which would stage code that now runs eagerly.
+    None if JAX does not differentiate any of the values in that mode; and with JAX's new
+    `custom_vjp`, which would stage code that now runs eagerly.
     """
     trace = _current_trace(())
     pair = getattr(trace, "to_primal_tangent_pair", None)
     if pair is None or not getattr(trace, "is_vjp", False):
-        return False
+        return None
     if getattr(jax.config, "jax_custom_vjp3", False):
-        return False
-    return any(pair(v)[0] is not v for v in values)
+        return None
+    primals = [pair(v)[0] for v in values]
+    if all(p is v for p, v in zip(primals, values, strict=True)):
+        return None
+    return _set_trace(trace.parent_trace), primals
 
 
 def below(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
