@@ -105,11 +105,11 @@ class Follow(jax.core.Trace):
     def _is_followed(self, value: Leaf) -> bool:
         return type(value) is FollowedTracer and value._trace is self
 
-    def _shown(self, value: Leaf, mask: Mask) -> Leaf:
+    def _shown(self, value: Leaf, mask: Mask, aval: Aval | None = None) -> Leaf:
         """Return what code gets for a value."""
         if not mask:
             return value
-        aval = jax.typeof(value)
+        aval = aval or jax.typeof(value)
         if is_ref_type(aval):
             self._refs[id(value)] = value, mask
             return value
@@ -138,7 +138,7 @@ class Follow(jax.core.Trace):
         for value in first:
             if id(value) in self._unused:
                 self.uses.setdefault(self._unused.pop(id(value)), _here())
-        shown = list(map(self._shown, results, of_results))
+        shown = list(map(self._shown, results, of_results, (v.aval for v in typed)))
         return shown if primitive.multiple_results else shown[0]
 
     def process_custom_jvp_call(

@@ -153,7 +153,7 @@ class AtOnce(jax.core.Trace):
             _local.free.append(self)
 
     def _is_recorded(self, values: Sequence[Any]) -> bool:
-        return any(is_ref(v) or (isinstance(v, Tracer) and self._recorded(v)) for v in values)
+        return any((isinstance(v, Tracer) and self._recorded(v)) or is_ref(v) for v in values)
 
     def stage_value(self, val: Any) -> Any:
         trace = self.recording if self._is_recorded([val]) else self.recording.parent_trace
@@ -162,7 +162,7 @@ class AtOnce(jax.core.Trace):
     def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
         # Effects in order, and the making of a Ref, belong to what is recorded beside them.
         stays = primitive.name == "new_ref" or params.get("ordered", False)
-        is_recorded = stays or self._is_recorded(values)
+        is_recorded = self._is_recorded(values) or stays
         trace = self.recording if is_recorded else self.recording.parent_trace
         return trace.process_primitive(primitive, values, params)
 
