@@ -5,6 +5,7 @@ for `x`, so right numbers prove that it ran.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,7 @@ class Square:
     run: Run = rule
     needs_perturbed: bool = False
     has_primal: bool = False
+    gives: Sequence[int] = (0, 1)
 
     @property
     def source(self):
@@ -52,7 +54,7 @@ class Square:
         return [w * x**2, jnp.int32(2)]
 
     def forward(self, operands, perturbed):
-        return Forward(self.value(operands), [0], self.run, list(operands), range(len(operands)))
+        return Forward(self.value(operands), [0], self.run, list(operands), self.gives)
 
 
 def square(function):
@@ -95,6 +97,18 @@ def test_the_rule_gives_what_is_asked_of_it_and_no_more(mode):
     h = square(Square(run, needs_perturbed=True))
     assert_same(mode(jax.grad(lambda x: h(W, x)))(X), jnp.float32(42))
     assert asked == [[1]]
+
+
+@eager_and_jit
+@pytest.mark.parametrize("gives", [(), (0,), (1,)])
+def test_an_operand_that_the_rule_does_not_give_has_a_gradient_of_zero(mode, gives):
+    def run(residuals, cotangents, wanted):
+        gradients = rule(residuals, cotangents, wanted)
+        return [g if i in gives else None for i, g in zip(wanted, gradients, strict=True)]
+
+    h = square(Square(run, gives=gives))
+    expected = [jnp.float32(right if i in gives else 0) for i, right in enumerate((20, 42))]
+    assert_same(mode(jax.grad(h, (0, 1)))(W, X), tuple(expected))
 
 
 @eager_and_jit
