@@ -96,6 +96,8 @@ def _flow(jaxpr: Jaxpr, operands: Iterable[_V], analysis: Analysis[_V]) -> Follo
         inputs = [read(a) for a in eqn.invars]
         results, after = flow_of_one(eqn, inputs, analysis)
         values.update(zip(eqn.outvars, results, strict=True))
+        if after is inputs:
+            continue
         for atom, value in zip(eqn.invars, after, strict=True):
             if isinstance(atom, Var) and is_ref_type(atom.aval):
                 values[atom] = value
@@ -209,10 +211,6 @@ def call_body(eqn: Eqn) -> Body | None:
     return None
 
 
-def _called(eqn: Eqn) -> Body:
-    return cast("Body", call_body(eqn))
-
-
 def is_declared(eqn: Eqn) -> bool:
     """Return whether an equation is a call with a derivative of its own."""
     return eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
@@ -258,7 +256,8 @@ def _bodies(eqn: Eqn) -> Iterator[tuple[Jaxpr, Sequence[Atom]]]:
 
 def name_of(eqn: Eqn) -> str:
     """Return the name of the function that an equation calls."""
-    return eqn.params.get("name") or open_jaxpr(_called(eqn)).debug_info.func_name
+    body = cast("Body", call_body(eqn))
+    return eqn.params.get("name") or open_jaxpr(body).debug_info.func_name
 
 
 def open_jaxpr(body: Body) -> Jaxpr:
@@ -276,8 +275,8 @@ def flow_of_one(eqn: Eqn, operands: list[_V], analysis: Analysis[_V]) -> Followe
     name = eqn.primitive.name
     if name in _LOOPS_AND_BRANCHES:
         return analysis.call(eqn, operands, _LOOPS_AND_BRANCHES[name])
-    if call_body(eqn) is not None:
-        return analysis.call(eqn, operands, _call)
+    if (body := call_body(eqn)) is not None:
+        return analysis.call(eqn, operands, lambda _, *others: _body(body, *others))
     results = analysis.step(eqn, operands)
     if not any(is_ref_type(a.aval) for a in eqn.invars):
         return results, operands
@@ -285,10 +284,6 @@ def flow_of_one(eqn: Eqn, operands: list[_V], analysis: Analysis[_V]) -> Followe
     # next one reads, so a Ref that misses it here has the value that it had before the loop.
     written = functools.reduce(functools.partial(analysis.join, name), operands)
     return results, [written] * len(operands)
-
-
-def _call(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
-    return _body(_called(eqn), operands, analysis)
 
 
 def _loop(
