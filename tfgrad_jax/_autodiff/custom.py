@@ -53,7 +53,7 @@ from tfgrad_jax._messages.runs import explain_derivative
 from tfgrad_jax._messages.tracebacks import hidden
 
 from .function import Function
-from .primitives import attach, depend, push, push_by_type, zero_tangent
+from .primitives import attach, depend, push, push_by_type
 from .rule import Pull, Rule, replaced
 
 
@@ -298,7 +298,8 @@ def _attached(
     except Exception as error:
         explain_derivative(error, function.source)
         raise
-    if positions and not outputs and any(map(_is_number, leaves)):
+    are_numbers = (y.dtype == bool or is_kind(y.dtype, jnp.integer) for y in leaves)
+    if positions and not outputs and any(are_numbers):  # and no keys
         gradient_errors.warn_of_no_output(function.source, [(y.shape, y.dtype) for y in leaves])
     differentiable = [i for i, has in enumerate(has_tangents) if has and not refs[i]]
     rule = Rule(
@@ -345,11 +346,6 @@ def _places_of_y(
     return tuple(k for k, r in enumerate(residuals) if r is ys[0])
 
 
-def _is_number(y: Leaf) -> bool:
-    """Return whether an output without a derivative is a number, and no key."""
-    return y.dtype == bool or is_kind(y.dtype, jnp.integer)
-
-
 def _tangents(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Leaf]:
     """Return the tangents of the leaves for the tangents of the operands."""
     pull, residuals = rule.pull()
@@ -358,7 +354,8 @@ def _tangents(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Le
     ]
     dxs = [tangents[rule.differentiable[x]] for x in nonzero]
     ys = [leaves[i] for i in rule.outputs]
-    dys = push(pull.only(nonzero), residuals, ys, dxs) if dxs else map(zero_tangent, ys)
+    none = (zeros(tangent_type(y)) for y in ys)
+    dys = push(pull.only(nonzero), residuals, ys, dxs) if dxs else none
     tangent_of = dict(zip(rule.outputs, dys, strict=True))
     return [
         tangent_of[i] if i in tangent_of else np.zeros(y.shape, jax.dtypes.float0)

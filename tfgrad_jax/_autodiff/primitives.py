@@ -36,11 +36,6 @@ attach_p, depend_p, push_p = Identity("attach"), Identity("depend"), Primitive("
 push_p.multiple_results = True
 
 
-def zero_tangent(value: Leaf) -> Leaf:
-    """Return the tangent of a value that is zero."""
-    return zeros(tangent_type(value))
-
-
 def _instantiated(value: Leaf) -> Leaf:
     return zeros(value.aval) if type(value) is ad.Zero else value
 

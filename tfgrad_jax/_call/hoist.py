@@ -70,7 +70,7 @@ def by_trace(call: Call, hoisted: Hoisted, why: Why) -> Hoisted:
         return hoisted
     program, values = _copied(traced.call, _reached(traced.call))
     # What the user holds is gone later, and a long search for names is for errors alone.
-    is_listed = traced.accepts_variables and program.chooses
+    is_listed = traced.accepts_variables and program.declared.variables is None
     names = names_of(call.held, {} if is_listed else {i: values[i] for i in program.undeclared})
     facts = {"written": names, "reads_hidden": traced.reads_hidden}
     return dataclasses.replace(program, **facts), values

@@ -80,7 +80,6 @@ class Program(Inert):
     ordinary: Sequence[CapturedIndex]  # those that get the ordinary gradient of `f`
     declared: Listing
     undeclared: Collection[CapturedIndex]  # those that the rule lists or refuses, if used
-    chooses: bool  # whether a rule that accepts `variables` gets these
     written: Names | None = None  # how the user writes them, if `held` does not tell
     reads_hidden: bool = False  # whether a trace has shown a tracer that was not captured
     y: TypeOfY = dataclasses.field(default_factory=TypeOfY)
@@ -103,7 +102,6 @@ class Program(Inert):
             ordinary=sorted(ordinary),
             declared=Listing(declared, variables, []),
             undeclared=others - ordinary,
-            chooses=call.variables is None,
         )
 
     @property
@@ -234,7 +232,8 @@ class Program(Inert):
 
     def _given(self, accepts: bool, captured: Values, uses: Uses) -> tuple[Listing, Refused]:
         """Return what the rule gives gradients for, and which values must not need one."""
-        listed = [i for i in uses if accepts and self.chooses and not is_ref(captured[i])]
+        accepts &= self.declared.variables is None
+        listed = [i for i in uses if accepts and not is_ref(captured[i])]
         # All is constant for a function that is written inside a rule and lists no variables.
         in_rule = self.spec.within is Within.RULE
         missing = [i for i in uses if not (i in listed or in_rule)]

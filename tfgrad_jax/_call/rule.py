@@ -140,10 +140,6 @@ class Own:
     def __init__(self, grad_fn: GradFn, leaf: Leaf | None, owned: Owned) -> None:
         self.y, self._leaf, self._owned = grad_fn.y, leaf, owned
 
-    @property
-    def has_value(self) -> bool:
-        return self.y is not None and not is_traced([self.y])
-
     def takes(self, value: Leaf) -> bool:
         """Return whether to take a value out of a rule: a tracer, a Ref, or this output."""
         return is_captured(value) or (value is self.y and self._is_made)
@@ -182,7 +178,7 @@ def hoisted(
     """
     parts = rule.parts()
     found = reach(parts, own.takes)
-    if found.obstacle and own.has_value:
+    if found.obstacle and own.y is not None and not is_traced([own.y]):
         # A trace would compute at once what depends on it, as on a constant. So a `jit` is left
         # out, and the rule is copied.
         without_jit = survey(parts, own.takes)

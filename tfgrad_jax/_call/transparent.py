@@ -185,7 +185,7 @@ def _around(rule: Skeleton, grad_fn: GradFn) -> GradFn:
 def _traced_rule(call: Call, leaves: Values, outputs: Outputs, grad_fn: GradFn) -> GradFn:
     """Trace a rule, with the declared variables, or the differentiable tracers that `y` uses."""
     variables, values = call.declared
-    if call.chooses(grad_fn.accepts_variables):
+    if call.variables is None and grad_fn.accepts_variables:
 
         def y(*operands: Leaf) -> tuple[list[Leaf], None]:
             with plainly():

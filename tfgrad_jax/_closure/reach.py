@@ -56,16 +56,12 @@ class Reached:
         """Return the objects that lead to a captured value."""
         return [self.visited[key][0] for key in self.way if key not in self.captured]
 
-    def capture(self, key: Id) -> None:
-        """Capture a value, and put all objects on the way that lead to it."""
-        value, *holders = self.visited[key]
-        self.captured[key], self.way[key] = value, ""
-        self._mark(holders)
-
     def lead_to(self, keys: Container[Id]) -> None:
         """Capture those of these objects that were visited."""
         for key in [key for key in self.visited if key in keys]:
-            self.capture(key)
+            value, *holders = self.visited[key]
+            self.captured[key], self.way[key] = value, ""
+            self._mark(holders)
         self.look_at_keys()
 
     def hold(self, key: Id, holder: Id) -> None:

@@ -285,10 +285,6 @@ class Call:
         """Whether captured values get the ordinary gradient of `f`."""
         return isinstance(self.variables, str)
 
-    def chooses(self, accepts_variables: bool) -> bool:
-        """Return whether a rule gets the undeclared variables that are being differentiated."""
-        return self.variables is None and accepts_variables
-
     @functools.cached_property
     def declared(self) -> tuple[Variables | None, list[Leaf]]:
         """Return the declared variables, and those that JAX is tracing; raise without any array."""
