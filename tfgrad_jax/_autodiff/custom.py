@@ -1,14 +1,17 @@
 """Make JAX differentiate a function by its rule: the one place that knows JAX's custom derivatives.
 
-`differentiated` runs a `Function` on operands, through a custom_vjp or a custom_jvp:
+`differentiated` runs a `Function` on operands:
 
     if JAX ...                 what runs is ...
     does not differentiate     Function.value
-    runs `grad` or `vjp`       Function.forward, and the rule in a custom_vjp
-    directly
-    differentiates otherwise   the custom_jvp: Function.forward, then `push` of the tangents;
-                               reverse mode transposes `push`, which runs the rule
+    differentiates them here   Function.forward, one level down; then JAX differentiates its
+                               result: a custom_vjp that records the rule, in reverse mode, or
+                               else `attach`, whose derivative is a `push`
+    has recorded the call,     the custom_jvp: Function.forward, then `push` of the tangents
+    or maps it
     drops the custom_jvp       the custom_vjp that we put below it (`KEEPS_CUSTOM_JVP` says when)
+
+`push` is the linear map that the rule is the transpose of, so reverse mode runs the rule.
 
 The forward pass does not return `y`, whose derivative would be that of `f`'s own operations. It
 returns `attach(y, operands, rule)`: the identity on `y`, whose derivative with respect to the
@@ -38,7 +41,7 @@ from tfgrad_jax._jax.compat import (
 )
 from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, mapped_with, without_consts
 from tfgrad_jax._jax.reasons import noting
-from tfgrad_jax._jax.trace import below, in_reverse, is_staging, is_transposed
+from tfgrad_jax._jax.trace import in_derivative, is_staging, is_transposed
 from tfgrad_jax._jax.types import (
     AnyFunction,
     Cotangents,
@@ -63,24 +66,35 @@ def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> l
         return _reverse(name, function.needs_perturbed)(function, [*operands])
     if any(map(is_transposed, operands)):
         return _linear(function, operands)
-    # JAX linearizes a custom_jvp at each call; a custom_vjp it only records, which is cheaper.
-    if (found := in_reverse(operands)) is not None:
-        return _recorded(function, name, operands, *found)
+    if (found := in_derivative(operands)) is not None:
+        return _directly(function, name, _arrays(operands), *found)
     return _any_mode(name, function.needs_perturbed)(function, [*operands])
 
 
-def _recorded(
-    function: Function, name: str, operands: Sequence[Leaf], level: Any, primals: Sequence[Leaf]
+def _directly(
+    function: Function,
+    name: str,
+    operands: Sequence[Leaf],
+    level: Any,
+    primals: Sequence[Leaf],
+    is_reverse: bool,
 ) -> list[Leaf]:
-    """Run the forward pass at the level of these primals, and let JAX record the rule.
+    """Run the forward pass at the level of these primals, and let JAX differentiate its result.
 
-    The forward pass runs here, so that the custom_vjp gets only the operands that have a gradient:
-    JAX takes about 10 us for each. A function may close over all weights of a model and use one. In
-    the trace of 64 such layers, the others took a third of the time.
+    In reverse mode, JAX records the rule as a custom_vjp, which is cheaper than to differentiate
+    `attach`. It gets only the operands that have a gradient: JAX takes about 10 us for each. A
+    function may close over all weights of a model and use one. In the trace of 64 such layers, the
+    others took a third of the time.
     """
     perturbed = [p is not o for p, o in zip(primals, operands, strict=True)]
-    with level, jax.named_scope(name):
-        leaves, rule = _attached(function, primals, perturbed)
+    with jax.named_scope(name):
+        with level:
+            primals = _arrays(primals)
+            leaves, rule = _ran(function, primals, perturbed)
+            if is_reverse:
+                leaves, rule = _attached(leaves, rule, primals)
+        if not is_reverse:
+            return _attached(leaves, rule, operands)[0]
     if not rule.perturbed:
         return leaves
     with_vjp = jax.custom_vjp(_NOT_RUN)  # JAX would keep this function, and what it holds
@@ -123,9 +137,9 @@ def _any_mode(name: str, needs_perturbed: bool) -> AnyFunction:
 
     def jvp(primals: Any, tangents: Any) -> Any:
         (function, operands), (_, dots) = primals, tangents
-        perturbed = [type(dot) is not SymbolicZero for dot in dots]
-        with below(operands, dots):
-            leaves, rule = _attached(function, operands, perturbed)
+        operands, perturbed = _arrays(operands), [type(dot) is not SymbolicZero for dot in dots]
+        leaves, rule = _attached(*_ran(function, operands, perturbed), operands)
+        leaves = _with_axis_in_front(function, leaves)
         return leaves, _tangents(leaves, rule, dots)
 
     any_mode = jax.custom_jvp(_shown_as(name, value))
@@ -147,7 +161,9 @@ def _reverse(name: str, needs_perturbed: bool) -> AnyFunction:
         if needs_perturbed:
             perturbed = [o.perturbed for o in operands]
             operands = [o.value for o in operands]
-        leaves, rule = _attached(function, operands, perturbed)
+        operands = _arrays(operands)
+        leaves, rule = _attached(*_ran(function, operands, perturbed), operands)
+        leaves = _with_axis_in_front(function, leaves)
         if not KEEPS_CUSTOM_JVP:
             own = {id(o) for o in operands if not is_ref(o)}
             kept = [depend([r], [])[0] if id(r) in own else r for r in rule.residuals]
@@ -247,7 +263,8 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     def gradients(
         points: Sequence[Leaf], values: Sequence[Leaf], cotangents: Cotangents
     ) -> list[Leaf]:
-        _, rule = _attached(function, joined(values, points), is_linear)
+        operands = joined(values, points)
+        _, rule = _attached(*_ran(function, operands, is_linear), operands)
         dxs = rule([cotangents[i] for i in rule.outputs])
         found = dict(zip(rule.perturbed, dxs, strict=True))
         every = zip((i for i, wanted in enumerate(is_linear) if wanted), points, strict=True)
@@ -282,14 +299,10 @@ def _with_axis_in_front(function: Function, values: Iterable[Leaf]) -> list[Leaf
     return [jax.lax.squeeze(jax.lax.expand_dims(leaf, [0]), [0]) for leaf in leaves]
 
 
-def _attached(
+def _ran(
     function: Function, operands: Sequence[Leaf], perturbed: Sequence[bool]
 ) -> tuple[list[Leaf], Rule]:
-    """Return the leaves with the rule as their derivative, and the rule.
-
-    If an operand is mapped, so are the leaves, as in `_value`: JAX requires that the two agree.
-    """
-    operands = _arrays(operands)
+    """Run the forward pass: return the leaves, and the rule."""
     has_tangents = [is_differentiable(o.dtype) for o in operands]
     refs = list(map(is_ref, operands))
     positions = [i for i, has in enumerate(has_tangents) if has and perturbed[i]]
@@ -302,7 +315,7 @@ def _attached(
     if positions and not outputs and any(are_numbers):  # and no keys
         gradient_errors.warn_of_no_output(function.source, [(y.shape, y.dtype) for y in leaves])
     differentiable = [i for i, has in enumerate(has_tangents) if has and not refs[i]]
-    rule = Rule(
+    return leaves, Rule(
         residuals,
         run,
         tuple(outputs),
@@ -313,22 +326,29 @@ def _attached(
         pure=not any(refs),
         own=_places_of_y(residuals, [leaves[i] for i in outputs], operands),
     )
+
+
+def _attached(leaves: list[Leaf], rule: Rule, operands: Sequence[Leaf]) -> tuple[list[Leaf], Rule]:
+    """Return the leaves with the rule as their derivative, and the rule.
+
+    If an operand is mapped, so are the leaves, as in `_value`: JAX requires that the two agree.
+    """
     # Not only if an operand is traced: what `y` reads from a place that no walk reaches is none.
-    if is_traced((*operands, *residuals, *leaves)):
-        ys = attach(
-            *rule.pull(), [operands[i] for i in differentiable], [leaves[i] for i in outputs]
-        )
-        leaves = replaced(leaves, outputs, ys)
-        if rule.own:
-            kept = replaced(residuals, rule.own, ys * len(rule.own))
-            rule = dataclasses.replace(rule, residuals=kept)
-        traced = [i for i, o in enumerate(operands) if isinstance(o, Tracer) and not refs[i]]
-        others = [operands[i] for i in traced if not has_tangents[i]]
-        for i, leaf in enumerate(leaves):
-            ignored = others if i in outputs else [operands[i] for i in traced]
-            if ignored:
-                (leaves[i],) = depend([leaf], ignored)
-    return _with_axis_in_front(function, leaves), rule
+    if not is_traced((*operands, *rule.residuals, *leaves)):
+        return leaves, rule
+    xs, outputs = [operands[i] for i in rule.differentiable], rule.outputs
+    ys = attach(*rule.pull(), xs, [leaves[i] for i in outputs])
+    leaves = replaced(leaves, outputs, ys)
+    if rule.own:
+        kept = replaced(rule.residuals, rule.own, ys * len(rule.own))
+        rule = dataclasses.replace(rule, residuals=kept)
+    traced = [o for o in operands if isinstance(o, Tracer) and not is_ref(o)]
+    others = [o for o in traced if not is_differentiable(o.dtype)]
+    for i, leaf in enumerate(leaves):
+        ignored = others if i in outputs else traced
+        if ignored:
+            (leaves[i],) = depend([leaf], ignored)
+    return leaves, rule
 
 
 def _places_of_y(

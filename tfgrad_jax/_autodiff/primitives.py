@@ -132,7 +132,7 @@ def _attach_jvp(
     nonzero = _nonzero(dxs)
     if nonzero:
         residuals = pull.reading(residuals, out)
-        return out, push(pull.only(nonzero), residuals, ys, [dxs[i] for i in nonzero])
+        return out, push(pull.only(nonzero), residuals, out, [dxs[i] for i in nonzero])
     # `y` has a tangent, and no operand has one: it comes from a tracer that we did not find, such
     # as one in a global variable. Its derivative would be that of `f`'s own operations. A Ref may
     # have such tangents, so a function with Refs is let pass.

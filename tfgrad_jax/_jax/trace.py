@@ -1,8 +1,7 @@
 """Which of JAX's traces is running: which work a call may skip, and at which level it runs.
 
-`is_idle` runs at every call, `is_live` for every tracer that a function holds, `in_reverse` and
-`below` when JAX differentiates a function. Every answer depends on the trace alone, never on
-earlier calls.
+`is_idle` runs at every call, `is_live` for every tracer that a function holds, and `in_derivative`
+when a function is transformed. Every answer depends on the trace alone, never on earlier calls.
 """
 
 import contextlib
@@ -254,34 +253,18 @@ def is_transposed(value: Any) -> bool:
     return isinstance(value, LINEARIZED) and is_innermost(value)
 
 
-def in_reverse(values: Sequence[Any]) -> tuple[Any, list[Any]] | None:
-    """Return a context for the level below, and the values there, in reverse mode alone.
+def in_derivative(values: Sequence[Any]) -> tuple[Any, list[Any], bool] | None:
+    """Return a context for the level below, the values there, and whether JAX is in reverse mode.
 
-    None if JAX does not differentiate any of the values in that mode; and with JAX's new
-    `custom_vjp`, which would stage code that now runs eagerly.
+    None if JAX does not differentiate any of these values at this level. Not in reverse mode with
+    JAX's new `custom_vjp`, which would stage code that now runs eagerly.
     """
     trace = _current_trace(())
     pair = getattr(trace, "to_primal_tangent_pair", None)
-    if pair is None or not getattr(trace, "is_vjp", False):
-        return None
-    if getattr(jax.config, "jax_custom_vjp3", False):
+    if pair is None:
         return None
     primals = [pair(v)[0] for v in values]
     if all(p is v for p, v in zip(primals, values, strict=True)):
         return None
-    return _set_trace(trace.parent_trace), primals
-
-
-def below(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """Return a context for code in a jvp rule that runs it at the level of the primals.
-
-    When JAX linearizes, it runs the rule under a trace to which no primal belongs. Without this
-    context every operation on the primals would go through that trace: an eager gradient took 1.6
-    times as long, and a `scan` in `f` was split, so that the compiled program needed 50.7 MB for
-    33.8. This only saves time: a JAX that shows other tangents gives the same results.
-    """
-    now = _current_trace(())
-    # JAX does not say that it linearizes; but then the tangents are tracers of that trace.
-    if not any(map(is_transposed, tangents)) or any(map(is_innermost, primals)):
-        return contextlib.nullcontext()
-    return _set_trace(now.parent_trace)
+    is_reverse = getattr(trace, "is_vjp", False) and not getattr(jax.config, "jax_custom_vjp3", 0)
+    return _set_trace(trace.parent_trace), primals, is_reverse
