@@ -106,8 +106,6 @@ class Pull:
 
     def only(self, some: Sequence[int]) -> "Pull":
         """Return the rule for some of these operands; the others are not being differentiated."""
-        if len(some) == len(self.perturbed):
-            return self
         return dataclasses.replace(self, perturbed=[self.perturbed[i] for i in some])
 
     def batched(
