@@ -26,9 +26,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
 from tfgrad_jax._jax.compat import (
@@ -46,17 +43,16 @@ from tfgrad_jax._jax.types import (
     AnyFunction,
     Cotangents,
     Leaf,
-    Tangents,
     is_differentiable,
     is_kind,
     is_traced,
 )
-from tfgrad_jax._messages import errors, gradient_errors
-from tfgrad_jax._messages.runs import explain_derivative
+from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.tracebacks import hidden
 
+from .attached import arrays, attached, ran, tangents_of
 from .function import Function
-from .primitives import attach, depend, push, push_by_type
+from .primitives import depend, push_by_type
 from .rule import Pull, Rule, replaced
 
 
@@ -67,7 +63,7 @@ def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> l
     if any(map(is_transposed, operands)):
         return _linear(function, operands)
     if (found := in_derivative(operands)) is not None:
-        return _directly(function, name, _arrays(operands), *found)
+        return _directly(function, name, arrays(operands), *found)
     return _any_mode(name, function.needs_perturbed)(function, [*operands])
 
 
@@ -89,16 +85,16 @@ def _directly(
     perturbed = [p is not o for p, o in zip(primals, operands, strict=True)]
     with jax.named_scope(name):
         with level:
-            primals = _arrays(primals)
-            leaves, rule = _ran(function, primals, perturbed)
+            primals = arrays(primals)
+            leaves, rule = ran(function, primals, perturbed)
             if is_reverse:
-                leaves, rule = _attached(leaves, rule, primals)
+                leaves, rule = attached(leaves, rule, primals)
         if not is_reverse:
-            return _attached(leaves, rule, operands)[0]
+            return attached(leaves, rule, operands)[0]
     if not rule.perturbed:
         return leaves
     with_vjp = jax.custom_vjp(_NOT_RUN)  # JAX would keep this function, and what it holds
-    with_vjp.defvjp(_returning((leaves, rule)), _pulled_back(name))
+    with_vjp.defvjp(_returning((leaves, rule)), _backward(name))
     return with_vjp(*[operands[i] for i in rule.perturbed])
 
 
@@ -117,7 +113,7 @@ _NOT_RUN = _returning(None)
 
 
 @functools.cache
-def _pulled_back(name: str) -> AnyFunction:
+def _backward(name: str) -> AnyFunction:
     """Return the backward pass of a custom_vjp of the perturbed operands of a rule."""
 
     def backward(rule: Rule, cotangents: Cotangents) -> list[Leaf]:
@@ -137,10 +133,10 @@ def _any_mode(name: str, needs_perturbed: bool) -> AnyFunction:
 
     def jvp(primals: Any, tangents: Any) -> Any:
         (function, operands), (_, dots) = primals, tangents
-        operands, perturbed = _arrays(operands), [type(dot) is not SymbolicZero for dot in dots]
-        leaves, rule = _attached(*_ran(function, operands, perturbed), operands)
+        operands, perturbed = arrays(operands), [type(dot) is not SymbolicZero for dot in dots]
+        leaves, rule = attached(*ran(function, operands, perturbed), operands)
         leaves = _with_axis_in_front(function, leaves)
-        return leaves, _tangents(leaves, rule, dots)
+        return leaves, tangents_of(leaves, rule, dots)
 
     any_mode = jax.custom_jvp(_shown_as(name, value))
     any_mode.defjvp(_shown_as(name, jvp), symbolic_zeros=needs_perturbed)
@@ -161,8 +157,8 @@ def _reverse(name: str, needs_perturbed: bool) -> AnyFunction:
         if needs_perturbed:
             perturbed = [o.perturbed for o in operands]
             operands = [o.value for o in operands]
-        operands = _arrays(operands)
-        leaves, rule = _attached(*_ran(function, operands, perturbed), operands)
+        operands = arrays(operands)
+        leaves, rule = attached(*ran(function, operands, perturbed), operands)
         leaves = _with_axis_in_front(function, leaves)
         if not KEEPS_CUSTOM_JVP:
             own = {id(o) for o in operands if not is_ref(o)}
@@ -174,7 +170,7 @@ def _reverse(name: str, needs_perturbed: bool) -> AnyFunction:
         gradients = pulled_back(rule, cotangents)
         return None, replaced([None] * rule.n_operands, rule.perturbed, gradients)
 
-    pulled_back, with_vjp = _pulled_back(name), jax.custom_vjp(_shown_as(name, _value))
+    pulled_back, with_vjp = _backward(name), jax.custom_vjp(_shown_as(name, _value))
     with_vjp.defvjp(_shown_as(name, forward), backward, symbolic_zeros=needs_perturbed)
     return with_vjp
 
@@ -194,14 +190,9 @@ def _shown_as(name: str, f: AnyFunction) -> AnyFunction:
     return hidden(jax.named_scope(name)(named))  # the name of the operations in profiles
 
 
-def _arrays(operands: Sequence[Leaf]) -> list[Leaf]:
-    """Return Python numbers that are differentiated as (weakly typed) arrays."""
-    return [o if isinstance(o, jax.Array) or is_ref(o) else jnp.asarray(o) for o in operands]
-
-
 def _value(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     """Return the leaves of the value, in a call that JAX does not differentiate."""
-    operands = _arrays(operands)
+    operands = arrays(operands)
     if not is_traced(operands) or any(map(is_ref, operands)):
         return _with_axis_in_front(function, function.value(operands))
     if not is_staging():
@@ -250,7 +241,7 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     The rule of a linear function is the same at every point, so it runs at zero; a gradient that
     depends on the point raises.
     """
-    operands = _arrays(operands)
+    operands = arrays(operands)
     is_linear = list(map(is_transposed, operands))
     linear = [o for o in operands if is_transposed(o)]
     known = [o for o in operands if not is_transposed(o)]
@@ -264,11 +255,11 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
         points: Sequence[Leaf], values: Sequence[Leaf], cotangents: Cotangents
     ) -> list[Leaf]:
         operands = joined(values, points)
-        _, rule = _attached(*_ran(function, operands, is_linear), operands)
-        dxs = rule([cotangents[i] for i in rule.outputs])
-        found = dict(zip(rule.perturbed, dxs, strict=True))
-        every = zip((i for i, wanted in enumerate(is_linear) if wanted), points, strict=True)
-        return [zero if found.get(i) is None else found[i] for i, zero in every]
+        _, rule = attached(*ran(function, operands, is_linear), operands)
+        gradients = rule([cotangents[i] for i in rule.outputs])
+        dxs = replaced([None] * rule.n_operands, rule.perturbed, gradients)
+        wanted = (dx for dx, is_x in zip(dxs, is_linear, strict=True) if is_x)
+        return [zero if dx is None else dx for dx, zero in zip(wanted, points, strict=True)]
 
     def transpose(values: Sequence[Leaf], cotangents: Cotangents, wanted: Any) -> list[Leaf]:
         args = [*map(zeros, types)], [*values], [*cotangents]
@@ -297,87 +288,3 @@ def _with_axis_in_front(function: Function, values: Iterable[Leaf]) -> list[Leaf
     if not (function.has_primal and is_traced(leaves)):
         return leaves
     return [jax.lax.squeeze(jax.lax.expand_dims(leaf, [0]), [0]) for leaf in leaves]
-
-
-def _ran(
-    function: Function, operands: Sequence[Leaf], perturbed: Sequence[bool]
-) -> tuple[list[Leaf], Rule]:
-    """Run the forward pass: return the leaves, and the rule."""
-    has_tangents = [is_differentiable(o.dtype) for o in operands]
-    refs = list(map(is_ref, operands))
-    positions = [i for i, has in enumerate(has_tangents) if has and perturbed[i]]
-    try:
-        leaves, outputs, run, residuals, gives = function.forward(operands, positions)
-    except Exception as error:
-        explain_derivative(error, function.source)
-        raise
-    are_numbers = (y.dtype == bool or is_kind(y.dtype, jnp.integer) for y in leaves)
-    if positions and not outputs and any(are_numbers):  # and no keys
-        gradient_errors.warn_of_no_output(function.source, [(y.shape, y.dtype) for y in leaves])
-    differentiable = [i for i, has in enumerate(has_tangents) if has and not refs[i]]
-    return leaves, Rule(
-        residuals,
-        run,
-        tuple(outputs),
-        tuple(i for i in positions if i in gives),
-        tuple(differentiable),
-        len(operands),
-        function.source,
-        pure=not any(refs),
-        own=_places_of_y(residuals, [leaves[i] for i in outputs], operands),
-    )
-
-
-def _attached(leaves: list[Leaf], rule: Rule, operands: Sequence[Leaf]) -> tuple[list[Leaf], Rule]:
-    """Return the leaves with the rule as their derivative, and the rule.
-
-    If an operand is mapped, so are the leaves, as in `_value`: JAX requires that the two agree.
-    """
-    # Not only if an operand is traced: what `y` reads from a place that no walk reaches is none.
-    if not is_traced((*operands, *rule.residuals, *leaves)):
-        return leaves, rule
-    xs, outputs = [operands[i] for i in rule.differentiable], rule.outputs
-    ys = attach(*rule.pull(), xs, [leaves[i] for i in outputs])
-    leaves = replaced(leaves, outputs, ys)
-    if rule.own:
-        kept = replaced(rule.residuals, rule.own, ys * len(rule.own))
-        rule = dataclasses.replace(rule, residuals=kept)
-    traced = [o for o in operands if isinstance(o, Tracer) and not is_ref(o)]
-    others = [o for o in traced if not is_differentiable(o.dtype)]
-    for i, leaf in enumerate(leaves):
-        ignored = others if i in outputs else traced
-        if ignored:
-            (leaves[i],) = depend([leaf], ignored)
-    return leaves, rule
-
-
-def _places_of_y(
-    residuals: Sequence[Leaf], ys: Sequence[Leaf], operands: Sequence[Leaf]
-) -> tuple[int, ...]:
-    """Return which residuals are the only output of the function.
-
-    A rule that reads `y` means `h(x)`, whose derivative is the declared one. So `dy * 2 * y` has a
-    second derivative, even if `y` was rounded, or comes out of a callback or a kernel. Not if `y`
-    is an operand: `return x, lambda dy: dy * x` means `x`. Nor with several outputs: a rule that
-    ignores the upstream of one would declare that this one has no derivative.
-    """
-    if len(ys) != 1 or any(ys[0] is o for o in operands):
-        return ()
-    return tuple(k for k, r in enumerate(residuals) if r is ys[0])
-
-
-def _tangents(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Leaf]:
-    """Return the tangents of the leaves for the tangents of the operands."""
-    pull, residuals = rule.pull()
-    nonzero = [
-        x for x, i in enumerate(rule.differentiable) if type(tangents[i]) is not SymbolicZero
-    ]
-    dxs = [tangents[rule.differentiable[x]] for x in nonzero]
-    ys = [leaves[i] for i in rule.outputs]
-    none = (zeros(tangent_type(y)) for y in ys)
-    dys = push(pull.only(nonzero), residuals, ys, dxs) if dxs else none
-    tangent_of = dict(zip(rule.outputs, dys, strict=True))
-    return [
-        tangent_of[i] if i in tangent_of else np.zeros(y.shape, jax.dtypes.float0)
-        for i, y in enumerate(leaves)
-    ]
