@@ -14,11 +14,12 @@ from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
 from tfgrad_jax._jax.compat import is_ref, tangent_type, zeros
-from tfgrad_jax._jax.types import Leaf, Tangents, is_differentiable, is_kind, is_traced
+from tfgrad_jax._jax.types import Leaf, OperandIndex, Tangents, is_differentiable, is_kind, is_traced
 from tfgrad_jax._messages import gradient_errors
 from tfgrad_jax._messages.runs import explain_derivative
+from tfgrad_jax._messages.source import Source
 
-from .function import Function
+from .function import Forward, Function
 from .primitives import attach, depend, push
 from .rule import Rule, replaced
 
@@ -32,17 +33,36 @@ def ran(
     function: Function, operands: Sequence[Leaf], perturbed: Sequence[bool]
 ) -> tuple[list[Leaf], Rule]:
     """Run the forward pass: return the leaves, and the rule."""
-    has_tangents = [is_differentiable(o.dtype) for o in operands]
-    refs = list(map(is_ref, operands))
-    positions = [i for i, has in enumerate(has_tangents) if has and perturbed[i]]
+    forward = explained(function, operands, _positions(operands, perturbed))
+    return with_rule(forward, function.source, operands, perturbed)
+
+
+def explained(
+    function: Function, operands: Sequence[Leaf], positions: Sequence[OperandIndex]
+) -> Forward:
+    """Run the forward pass, and name the function if JAX cannot differentiate its operations."""
     try:
-        leaves, outputs, run, residuals, gives = function.forward(operands, positions)
+        return function.forward(operands, positions)
     except Exception as error:
         explain_derivative(error, function.source)
         raise
+
+
+def _positions(operands: Sequence[Leaf], perturbed: Sequence[bool]) -> list[int]:
+    return [i for i, o in enumerate(operands) if perturbed[i] and is_differentiable(o.dtype)]
+
+
+def with_rule(
+    forward: Forward, source: Source, operands: Sequence[Leaf], perturbed: Sequence[bool]
+) -> tuple[list[Leaf], Rule]:
+    """Return the leaves of a forward pass, and the rule."""
+    leaves, outputs, run, residuals, gives = forward
+    has_tangents = [is_differentiable(o.dtype) for o in operands]
+    refs = list(map(is_ref, operands))
+    positions = _positions(operands, perturbed)
     are_numbers = (y.dtype == bool or is_kind(y.dtype, jnp.integer) for y in leaves)
     if positions and not outputs and any(are_numbers):  # and no keys
-        gradient_errors.warn_of_no_output(function.source, [(y.shape, y.dtype) for y in leaves])
+        gradient_errors.warn_of_no_output(source, [(y.shape, y.dtype) for y in leaves])
     differentiable = [i for i, has in enumerate(has_tangents) if has and not refs[i]]
     return leaves, Rule(
         residuals,
@@ -51,7 +71,7 @@ def ran(
         tuple(i for i in positions if i in gives),
         tuple(differentiable),
         len(operands),
-        function.source,
+        source,
         pure=not any(refs),
         own=_places_of_y(residuals, [leaves[i] for i in outputs], operands),
     )

@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import set_current_trace
 
 from tfgrad_jax._jax.compat import (
     KEEPS_CUSTOM_JVP,
@@ -38,7 +39,7 @@ from tfgrad_jax._jax.compat import (
 )
 from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, mapped_with, without_consts
 from tfgrad_jax._jax.reasons import noting
-from tfgrad_jax._jax.trace import in_derivative, is_staging, is_transposed
+from tfgrad_jax._jax.trace import in_derivative, is_reverse, is_staging, is_transposed
 from tfgrad_jax._jax.types import (
     AnyFunction,
     Cotangents,
@@ -48,10 +49,11 @@ from tfgrad_jax._jax.types import (
     is_traced,
 )
 from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.source import Source
 from tfgrad_jax._messages.tracebacks import hidden
 
-from .attached import arrays, attached, ran, tangents_of
-from .function import Function
+from .attached import arrays, attached, explained, ran, tangents_of, with_rule
+from .function import Forward, Function
 from .primitives import depend, push_by_type
 from .rule import Pull, Rule, replaced
 
@@ -62,20 +64,25 @@ def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> l
         return _reverse(name, function.needs_perturbed)(function, [*operands])
     if any(map(is_transposed, operands)):
         return _linear(function, operands)
-    if (found := in_derivative(operands)) is not None:
-        return _directly(function, name, arrays(operands), *found)
+    if (lowered := in_derivative(operands)) is not None:
+        of, operands, primals = lowered
+        with set_current_trace(of.parent_trace), jax.named_scope(name):
+            primals = arrays(primals)
+            places = [i for i, (p, o) in enumerate(zip(primals, operands, strict=True)) if p is not o]
+            forward = explained(function, primals, places)
+        return record(forward, name, function.source, operands, primals, of)
     return _any_mode(name, function.needs_perturbed)(function, [*operands])
 
 
-def _directly(
-    function: Function,
+def record(
+    forward: Forward,
     name: str,
+    source: Source,
     operands: Sequence[Leaf],
-    level: Any,
     primals: Sequence[Leaf],
-    is_reverse: bool,
+    of: Any,
 ) -> list[Leaf]:
-    """Run the forward pass at the level of these primals, and let JAX differentiate its result.
+    """Let JAX differentiate a forward pass that has run one level down.
 
     In reverse mode, JAX records the rule as a custom_vjp, which is cheaper than to differentiate
     `attach`. It gets only the operands that have a gradient: JAX takes about 10 us for each. A
@@ -83,42 +90,45 @@ def _directly(
     others took a third of the time.
     """
     perturbed = [p is not o for p, o in zip(primals, operands, strict=True)]
-    with jax.named_scope(name):
-        with level:
-            primals = arrays(primals)
-            leaves, rule = ran(function, primals, perturbed)
-            if is_reverse:
-                leaves, rule = attached(leaves, rule, primals)
-        if not is_reverse:
-            return attached(leaves, rule, operands)[0]
+    with set_current_trace(of.parent_trace):
+        leaves, rule = with_rule(forward, source, primals, perturbed)
+        if is_reverse(of):
+            leaves, rule = attached(leaves, rule, primals)
+    if not is_reverse(of):
+        return attached(leaves, rule, operands)[0]
     if not rule.perturbed:
         return leaves
+    refs = [k for k, r in enumerate(rule.residuals) if is_ref(r)]
     with_vjp = jax.custom_vjp(_NOT_RUN)  # JAX would keep this function, and what it holds
-    with_vjp.defvjp(_returning((leaves, rule)), _backward(name))
-    return with_vjp(*[operands[i] for i in rule.perturbed])
+    with_vjp.defvjp(_returning(leaves, rule, refs), _backward(name, len(refs)))
+    return with_vjp(*[operands[i] for i in rule.perturbed], *[rule.residuals[k] for k in refs])
 
 
-def _returning(result: Any) -> AnyFunction:
+def _returning(leaves: Any, rule: Any, refs: Sequence[int] = ()) -> AnyFunction:
     """Return a function that returns this, with its signature, which JAX would compute."""
 
-    def run(*_: Leaf) -> Any:
-        return result
+    def run(*args: Leaf) -> Any:
+        if not refs:
+            return leaves, rule
+        kept = replaced(rule.residuals, refs, args[-len(refs) :])  # JAX asks for its own
+        return leaves, dataclasses.replace(rule, residuals=kept)
 
     run.__signature__ = _ANY  # type: ignore[attr-defined]
     return run
 
 
 _ANY = inspect.signature(lambda *_: None)
-_NOT_RUN = _returning(None)
+_NOT_RUN = _returning(None, None)
 
 
 @functools.cache
-def _backward(name: str) -> AnyFunction:
+def _backward(name: str, refs: int = 0) -> AnyFunction:
     """Return the backward pass of a custom_vjp of the perturbed operands of a rule."""
 
     def backward(rule: Rule, cotangents: Cotangents) -> list[Leaf]:
         upstreams = (cotangents[i] for i in rule.outputs)
-        return rule([zeros(c.aval) if type(c) is SymbolicZero else c for c in upstreams])
+        gradients = rule([zeros(c.aval) if type(c) is SymbolicZero else c for c in upstreams])
+        return [*gradients, *[None] * refs]
 
     return _shown_as(name, backward)
 

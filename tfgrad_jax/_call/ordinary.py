@@ -1,6 +1,7 @@
 """`variables="autodiff"`: captured values get the gradient of `f`'s own operations."""
 
 from collections.abc import Callable, Collection, Sequence
+from typing import TypeAlias
 
 import jax
 from jax.tree_util import tree_flatten, tree_unflatten
@@ -10,12 +11,13 @@ from tfgrad_jax._autodiff.primitives import depend
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._jax.types import Leaf, LeafIndex, OperandIndex, PyTree
 
-from .rule import CapturedIndex, Gradient, Values, Wanted
+Values: TypeAlias = Sequence[Leaf]
+Wanted: TypeAlias = Sequence[OperandIndex]
 
 
 def with_ordinary_gradients(
     forward: Callable[[Values, Wanted], Forward],
-    ordinary: Sequence[CapturedIndex],
+    ordinary: Sequence[OperandIndex],
     operands: Values,
     perturbed: Wanted,
 ) -> Forward:
@@ -45,7 +47,7 @@ def with_ordinary_gradients(
     of_vjp = [depend([r], [])[0] if any(r is y for y in leaves) else r for r in of_vjp]
     count = len(of_vjp)
 
-    def both(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Gradient]:
+    def both(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Leaf | None]:
         by_rule = [i for i in wanted if i not in by_vjp]
         (gradients,) = tree_unflatten(treedef, residuals[:count])(list(cotangents))
         gradients |= zip(by_rule, run(residuals[count:], cotangents, by_rule), strict=True)

@@ -1,4 +1,4 @@
-"""Name arrays as the user would write them, `self.layers[0].w`, and find those that code names."""
+"""Name arrays as the user would write them, `self.layers[0].w`."""
 
 import contextlib
 import functools
@@ -15,7 +15,6 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from tfgrad_jax._jax.trace import is_live
 from tfgrad_jax._jax.types import Copied
-from tfgrad_jax._messages.source import Source, codes_inside
 
 from .objects import OBJECT, Contents, Kind, Label, Object, content_of, name_of
 from .reach import Id, Reached
@@ -65,28 +64,6 @@ def named(roots: Roots, found: Reached) -> dict[Id, Named]:
             path = name + step if name else step.removeprefix(".")
             (declared if step == _DECLARED else pending).append(Named(path, held, why))
     return {key: one for key, one in names.items() if key in found.captured}
-
-
-def named_in(f: Object, found: Reached) -> set[Id]:
-    """Return which captured arrays the code of a function names: variables, attributes of these.
-
-    What else an object or a container holds, such as the other weights of a model, is not read for
-    certain.
-    """
-    code = Source.of(f).code
-    every = [c for c in (code, *codes_inside(code)) if c is not None]
-    words = {"", *(name for c in every for name in (*c.co_names, *c.co_varnames, *c.co_freevars))}
-    values = {id(f): f}
-    waiting = [f]
-    for value in waiting:  # it grows
-        kind = found.way.get(id(value))
-        if kind is None or id(value) in found.captured or type(value) in (tuple, list, dict):
-            continue
-        steps = _steps(value, kind)
-        new = {id(v): v for step, v in steps if step.removeprefix(".") in words}
-        waiting += [v for key, v in new.items() if key not in values]
-        values |= new
-    return values.keys() & found.captured.keys()
 
 
 def is_of_library(value: Object) -> bool:

@@ -94,10 +94,7 @@ NO_VARIABLES = Variables.of([])[0]
 
 
 class Held(NamedTuple):
-    """What a call holds, as the user wrote it. The code that gets it holds no values: JAX keeps it.
-
-    `_closure` copies it around other tracers.
-    """
+    """What a call holds, as the user wrote it. The code that gets it holds no values: JAX keeps it."""
 
     f: AnyFunction
     primal: AnyFunction | None
@@ -109,19 +106,7 @@ class Held(NamedTuple):
         return self._replace(inputs=layout.join(self.inputs, operands))
 
 
-class HeldByTrace(NamedTuple):
-    """What a call holds that was traced: what its jaxprs read."""
-
-    consts: Sequence[Leaf]
-    refs: Sequence[Leaf]  # of the rule
-    of_primal: Sequence[Leaf] = ()
-    inputs: Sequence[Leaf] = ()
-
-    def filled(self, layout: Layout, operands: Sequence[Leaf]) -> "HeldByTrace":
-        return self._replace(inputs=operands)
-
-
-# What a rule holds: the user's `grad_fn`, or what its jaxpr reads.
+# What a rule holds: the user's `grad_fn`, or the constants of its jaxpr.
 HeldByRule: TypeAlias = Any
 
 # What a rule holds, cotangents, the variables, the values of those that JAX is tracing -> the
@@ -143,7 +128,6 @@ class GradFn(NamedTuple):
     accepts_variables: bool
     source: Source
     y: Leaf = None  # the only output, as `f` returned it: the rule may hold it
-    named: Sequence[int] | None = None  # which arrays its code names, of a list that it holds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -271,7 +255,7 @@ class Call:
     spec: CallSpec
     apply: Apply
     primal: Primal | None  # by other code than `f`
-    held: Held | HeldByTrace
+    held: Held
     operands: list[Leaf]  # the leaves of the inputs that JAX is tracing
     variables: PyTree  # None, "autodiff" or the declared pytree
 

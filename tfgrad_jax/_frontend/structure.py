@@ -109,21 +109,6 @@ class Layout:
             leaves[i] = value
         return tree_unflatten(self.template, leaves)
 
-    def rebuilt(self, values: PyTree, constants: Sequence[PyTree]) -> list[PyTree]:
-        """Return the containers that `join` has made around these constants and some operands."""
-        if _is_flat(self.template):
-            return []
-        nodes: list[PyTree] = []
-        ends = set(map(id, constants))
-
-        def is_end(node: PyTree) -> bool:  # JAX asks it for each node
-            nodes.append(node)
-            return id(node) in ends
-
-        leaves = tree_leaves(values, is_leaf=is_end)
-        ends.update(map(id, (values, *leaves)))
-        return [node for node in nodes if id(node) not in ends]
-
     def places(self) -> list[Place]:
         """Return all leaves, what is None among the values, and the omitted defaults."""
         values = list(tree_unflatten(self.treedef, range(len(self.specs))))

@@ -25,16 +25,6 @@ KEEPS_CUSTOM_JVP = jax.__version_info__ >= (0, 12)
 NUMPY = (np.ndarray, np.generic)
 
 
-def value_in(tracer: Any) -> Any:
-    """Return what `stop_gradient` makes of a tracer of forward mode: the value in it.
-
-    JAX takes it out in Python, where no trace sees it. Of other tracers, return them.
-    """
-    while isinstance(tracer, ad.JVPTracer):
-        tracer = tracer.primal
-    return tracer
-
-
 @functools.cache
 def tangent_dtype(dtype: Any) -> Any:
     """Return the dtype of derivatives of values of a dtype: float0 where there are none."""

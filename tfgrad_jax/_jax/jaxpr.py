@@ -216,30 +216,6 @@ def is_declared(eqn: Eqn) -> bool:
     return eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
 
 
-def in_order_of_use(eqn: Eqn) -> Sequence[Atom]:
-    """Return the operands of an equation; those of calls with their own derivative, as these do.
-
-    A decorated function is no such call where only its value is computed. The order is the same:
-    also where the call is inside a `jit`, a loop or a branch, which has its operands in that order.
-    """
-    order, seen = list(eqn.invars), set[Var]()
-    first: list[Var] = []
-    for jaxpr, atoms in _bodies(eqn):
-        atom_of = dict(zip(jaxpr.invars, atoms, strict=True))
-        for e in jaxpr.eqns:
-            inside = in_order_of_use(e)
-            outer = (atom_of.get(a) for a in inside if isinstance(a, Var))
-            new = list(dict.fromkeys(a for a in outer if isinstance(a, Var) and a not in seen))
-            if inside is not e.invars:
-                for place, atom in zip(sorted(map(order.index, new)), new, strict=True):
-                    order[place] = atom
-            first += new
-            seen.update(new)
-    if is_declared(eqn):
-        return [*first, *eqn.invars]
-    return eqn.invars if order == list(eqn.invars) else order
-
-
 def _bodies(eqn: Eqn) -> Iterator[tuple[Jaxpr, Sequence[Atom]]]:
     """Yield what an equation calls, each with its operands."""
     name, atoms = eqn.primitive.name, eqn.invars

@@ -95,11 +95,6 @@ def is_live(tracer: Any) -> bool:
     return True
 
 
-def is_below(value: Any) -> bool:
-    """Return whether a value is a live tracer, but none of the innermost trace that is running."""
-    return isinstance(value, Tracer) and not is_innermost(value) and is_live(value)
-
-
 def is_innermost(tracer: Any) -> bool:
     """Return whether a tracer belongs to the innermost trace that is running."""
     now = _current_trace(())
@@ -117,7 +112,7 @@ def is_staging() -> bool:
 
 
 class AtOnce(jax.core.Trace):
-    """The current trace inside one that records, or follows, some operations; all others run.
+    """The current trace inside one that records operations on its tracers; all others run.
 
     They run at the level outside. So the code sees values, and a cache of constants that it fills
     holds values.
@@ -128,31 +123,23 @@ class AtOnce(jax.core.Trace):
     # global Ref that was written twice lost a write.
     parent_trace: Any = None
     recording: Any = None
-    _recorded: Any = None
-    _calls = False
 
     @classmethod
     @contextlib.contextmanager
-    def inside(
-        cls, recording: Any, recorded: Callable[[Tracer], bool], calls: bool = False
-    ) -> Iterator[None]:
-        """Run code in a trace that is free, inside one that records what is `recorded`.
-
-        That gets all calls with derivatives of their own if it asks for `calls`.
-        """
+    def inside(cls, recording: Any) -> Iterator[None]:
+        """Run code in a trace that is free, inside one that records what takes its tracers."""
         self = _local.free.pop() if _local.free else cls()
         self.parent_trace = self.recording = recording
         self.requires_low = recording.requires_low
-        self._recorded, self._calls = recorded, calls
         try:
             with _set_trace(self):
                 yield
         finally:
-            self.parent_trace = self.recording = self._recorded = None
+            self.parent_trace = self.recording = None
             _local.free.append(self)
 
     def _is_recorded(self, values: Sequence[Any]) -> bool:
-        return any((isinstance(v, Tracer) and self._recorded(v)) or is_ref(v) for v in values)
+        return any(isinstance(v, Tracer) or is_ref(v) for v in values)
 
     def stage_value(self, val: Any) -> Any:
         trace = self.recording if self._is_recorded([val]) else self.recording.parent_trace
@@ -180,7 +167,7 @@ class AtOnce(jax.core.Trace):
         return self._called("process_shard_map", values, (primitive, f, values), params)
 
     def _called(self, name: str, values: Any, parts: tuple[Any, ...], params: Any) -> Any:
-        if not (self._calls or self._is_recorded(values)):
+        if not self._is_recorded(values):
             # The function may hold a tracer of what is recorded, beside its arguments.
             with contextlib.suppress(UnexpectedTracerError):
                 return getattr(self.recording.parent_trace, name)(*parts, **params)
@@ -198,7 +185,7 @@ def at_once() -> Callable[[], Any]:
         return contextlib.nullcontext
 
     def context() -> Any:
-        return AtOnce.inside(_current_trace(()), lambda _: True)
+        return AtOnce.inside(_current_trace(()))
 
     return context
 
@@ -226,25 +213,6 @@ def derivatives() -> Sequence[type]:
     ]
 
 
-def is_differentiated() -> bool:
-    """Return whether JAX differentiates what runs now, at any level."""
-    return _is_inside(derivatives())
-
-
-def is_forward() -> bool:
-    """Return whether JAX differentiates in forward mode, at any level."""
-    return _is_inside(derivatives()[:1])
-
-
-def _is_inside(types: Sequence[type]) -> bool:
-    trace = _current_trace(())
-    while hasattr(trace, "parent_trace"):
-        if type(trace) in types:
-            return True
-        trace = trace.parent_trace
-    return False
-
-
 def is_transposed(value: Any) -> bool:
     """Return whether JAX is transposing a function of this value, as `jax.linear_transpose` does.
 
@@ -253,18 +221,24 @@ def is_transposed(value: Any) -> bool:
     return isinstance(value, LINEARIZED) and is_innermost(value)
 
 
-def in_derivative(values: Sequence[Any]) -> tuple[Any, list[Any], bool] | None:
-    """Return a context for the level below, the values there, and whether JAX is in reverse mode.
+def is_reverse(trace: Any) -> bool:
+    """Return whether a trace is that of reverse mode.
 
-    None if JAX does not differentiate any of these values at this level. Not in reverse mode with
-    JAX's new `custom_vjp`, which would stage code that now runs eagerly.
+    Not with JAX's new `custom_vjp`, which would stage code that now runs eagerly.
+    """
+    return getattr(trace, "is_vjp", False) and not getattr(jax.config, "jax_custom_vjp3", 0)
+
+
+def in_derivative(values: Sequence[Any]) -> tuple[Any, list[Any], list[Any]] | None:
+    """Return the current trace, the values, and those at the level below.
+
+    None if JAX does not differentiate any of these values at this level.
     """
     trace = _current_trace(())
     pair = getattr(trace, "to_primal_tangent_pair", None)
     if pair is None:
         return None
+    values = [v if isinstance(v, jax.Array) or is_ref(v) else jax.numpy.asarray(v) for v in values]
     primals = [pair(v)[0] for v in values]
-    if all(p is v for p, v in zip(primals, values, strict=True)):
-        return None
-    is_reverse = getattr(trace, "is_vjp", False) and not getattr(jax.config, "jax_custom_vjp3", 0)
-    return _set_trace(trace.parent_trace), primals, is_reverse
+    is_any = any(p is not v for p, v in zip(primals, values, strict=True))
+    return (trace, values, primals) if is_any else None

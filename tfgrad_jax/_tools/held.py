@@ -35,7 +35,7 @@ class HeldArrays:
     def __call__(self, arrays: Iterable[Leaf]) -> Sequence[Object]:
         """Return the values, copied around other arrays. A Ref stays itself."""
         rest = iter(arrays)
-        return self._skeleton.copies([v if is_ref(v) else next(rest) for v in self._taken]).values
+        return self._skeleton.copies([v if is_ref(v) else next(rest) for v in self._taken])
 
 
 # --- global variables -----------------------------------------------------------------------------
