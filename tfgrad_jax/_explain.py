@@ -28,7 +28,18 @@ from ._custom_gradient import CustomGradient
 from ._family import is_recomputed
 from ._jax.compat import is_ref
 from ._jax.jaxpr import Identity, reads
-from ._jax.types import NEEDS_VALUES, AnyFunction, Aval, Eqn, Inert, Leaf, PyTree, is_array, spec
+from ._jax.types import (
+    NEEDS_VALUES,
+    AnyFunction,
+    Aval,
+    Eqn,
+    Inert,
+    Leaf,
+    PyTree,
+    has_gradient,
+    is_array,
+    type_of,
+)
 from ._messages import tool_errors
 from ._messages.source import Source
 from ._messages.text import aligned, type_name
@@ -227,7 +238,7 @@ class _Look:
     ) -> tuple[list[Leaf], list[Leaf], list[Leaf] | None]:
         """Return what is kept, the arrays that have labels, and what plain autodiff keeps."""
         call, given = self._call, dict(zip(self._at, arrays, strict=True))
-        possible = [i for i in self._at if spec(given[i]).differentiable]
+        possible = [i for i in self._at if has_gradient(given[i])]
         refused = call.refused(possible, given)
         some = {i: given[i] for i in possible if i not in refused}
 
@@ -249,7 +260,7 @@ class _Look:
         # What no upstream reaches is zero, if the rule is linear.
         zero = "zero or constant" if self.forward_mode is False else "zero"
         ignored = [i for i, (upstreams, _) in zip(some, every or (), strict=False) if not upstreams]
-        gradients = {i: f"none: {spec(v).dtype} has no derivative" for i, v in given.items()}
+        gradients = {i: f"none: {type_of(v).dtype} has no derivative" for i, v in given.items()}
         gradients |= {i: self._by(i) for i in some} | dict.fromkeys(ignored, zero)
         gradients |= dict.fromkeys(refused, "none: an error where it is differentiated")
         self.gradients = list(gradients.values())

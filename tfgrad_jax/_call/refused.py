@@ -7,7 +7,7 @@ from tfgrad_jax._closure.names import named
 from tfgrad_jax._closure.reach import survey
 from tfgrad_jax._frontend.grad_fn import Held
 from tfgrad_jax._jax.compat import is_ref
-from tfgrad_jax._jax.types import Leaf, OperandIndex, Spec, spec
+from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, type_of
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.source import Source
 
@@ -15,13 +15,13 @@ from tfgrad_jax._messages.source import Source
 class Use(NamedTuple):
     """Of a captured value: its type, whether it is a Ref, and where `f` used it first."""
 
-    spec: Spec
+    type: Aval
     is_ref: bool
     line: Any
 
     @classmethod
     def of(cls, value: Leaf, line: Any) -> "Use":
-        return cls(spec(value), is_ref(value), line)
+        return cls(type_of(value), is_ref(value), line)
 
 
 Names = Callable[[Sequence[OperandIndex]], Mapping[OperandIndex, str]]
@@ -40,11 +40,11 @@ class Refused(NamedTuple):
             raise errors.captured_ref(self.source)
         if found:
             of = names([*found])
-            lines = [(of.get(i, ""), u.spec, self.source.line(u.line)) for i, u in found.items()]
+            lines = [(of.get(i, ""), u.type, self.source.line(u.line)) for i, u in found.items()]
             raise errors.no_gradient_for_captured(self.source, lines, self.declared)
 
 
-def warn_of(source: Source, values: Mapping[OperandIndex, Spec], names: Names) -> None:
+def warn_of(source: Source, values: Mapping[OperandIndex, Aval], names: Names) -> None:
     """Warn of values that are differentiated, and that only a rule reads."""
     if values:
         of = names([*values])

@@ -1,13 +1,12 @@
 """Run a call under JAX's transformations. Nothing that `f` holds is copied.
 
-    JAX differentiates the call here     `_direct`: `f` runs as it is, one level down
-    anything else                        `_traced`: `f` is traced, and its jaxpr runs
+JAX differentiates the call here     `_direct`: `f` runs as it is, one level down
+anything else                        `_traced`: `f` is traced, and its jaxpr runs
 """
 
 import contextlib
 import contextvars
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,21 +23,18 @@ from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._closure.functions import constants_of, leads_to, taken_apart
 from tfgrad_jax._closure.traced import traced
 from tfgrad_jax._frontend.grad_fn import Call, GradFn, Variables
-from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref
-from tfgrad_jax._jax.reasons import noting
 from tfgrad_jax._jax.trace import is_live, plainly
-from tfgrad_jax._jax.types import Inert, Leaf, PyTree, Spec, is_differentiable, spec
-from tfgrad_jax._jax.watch import Shown, Watch, revived, current_derivative, has_values
+from tfgrad_jax._jax.types import Aval, Inert, Leaf, PyTree, is_differentiable, type_of
+from tfgrad_jax._jax.watch import Shown, Watch, current_derivative, has_values, revived
 from tfgrad_jax._messages import errors
-from tfgrad_jax._messages.runs import explain_derivative
+from tfgrad_jax._messages.runs import annotate_derivative, annotate_recorded
 from tfgrad_jax._messages.source import Source
 
 from .ordinary import with_ordinary_gradients
 from .refused import Refused, Use, names_of, warn_of
 
 Values = Sequence[Leaf]
-_IN_AN_OBJECT = "in an object that is no pytree"
 
 
 class Weights(NamedTuple):
@@ -48,7 +44,7 @@ class Weights(NamedTuple):
     declared: Variables | None
     listed: Sequence[int]  # in the order of the variables
     is_declared: bool
-    specs: Sequence[Spec]
+    types: Sequence[Aval]
     refused: Refused
     may_warn: bool  # of a value that only the rule reads
 
@@ -66,7 +62,7 @@ class Weights(NamedTuple):
         if len(operands) < len(declared):  # one is declared twice
             operands = [*declared]
         known = {id(v) for v in operands}
-        in_rule = call.spec.within is Within.RULE
+        in_rule = call.spec.in_rule
         accepts = grad_fn.accepts_variables and variables is None
         listed, uses = [*range(len(declared))], {}
         for v, line in of_f.values():
@@ -85,9 +81,9 @@ class Weights(NamedTuple):
             operands.append(v)
         operands += [v for v in seen.values() if id(v) not in known]
         refused = Refused(call.spec.source, uses, variables is not None)
-        specs = [spec(operands[i]) for i in listed]
+        types = [type_of(operands[i]) for i in listed]
         may_warn = not (in_rule or call.autodiff)
-        return cls(operands, variables, listed, not accepts, specs, refused, may_warn)
+        return cls(operands, variables, listed, not accepts, types, refused, may_warn)
 
     def argument(
         self, values: Values, wanted: Sequence[int]
@@ -97,7 +93,7 @@ class Weights(NamedTuple):
             return self.declared, values, self.listed
         some = [k for k, i in enumerate(self.listed) if i in wanted]
         values = [values[k] for k in some]
-        variables = Variables.listed(values, [self.specs[k] for k in some]) if some else None
+        variables = Variables.listed(values, [self.types[k] for k in some]) if some else None
         return variables, values, [self.listed[k] for k in some]
 
 
@@ -192,13 +188,13 @@ def _recorded(
 
     source, depth, n = call.spec.source, _depth.get(), len(values)
     token = _depth.set((*depth, source.code))
-    why = functools.partial(errors.obstructed, grad_fn.source, _IN_AN_OBJECT)
     try:
         if depth.count(source.code) >= 3:
             raise errors.endless(source)
         upstreams = outputs.cotangents(leaves)
-        of_rule = traced(rule, *upstreams, source=grad_fn.source, why=why)
+        of_rule = traced(rule, *upstreams, source=grad_fn.source)
     except Exception as error:  # it may never run
+        annotate_recorded(error, grad_fn.source)
         failed = error.with_traceback(None)
         failed.__context__ = failed.__cause__ = None
 
@@ -231,16 +227,15 @@ def run(call: Call, name: str) -> PyTree:
     if of is not None and call.primal is not None:
         its = lambda v: isinstance(v, Tracer) and v._trace is of  # noqa: E731
         of = of if leads_to((call.operands, call.variables, call.held), its) else None
-    with noting(is_ours=False):
-        if of is not None and not call.autodiff and not any(map(is_ref, call.operands)):
-            if hasattr(of, "parent_trace"):  # not where JAX transposes
-                return _direct(call, name, of)
-        if call.primal is not None and not leads_to((call.variables, call.held), _is_live):
-            program = _OfPrimal(call.spec, dataclasses.replace(call, operands=[]))
-            operands = call.operands
-        else:
-            program, operands = _traced(call)
-        leaves = differentiated(program, name, operands) if operands else program.value([])
+    if of is not None and not call.autodiff and not any(map(is_ref, call.operands)):
+        if hasattr(of, "parent_trace"):  # not where JAX transposes
+            return _direct(call, name, of)
+    if call.primal is not None and not leads_to((call.variables, call.held), _is_live):
+        program = _OfPrimal(call.spec, dataclasses.replace(call, operands=[]))
+        operands = call.operands
+    else:
+        program, operands = _traced(call)
+    leaves = differentiated(program, name, operands) if operands else program.value([])
     return tree_unflatten(program.treedef, leaves)
 
 
@@ -275,7 +270,7 @@ def _direct(call: Call, name: str, of: Any) -> PyTree:
             with plainly() if are_values else contextlib.nullcontext():
                 leaves, outputs, grad_fn = call.apply(filled)
         except Exception as error:
-            explain_derivative(error, call.spec.source)
+            annotate_derivative(error, call.spec.source)
             raise
         y = grad_fn.y
         if watch is None:
@@ -298,7 +293,7 @@ def _direct(call: Call, name: str, of: Any) -> PyTree:
         if weights.may_warn:
             known = {id(v) for v in (*weights.operands, *call.operands)}
             alone = {i: v for i, v in enumerate(named) if is_its(v) and id(v) not in known}
-            specs = {i: spec(v) for i, v in alone.items() if is_differentiable(v.dtype)}
+            specs = {i: type_of(v) for i, v in alone.items() if is_differentiable(v.dtype)}
             warn_of(call.spec.source, specs, lambda _: names_of(call.held, alone, grad_fn.held))
         residuals = [lower(v) for v in kept]
     gives = {*weights.listed, *weights.refused.uses, *range(captured, len(operands))}
@@ -365,7 +360,7 @@ class Program(_Named):
     primal: Any
     captured: int
     written: Mapping[int, str]  # how the user writes captured values, if a message may need it
-    alone: Mapping[int, Spec]  # what only the rule reads
+    alone: Mapping[int, Aval]  # what only the rule reads
 
     @property
     def treedef(self) -> Any:
@@ -466,7 +461,7 @@ def _traced(call: Call) -> tuple[Any, list[Leaf]]:
     if weights.may_warn:
         some = {i: captured[i] for i in range(known, len(captured))}
         some = {i: v for i, v in some.items() if id(v) in aside.named and not is_ref(v)}
-        alone = {i: spec(v) for i, v in some.items() if is_differentiable(v.dtype)}
+        alone = {i: type_of(v) for i, v in some.items() if is_differentiable(v.dtype)}
     if call.primal is not None:
         types, of = TypeOfY(), call.primal
         types.note(of_call.source, aside.outputs.treedef, done.jaxpr.outvars[: aside.outputs.count])
@@ -492,9 +487,10 @@ class TypeOfY:
     _types: Sequence[object] = ()
 
     def note(self, source: Any, treedef: Any, leaves: Sequence[Any]) -> None:
-        types = [(a.shape, a.dtype) for a in (getattr(leaf, "aval", leaf) for leaf in leaves)]
+        types = [getattr(leaf, "aval", leaf) for leaf in leaves]
         earlier = self.treedef, self._types
-        if self.treedef is not None and earlier != (treedef, types):
+        now = treedef, [(t.shape, t.dtype) for t in types]
+        if self.treedef is not None and (earlier[0], [(t.shape, t.dtype) for t in earlier[1]]) != now:
             raise errors.primal_mismatch(source, earlier, (treedef, types))
         self.treedef, self._types = treedef, types
 

@@ -11,7 +11,6 @@ from jax.extend.core import Jaxpr
 from jax.tree_util import tree_structure, tree_unflatten
 
 from tfgrad_jax._jax.jaxpr import evaluate, without_consts
-from tfgrad_jax._jax.reasons import Why, noting
 from tfgrad_jax._jax.trace import at_once
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree
 from tfgrad_jax._messages import errors
@@ -40,13 +39,11 @@ def traced(
     *examples: Leaf,
     source: Source | None = None,
     names: Sequence[str] = (),
-    why: Why = None,
 ) -> Traced:
     """Trace a function of arrays, which returns a pair: arrays, and anything else.
 
     Eagerly, operations on values run at once, so no tracer gets into a cache of constants.
-    JAX's own errors show the name and the line of `source`, and these names of the arguments. Our
-    note says `why` it is traced, if a value is needed.
+    JAX's own errors show the name and the line of `source`, and these names of the arguments.
     Raises `RecursionError` if `f` calls itself, and is traced within itself so many times.
     """
     outer, code = _tracing.get(), source and source.code
@@ -59,7 +56,7 @@ def traced(
         # Not as a static part of the result: JAX keeps the structures of thousands of results, and
         # each call of a jitted function left ten objects there.
         nonlocal aside
-        with noting(why), context():
+        with context():
             arrays, aside = f(*args)
         return arrays
 

@@ -8,7 +8,7 @@ the operation runs one level down. So the code need not be copied around values.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +25,7 @@ from tfgrad_jax._closure.functions import leads_to
 
 from . import trace as _trace
 from .compat import is_ref
-from .types import Leaf, is_differentiable
+from .types import Leaf
 
 register_exclusion(__file__)
 

@@ -161,4 +161,4 @@ class Where(NamedTuple):
     of: str = "input"  # what the rule gives gradients for: "input" or "variable"
 
     def __str__(self) -> str:
-        return f"The gradient function {describe(self.grad_fn)} of {self.source}"
+        return f"The rule {describe(self.grad_fn)} of {self.source}"

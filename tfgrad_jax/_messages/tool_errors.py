@@ -2,26 +2,35 @@
 
 from typing import Any
 
-from .errors import builder
+from .source import describe
 from .text import kind_of
 
-explain_needs_values = builder(
-    "explain cannot run `{}` without values: it branches on them. Pass arrays instead."
-)
-checks_values = builder(
-    "check_gradient compares values, but {} got an argument that JAX is tracing. Call it outside "
-    "of `jax.jit`, `jax.grad` and the like: it runs them itself."
-)
-nothing_to_check = builder(
-    "check_gradient found nothing to differentiate in {}: there is no floating array among its {}. "
-    "Pass floats: integer inputs and outputs have no gradient.",
-    ValueError,
-)
-bad_reference = builder(
-    "The reference {} of check_gradient must return arrays of the shapes that {} returns, {}, but "
-    "returned {}.",
-    ValueError,
-)
+
+def explain_needs_values(name: str) -> TypeError:
+    return TypeError(
+        f"explain cannot run `{name}` without values: it branches on them. Pass arrays instead."
+    )
+
+
+def checks_values(h: Any) -> TypeError:
+    return TypeError(
+        f"check_gradient compares values, but {describe(h)} got an argument that JAX is tracing. "
+        "Call it outside of `jax.jit`, `jax.grad` and the like: it runs them itself."
+    )
+
+
+def nothing_to_check(h: Any, what: str) -> ValueError:
+    return ValueError(
+        f"check_gradient found nothing to differentiate in {describe(h)}: there is no floating "
+        f"array among its {what}. Pass floats: integer inputs and outputs have no gradient."
+    )
+
+
+def bad_reference(reference: Any, h: Any, wanted: Any, came: Any) -> ValueError:
+    return ValueError(
+        f"The reference {describe(reference)} of check_gradient must return arrays of the shapes "
+        f"that {describe(h)} returns, {wanted}, but returned {came}."
+    )
 
 
 def not_checked(report: Any, weights: bool) -> AssertionError:

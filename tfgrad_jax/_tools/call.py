@@ -15,7 +15,7 @@ from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_unflatten
 from tfgrad_jax._custom_gradient import CustomGradient
 from tfgrad_jax._frontend.signature import Signature
 from tfgrad_jax._frontend.structure import split
-from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_array, spec
+from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array
 from tfgrad_jax._messages import errors
 
 from .held import HeldArrays
@@ -69,7 +69,7 @@ def bound(h: Checked, args: tuple[PyTree, ...]) -> tuple[Checked, tuple[PyTree, 
 
 def differentiable(y: PyTree) -> list[jax.Array]:
     """Return the leaves that have a derivative."""
-    return [jnp.asarray(leaf) for leaf in tree_leaves(y) if spec(leaf).differentiable]
+    return [jnp.asarray(leaf) for leaf in tree_leaves(y) if has_gradient(leaf)]
 
 
 class Made(NamedTuple):

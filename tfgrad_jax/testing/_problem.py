@@ -18,7 +18,7 @@ from tfgrad_jax._closure.reach import Id
 from tfgrad_jax._frontend.grad_fn import checked_outputs
 from tfgrad_jax._frontend.signature import accepts_variables
 from tfgrad_jax._jax.jaxpr import reads
-from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_array, is_traced, spec
+from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array, is_traced
 from tfgrad_jax._messages import tool_errors
 from tfgrad_jax._messages.text import type_name
 from tfgrad_jax._tools.call import (
@@ -119,7 +119,7 @@ def _omitted(problem: Problem) -> list[str]:
     checked = {id(x) for x in problem.xs}
     for name, default in problem.call.omitted.items():
         arrays = [v for v in tree_leaves(default) if isinstance(v, jax.Array)]
-        if any(spec(v).differentiable and id(v) not in checked for v in arrays):
+        if any(has_gradient(v) and id(v) not in checked for v in arrays):
             found.append(f"{name} (the call leaves it out: pass it)")
     return found
 
@@ -137,7 +137,7 @@ def _arguments(call: CallOnArrays, keywords: bool) -> list[ValueIndex]:
     numbers, n = (float, complex), call.inputs
     found = [i for i, v in enumerate(call.leaves) if is_array(v) and (i < n or keywords)]
     found += [i for i, v in enumerate(call.leaves[:n]) if isinstance(v, numbers)]
-    return sorted(i for i in {*found} if spec(call.leaves[i]).differentiable)
+    return sorted(i for i in {*found} if has_gradient(call.leaves[i]))
 
 
 def _require_outputs(problem: Problem) -> None:
@@ -166,7 +166,7 @@ def _with_weights(problem: Problem, declared: set[Id] | None) -> Problem:
     wanted = [
         i
         for i, w in enumerate(held.arrays, n)
-        if spec(w).differentiable and (declared is None or id(w) in declared)
+        if has_gradient(w) and (declared is None or id(w) in declared)
     ]
     of_all = problem._replace(at=[*problem.at, *wanted])
     read, missed = _read_by(of_all, of_all.value)
@@ -201,7 +201,7 @@ def _read_by(problem: Problem, f: OfArrays) -> tuple[set[ValueIndex], dict[Id, N
         closed = attempt(jax.make_jaxpr(lambda *xs: f(*xs)), *problem.xs)
     except UserCodeError:  # most often, it branches on values
         read = {i for k, i in enumerate(problem.at) if _changes(f, problem.xs, k)}
-        fixed = [one for one in call.held.constants if spec(one.value).differentiable]
+        fixed = [one for one in call.held.constants if has_gradient(one.value)]
         others = [call.values[i] for i in problem.at if i >= len(call.leaves) and i not in read]
         missed = [Named("", v, "not seen to change the value") for v in others]
         return read, {id(one.value): one for one in (*fixed, *missed)}
@@ -210,7 +210,7 @@ def _read_by(problem: Problem, f: OfArrays) -> tuple[set[ValueIndex], dict[Id, N
     # The copy holds tracers. So an array that is a constant of its jaxpr is held by something that
     # was not copied, such as a global variable or an object with `__del__`. The same array may also
     # be a weight of the copy: differences by that one would miss what the value reads here.
-    arrays = [v for _, constants in every for v in constants if spec(v).differentiable]
+    arrays = [v for _, constants in every for v in constants if has_gradient(v)]
     why = ("found in no object", "")
     return read, {id(v): Named("", v, why[id(v) in places]) for v in arrays}
 
