@@ -853,10 +853,6 @@ jax.grad(jax.grad(f))(1.0)
         "to escape the scope of the transformation", "intermediate value with type float32[3,2]",
         error=jax.errors.UnexpectedTracerError, of="", jitted=False,  # the message has columns
     ),
-    misuse("Call a `custom_vjp` in a rule, and ask for forward mode of the gradient",
-        VJP + function(
-            "jax.jacfwd(jax.grad(lambda x: jnp.sum(f(x))))(x)", "x**2, lambda dy: squared(x) * dy"),
-        "can't apply forward-mode autodiff (jvp) to a custom_vjp function", of=""),
     misuse("Give `jax.jit` a list as a static argument",
         function("jax.jit(f, static_argnums=0)([1.0])", "x, lambda dy: dy"),
         "Non-hashable static arguments", "unhashable type: 'list'",
