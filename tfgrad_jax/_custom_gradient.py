@@ -33,7 +33,7 @@ from ._closure.referents import JITTED, is_importable
 from ._frontend.grad_fn import Call, CallSpec, Held, checked_outputs, checked_pair, primal_value
 from ._frontend.signature import Signature
 from ._frontend.structure import counted_leaves, split
-from ._frontend.within import is_in_rule
+from ._frontend.within import Within, written_within
 from ._jax.trace import is_idle, is_plain
 from ._jax.types import Copied, is_traced
 from ._messages import errors
@@ -58,12 +58,12 @@ class Declaration(NamedTuple):
     variables: Any
     primal: Callable[..., Any] | None
     convention: Literal["tf", "jax"]
-    in_rule: bool  # whether `f` is written in a rule
+    within: Within
 
     @classmethod
     def of(cls, f: Any, variables: Any, primal: Any, convention: Any) -> "Declaration":
         """Return the declaration of a function that is decorated now."""
-        return cls(f, variables, primal, convention, is_in_rule(Source.of(f)))
+        return cls(f, variables, primal, convention, written_within(Source.of(f)))
 
 
 class CustomGradient(Copied, Generic[_P, _R]):
@@ -184,7 +184,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
                 y = primal_value(source, declared.primal, (*bound_to, *args), kwargs)
             else:
                 every = (*bound_to, *args)
-                y, _ = checked_pair(declared.f, every, kwargs, source, declared.in_rule)
+                y, _ = checked_pair(declared.f, every, kwargs, source, declared.within)
         except TypeError as error:
             if is_raised_here(error):  # Python did not enter `f`: say what its signature is
                 signature.bind(declared.f, args, kwargs)
@@ -211,7 +211,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
         inputs.omitted = {i: counted_leaves(default) for i, default in bound.omitted.items()}
         declared = self._declaration
-        spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.in_rule)
+        spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.within)
         primal = None if declared.primal is None else spec.primal
         held = Held(declared.f, declared.primal, constants, bound.rest, bound_to)
         return Call(spec, spec.apply, primal, held, operands, variables)

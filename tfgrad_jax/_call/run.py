@@ -23,6 +23,7 @@ from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._closure.functions import constants_of, leads_to, taken_apart
 from tfgrad_jax._closure.traced import traced
 from tfgrad_jax._frontend.grad_fn import Call, GradFn, Variables
+from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.trace import is_live, plainly
 from tfgrad_jax._jax.types import Aval, Inert, Leaf, PyTree, is_differentiable, type_of
@@ -62,7 +63,7 @@ class Weights(NamedTuple):
         if len(operands) < len(declared):  # one is declared twice
             operands = [*declared]
         known = {id(v) for v in operands}
-        in_rule = call.spec.in_rule
+        in_rule = call.spec.within is Within.RULE
         accepts = grad_fn.accepts_variables and variables is None
         listed, uses = [*range(len(declared))], {}
         for v, line in of_f.values():

@@ -26,7 +26,7 @@ from .returned import gradients as read_gradients
 from .returned import is_pair
 from .signature import accepts_variables, requires_variables, upstream_names
 from .structure import Layout, Outputs, conjugate, split
-from .within import enter, leave
+from .within import Within, enter, leave
 
 Arguments: TypeAlias = Sequence[PyTree]
 Keywords: TypeAlias = Mapping[str, PyTree]
@@ -36,11 +36,11 @@ _PLAIN = (jax.Array, int, float, complex)
 
 
 def checked_pair(
-    f: AnyFunction, args: Arguments, keywords: Keywords, source: Source, in_rule: bool
+    f: AnyFunction, args: Arguments, keywords: Keywords, source: Source, within: Within
 ) -> Pair:
     """Run `f`, and return `(y, grad_fn)`; raise if it returned anything else."""
     # If `f` is written in a rule, so are the functions that are decorated in it.
-    token = enter(f) if in_rule else None
+    token = enter(f) if within is Within.RULE else None
     try:
         result = f(*args, **keywords)
     except Exception as error:
@@ -148,7 +148,7 @@ class CallSpec(Inert):
     inputs: Layout
     named: Sequence[str]  # the names of the last inputs, if these are passed by name
     convention: str
-    in_rule: bool  # whether `f` is written in a rule
+    within: Within
 
     def value(self, held: Held) -> PyTree:
         """Return `y` alone, as `f` computes it."""
@@ -172,7 +172,7 @@ class CallSpec(Inert):
         return leaves, outputs, rule
 
     def _pair(self, held: Held) -> Pair:
-        return checked_pair(held.f, *self._arguments(held), self.source, self.in_rule)
+        return checked_pair(held.f, *self._arguments(held), self.source, self.within)
 
     def _arguments(self, held: Held) -> tuple[Arguments, Keywords]:
         values = [*held.bound_to, *held.inputs]
