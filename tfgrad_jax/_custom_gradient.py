@@ -37,6 +37,7 @@ from ._frontend.structure import split
 from ._frontend.within import Within, written_within
 from ._jax.trace import is_idle, is_plain
 from ._jax.types import Copied, is_concrete, is_traced
+from ._jax.watch import replaced
 from ._messages import errors
 from ._messages.runs import explain_run
 from ._messages.source import Source, describe
@@ -214,6 +215,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
             except Exception as error:
                 error.add_note(errors.variables_failed(self._source))
                 raise
+        variables = replaced(variables)
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
         inputs.accept_omitted(signature.names, bound.omitted)
         declared = self._declaration

@@ -7,8 +7,10 @@ the operation runs one level down. So the code need not be copied around values.
 """
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +27,7 @@ from tfgrad_jax._closure.functions import leads_to
 
 from . import trace as _trace
 from .compat import is_ref
-from .types import Leaf, is_differentiable
+from .types import Leaf, PyTree, is_differentiable
 
 register_exclusion(__file__)
 
@@ -41,6 +43,8 @@ class _Local(threading.local):
     def __init__(self) -> None:
         # JAX caches operations for each trace that has been; so each is used again.
         self.free: list[Watch] = []
+        self.free_to_replace: list[_Replacing] = []
+        self.replacing = 0  # how many `replacing` run
 
 
 _local = _Local()
@@ -158,6 +162,12 @@ class Watch(jax.core.Trace):
                 with _set_trace(self.of.parent_trace):
                     v = jnp.asarray(v)
         return v
+
+    def replaced(self, v: Leaf) -> Leaf:
+        """Return what `replacing` puts in the place of a value, if it does."""
+        if self.outer is None:
+            return _replaced(self.parent_trace, v)
+        return v if self.outer.replaced(v) is v else self.bare(v)
 
     def _opened(self, values: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         outside = [v for v in values if self.is_outside(v)]
@@ -309,3 +319,73 @@ def revived(of: Any, life: Any = None) -> Iterator[None]:
         of._invalidated = was
         if life is not None:
             life.invalidate()
+
+
+# --- other values for arrays ----------------------------------------------------------------------
+
+
+class _Replacing(Watch):
+    """The trace under which each operation takes new values for old arrays."""
+
+    is_plain = False
+    old: Sequence[Leaf] = ()  # kept alive, so that no other array has the id of one
+    new: Mapping[int, Leaf] = types.MappingProxyType({})
+
+    def bare(self, v: Leaf) -> Leaf:
+        return self.new.get(id(v), v)
+
+    replaced = bare
+
+    def _opened(self, values: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
+        return [self.bare(v) for v in values], []
+
+    def _keep(self, *_: Any) -> None:
+        pass
+
+    def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
+        return self.parent_trace.process_primitive(primitive, self._opened(values)[0], params)
+
+    def _called(self, name: str, parts: Any, values: Any, params: Any) -> Any:
+        return getattr(self.parent_trace, name)(*parts, self._opened(values)[0], **params)
+
+    def _inside(self, f: Any) -> Any:
+        return f
+
+
+@contextlib.contextmanager
+def replacing(old: Sequence[Leaf], new: Sequence[Leaf]) -> Iterator[None]:
+    """Run code, which may hold arrays anywhere, as if it held others.
+
+    Each operation that takes one of the old arrays, which it knows by identity, takes the new one.
+    So do the declared variables of decorated functions: the new ones may be tracers of a derivative
+    that is current. What JAX has compiled with an old array inside, such as a function under
+    `jax.jit`, keeps that.
+    """
+    self = _local.free_to_replace.pop() if _local.free_to_replace else _Replacing()
+    self.old, self.new = old, {id(v): w for v, w in zip(old, new, strict=True)}
+    self.parent_trace = _current_trace(())
+    self.requires_low = self.parent_trace.requires_low
+    self.is_plain = has_values(self.parent_trace)  # nothing is differentiated here
+    _local.replacing += 1
+    try:
+        with _set_trace(self), _trace.plainly() if self.is_plain else contextlib.nullcontext():
+            yield
+    finally:
+        _local.replacing -= 1
+        self.parent_trace, self.old, self.new = None, (), {}
+        _local.free_to_replace.append(self)
+
+
+def replaced(tree: PyTree) -> PyTree:
+    """Return a pytree with the values that `replacing` puts in the place of its arrays."""
+    if not _local.replacing:
+        return tree
+    return jax.tree.map(functools.partial(_replaced, _current_trace(())), tree)
+
+
+def _replaced(trace: Any, v: Leaf) -> Leaf:
+    while trace is not None:
+        if isinstance(trace, Watch):
+            return trace.replaced(v)
+        trace = getattr(trace, "parent_trace", None)
+    return v
