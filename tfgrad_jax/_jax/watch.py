@@ -11,7 +11,7 @@ import functools
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -323,6 +323,9 @@ def revived(of: Any, life: Any = None) -> Iterator[None]:
 
 # --- other values for arrays ----------------------------------------------------------------------
 
+# Is told of each operation: what it takes, its parameters, and its results.
+Note: TypeAlias = Callable[[Sequence[Leaf], Mapping[str, Any], Sequence[Leaf]], None]
+
 
 class _Replacing(Watch):
     """The trace under which each operation takes new values for old arrays."""
@@ -330,6 +333,7 @@ class _Replacing(Watch):
     is_plain = False
     old: Sequence[Leaf] = ()  # kept alive, so that no other array has the id of one
     new: Mapping[int, Leaf] = types.MappingProxyType({})
+    note: Note | None = None
 
     def bare(self, v: Leaf) -> Leaf:
         return self.new.get(id(v), v)
@@ -339,31 +343,45 @@ class _Replacing(Watch):
     def _opened(self, values: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         return [self.bare(v) for v in values], []
 
-    def _keep(self, *_: Any) -> None:
-        pass
-
-    def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
-        return self.parent_trace.process_primitive(primitive, self._opened(values)[0], params)
-
-    def _called(self, name: str, parts: Any, values: Any, params: Any) -> Any:
-        return getattr(self.parent_trace, name)(*parts, self._opened(values)[0], **params)
-
     def _inside(self, f: Any) -> Any:
         return f
 
+    def stage_value(self, val: Leaf) -> Leaf:
+        return self.parent_trace.stage_value(self.bare(val))
+
+    def _done(self, values: Any, params: Any, results: Any) -> Any:
+        if self.note is not None:
+            self.note(values, params, results if isinstance(results, tuple | list) else [results])
+        return results
+
+    def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
+        bare, _ = self._opened(values)
+        return self._done(
+            values, params, self.parent_trace.process_primitive(primitive, bare, params)
+        )
+
+    def _called(self, name: str, parts: Any, values: Any, params: Any) -> Any:
+        bare, _ = self._opened(values)
+        return self._done(values, params, getattr(self.parent_trace, name)(*parts, bare, **params))
+
+    def process_shard_map(self, primitive: Any, f: Any, values: Any, /, **params: Any) -> Any:
+        return self._called("process_shard_map", (primitive, f), values, params)
+
 
 @contextlib.contextmanager
-def replacing(old: Sequence[Leaf], new: Sequence[Leaf]) -> Iterator[None]:
+def replacing(
+    old: Sequence[Leaf], new: Sequence[Leaf], note: Note | None = None
+) -> Iterator[None]:
     """Run code, which may hold arrays anywhere, as if it held others.
 
     Each operation that takes one of the old arrays, which it knows by identity, takes the new one.
     So do the declared variables of decorated functions: the new ones may be tracers of a derivative
-    that is current. What JAX has compiled with an old array inside, such as a function under
-    `jax.jit`, keeps that.
+    that is current. What JAX has traced with an old array inside, such as a function under
+    `jax.jit`, keeps that. `note` is told of each operation, with the old arrays.
     """
     self = _local.free_to_replace.pop() if _local.free_to_replace else _Replacing()
     self.old, self.new = old, {id(v): w for v, w in zip(old, new, strict=True)}
-    self.parent_trace = _current_trace(())
+    self.parent_trace, self.note = _current_trace(()), note
     self.requires_low = self.parent_trace.requires_low
     self.is_plain = has_values(self.parent_trace)  # nothing is differentiated here
     _local.replacing += 1
@@ -372,7 +390,7 @@ def replacing(old: Sequence[Leaf], new: Sequence[Leaf]) -> Iterator[None]:
             yield
     finally:
         _local.replacing -= 1
-        self.parent_trace, self.old, self.new = None, (), {}
+        self.parent_trace, self.old, self.new, self.note = None, (), {}, None
         _local.free_to_replace.append(self)
 
 
