@@ -1,1 +1,171 @@
-def explain(): ...
+"""Show what a custom gradient does: which gradient each input gets, and what is kept for it.
+
+A call keeps for its backward pass the leaves of its pull-back. `explain` traces both, so each leaf
+is a variable of a jaxpr: an operand, an output, a constant, or what an operation makes.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+from jax import ShapeDtypeStruct
+from jax.extend.core import Jaxpr
+from jax.extend.source_info_util import summarize
+from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves
+
+from ._jax.compat import is_ref
+from ._jax.jaxpr import Identity, dependence, without_consts
+from ._jax.types import NEEDS_VALUES, AnyFunction, Leaf, PyTree, is_array, spec
+from ._messages.errors import bad_option
+from ._messages.text import aligned, type_name
+from ._messages.tool_errors import explain_needs_values
+from ._tools import Call, UserCodeError, attempt, decorated, differentiable, name_of
+
+
+class Seen(NamedTuple):
+    """An input, and the gradient that it gets if JAX differentiates it."""
+
+    name: str
+    type: str
+    gradient: str  # "by the rule", "autodiff" (there is no rule), "zero", or "none: " and why
+
+
+class Residual(NamedTuple):
+    """An array that is kept for the backward pass."""
+
+    name: str  # the path of an input or output, or the operation and the line that make it
+    type: str
+    bytes: int
+    origin: str  # "new", or an array in memory anyway: "input", "output" or "captured"
+
+
+class Explanation(NamedTuple):
+    """What a custom gradient does at some arguments. Prints as a table."""
+
+    name: str
+    inputs: Sequence[Seen]
+    residuals: Sequence[Residual]
+    kept_bytes: int
+    new_bytes: int  # of the residuals that are no input, output or captured value
+    forward_mode: bool
+    obstacle: str  # why forward mode does not work
+
+    def __repr__(self) -> str:
+        kept = [(r.name, r.type, f"{r.bytes:,} B", r.origin) for r in self.residuals]
+        kept += [("total", "", f"{self.kept_bytes:,} B", f"of which {self.new_bytes:,} B new")]
+        lines = [f"Custom gradient of `{self.name}`"]
+        heads = ("inputs", "", "gradient"), ("kept for the backward pass", "", "", "")
+        for head, table in zip(heads, (self.inputs, kept), strict=True):
+            rows = [(f"  {name}", *rest) for name, *rest in table]
+            lines += [f"  {line}" for line in aligned([head, *rows])]
+        forward = "works" if self.forward_mode else f"no: {self.obstacle}"
+        return "\n".join([*lines, f"  forward mode: {forward}"])
+
+
+def explain(h: AnyFunction, /, *args: PyTree, **kwargs: PyTree) -> Explanation:
+    """Report which gradient each input gets, and what is kept for the backward pass.
+
+    `h` is traced, as under `jax.jit`; nothing is computed.
+
+    Args:
+        h: a function, such as one that `custom_gradient` returned, a method or a layer.
+        *args: its arguments, or `jax.ShapeDtypeStruct` in the place of arrays.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        An `Explanation`, which prints as a table: the gradient of each input; what is kept for the
+        backward pass, and how large it is; whether forward mode works.
+
+    Raises:
+        TypeError: if `h` or its rule needs the value of an array, for a branch or a format.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from tfgrad_jax import custom_gradient, explain
+        >>> square = custom_gradient(lambda x: (x * x, lambda dy: 2 * x * dy))
+        >>> found = explain(square, jax.ShapeDtypeStruct((512, 512), jnp.float32))
+        >>> [(r.name, r.bytes, r.origin) for r in found.residuals], found.new_bytes
+        ([('x', 1048576, 'input')], 0)
+    """
+    if not callable(h):
+        raise bad_option("h", h, "a function, and its arguments after it", "explain")
+    call = Call.of(h, args, kwargs)
+    arrays = {i: v for i, v in enumerate(call.leaves) if _is_operand(v)}
+    some = [i for i, v in arrays.items() if spec(v).differentiable]
+    outputs: list[str] = []
+    zero: set[int] = set()
+
+    def differentiated(given: Mapping[int, Leaf]) -> tuple[Any, dict[int, Leaf]]:
+        def value(new: Mapping[int, Leaf]) -> tuple[list[Leaf], PyTree]:
+            y = call.run(call.h, {**given, **new})
+            return differentiable(y), y
+
+        return value, {i: given[i] for i in some}
+
+    def kept(given: Mapping[int, Leaf]) -> list[Leaf]:
+        ys, pull, y = jax.vjp(*differentiated(given), has_aux=True)
+        back = jax.make_jaxpr(pull)(ys)
+        upstreams = (1 << len(ys)) - 1 << len(back.consts)
+        reached = zip(some, dependence(without_consts(back)), strict=True)
+        zero.update(i for i, mask in reached if not mask & upstreams)
+        named = [(p, v) for p, v in tree_flatten_with_path(y)[0] if isinstance(v, jax.Array)]
+        outputs.extend(f"y{keystr(path)}" for path, _ in named)
+        return [*(v for _, v in named), *filter(_is_operand, tree_leaves(pull))]
+
+    def forward(given: Mapping[int, Leaf]) -> list[Leaf]:
+        value, x = differentiated(given)
+        return jax.jvp(lambda new: value(new)[0], (x,), (x,))[1]
+
+    try:
+        jaxpr = attempt(jax.make_jaxpr(kept), arrays).jaxpr
+    except UserCodeError as failure:
+        if failure.formats or isinstance(failure.error, NEEDS_VALUES):
+            raise explain_needs_values(call.h, failure.formats) from failure.error
+        raise failure.error from None
+    obstacle = ""
+    try:  # what JAX cannot transpose, it says no earlier
+        attempt(jax.jit(forward).lower, arrays)
+    except UserCodeError as failure:
+        obstacle = str(failure).partition("\n")[0].partition(". ")[0]
+    by = "by the rule" if decorated(call.h) else "autodiff"
+    gradients = {i: f"none: {spec(v).dtype} has no derivative" for i, v in arrays.items()}
+    gradients |= dict.fromkeys(some, by) | dict.fromkeys(zero, "zero")
+    names = [call.names[i] for i in arrays]
+    kinds = [
+        type_name(v) if is_array(v) or isinstance(v, ShapeDtypeStruct) else type(v).__name__
+        for v in arrays.values()
+    ]
+    inputs = list(map(Seen, names, kinds, gradients.values()))
+    residuals = _residuals(jaxpr, names, outputs)
+    size, new = (sum(r.bytes for r in residuals if r.origin == "new" or all_) for all_ in (1, 0))
+    return Explanation(name_of(call.h), inputs, residuals, size, new, not obstacle, obstacle)
+
+
+def _is_operand(v: Leaf) -> bool:
+    return (is_array(v) and not is_ref(v)) or isinstance(v, float | complex | ShapeDtypeStruct)
+
+
+def _residuals(jaxpr: Jaxpr, names: Sequence[str], outputs: Sequence[str]) -> list[Residual]:
+    """Return a row for each array that is kept: the results of a jaxpr after the outputs."""
+    # An output to which a rule is attached is the same array.
+    attached = [e for e in jaxpr.eqns if isinstance(e.primitive, Identity)]
+    below = {id(a): b for e in attached for a, b in zip(e.outvars, e.invars, strict=False)}
+
+    def same(v: Leaf) -> Leaf:
+        return same(below[id(v)]) if id(v) in below else v
+
+    labels = {id(v): ("(unnamed)", "captured") for v in jaxpr.constvars}
+    for e in jaxpr.eqns:
+        line = summarize(e.source_info).rpartition("/")[2].partition(" ")[0]
+        made = f"`{e.params.get('name', e.primitive.name)}` ({line})", "new"
+        labels |= {id(v): made for v in e.outvars}
+    results = list(map(same, jaxpr.outvars))
+    labels |= {id(v): (name, "output") for name, v in zip(outputs, results, strict=False)}
+    labels |= {id(v): (name, "input") for name, v in zip(names, jaxpr.invars, strict=True)}
+    kept = {id(v): v.aval for v in results[len(outputs) :]}
+    sizes = {key: prod(aval.shape) * aval.dtype.itemsize for key, aval in kept.items()}
+    return [
+        Residual(labels[key][0], type_name(aval), sizes[key], labels[key][1])
+        for key, aval in kept.items()
+    ]

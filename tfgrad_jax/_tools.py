@@ -1,5 +1,6 @@
 """A call, and the leaves of its arguments by name: what `check_gradient` and `explain` work on."""
 
+import contextlib
 import dis
 import inspect
 import types
@@ -87,10 +88,8 @@ class Call(NamedTuple):
         if isinstance(call, types.MethodType) and not hasattr(h, "__wrapped__"):
             h = call  # of an object, such as a layer
         parameters: Mapping[str, inspect.Parameter] = {}
-        try:
+        with contextlib.suppress(TypeError, ValueError):  # a builtin has no signature
             parameters = inspect.signature(h).parameters
-        except (TypeError, ValueError):  # of a builtin
-            pass
         if decorated(h) is h and args and next(iter(parameters), "") == "self":
             h, args = h.__get__(args[0]), args[1:]  # as the call itself binds it
             parameters = inspect.signature(h).parameters

@@ -47,5 +47,8 @@ def not_checked(report: object, unchecked: Sequence[str], example: str) -> Asser
     return AssertionError(f"{report}\n{what}, {accept}")
 
 
-def explain_needs_values(name: str, why: str) -> TypeError:
-    return TypeError(f"explain cannot run `{name}` without values: {why}. Pass arrays instead.")
+def explain_needs_values(h: _Function, line: str) -> TypeError:
+    why = formats(line) if line else "it branches on one, say"
+    return TypeError(
+        f"explain traces {describe(h)}, as `jax.jit` does, and it needs a value: {why}."
+    )

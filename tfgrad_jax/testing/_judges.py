@@ -34,7 +34,7 @@ def vector(arrays: Sequence[Leaf]) -> Matrix:
     return np.concatenate([np.zeros(0), *(numbers(a).ravel().view(float) for a in arrays)])
 
 
-def random(shape: tuple[int, ...], *key: int) -> Matrix:
+def random_numbers(shape: tuple[int, ...], *key: int) -> Matrix:
     """Return random numbers that every precision has."""
     normal = np.random.default_rng(key).standard_normal(shape)
     return normal.astype(jnp.bfloat16).astype(float)
@@ -73,7 +73,9 @@ class Space:
     def directions(self, i: Argument, seed: int) -> Matrix:
         """Return columns; equal for arrays of equal shape, so that a swapped pair shows."""
         part, vs = self.parts[i], np.zeros((len(self.signs), RANDOM))
-        vs[part] = random((RANDOM, part.stop - part.start), seed, *np.shape(self.arrays[i])).T
+        vs[part] = random_numbers(
+            (RANDOM, part.stop - part.start), seed, *np.shape(self.arrays[i])
+        ).T
         return vs
 
 
@@ -100,7 +102,7 @@ class Flat:
     def derivative(self, seed: int) -> "Flat":
         """Return the gradient, as a function of the arrays and of the upstreams."""
         n, to = len(self.space.arrays), Space(attempt(self.of_arrays, *self.space.arrays))
-        us = to.fill(random((len(to.signs),), seed) * np.isfinite(vector(to.arrays)))
+        us = to.fill(random_numbers((len(to.signs),), seed) * np.isfinite(vector(to.arrays)))
 
         def gradient(*both: Leaf) -> list[Leaf]:
             _, pull_back = jax.vjp(self.of_arrays, *both[:n])
@@ -225,7 +227,7 @@ class Point(NamedTuple):
                 ok = ok is not False and (is_near or largest(plain - d) <= bound)
             differences = ratio(off, scale) if is_sharp else None
             autodiff = None if plain is None else ratio(plain - d, scale)
-            expected = by.value if plain is None or is_sharp and not is_reference else plain
+            expected = by.value if plain is None or (is_sharp and not is_reference) else plain
             ok = ok if np.isfinite(d).all() else is_near
             studies.append(Study(vs, d, expected, differences, autodiff, ok))
         return self._replace(studies=studies)

@@ -101,15 +101,16 @@ class Problem:
         """Note which declared variables are checked, each once; a number has no identity."""
         if callable(variables) and all_leaves([variables]):
             variables = variables(*self._call.bound_to)
+        known: set[_Id] = set()
         for path, v in tree_flatten_with_path(variables)[0]:
             name = f"variables{keystr(path)}"
             if isinstance(v, float | complex | np.ndarray | np.generic):
                 kind = "NumPy array" if is_array(v) else "Python number"
                 self.unchecked.append(f"{name} (a {kind}: make it a `jax.Array`)")
-            elif isinstance(v, jax.Array) and spec(v).differentiable:
-                if not any(v is w for w in self._declared):
-                    self._declared.append(v)
-                    self.names.append(name)
+            elif isinstance(v, jax.Array) and spec(v).differentiable and id(v) not in known:
+                known.add(id(v))
+                self._declared.append(v)
+                self.names.append(name)
 
     def _look_at_the_rest(self, f: AnyFunction) -> None:
         """Note the arrays that the value depends on, and that are not checked.
