@@ -27,7 +27,7 @@ from tfgrad_jax._closure.functions import leads_to
 
 from . import trace as _trace
 from .compat import is_ref
-from .types import Leaf, PyTree
+from .types import Leaf, PyTree, is_differentiable
 
 register_exclusion(__file__)
 
@@ -65,9 +65,7 @@ class Shown(Tracer):
 
     def _now(self) -> Leaf:
         if not self._trace.is_valid():
-            raise jax.errors.UnexpectedTracerError(
-                "a value that a decorated function has left in an object"
-            )
+            raise jax.errors.UnexpectedTracerError("a value that a decorated function has left in an object")
         return self.value
 
     def to_concrete_value(self) -> Any:
@@ -114,13 +112,9 @@ class Watch(jax.core.Trace):
 
     @classmethod
     @contextlib.contextmanager
-    def running(
-        cls, of: Any = None, inputs: Sequence[Leaf] = (), is_plain: bool = False
-    ) -> Iterator["Watch"]:
+    def running(cls, of: Any = None, inputs: Sequence[Leaf] = (), is_plain: bool = False) -> Iterator["Watch"]:
         self = _local.free.pop() if _local.free else cls()
-        self.is_plain = (
-            is_plain  # nothing is differentiated: calls with a derivative run their bodies
-        )
+        self.is_plain = is_plain  # nothing is differentiated: calls with a derivative run their bodies
         now = _current_trace(())
         self.outer = now if of is not None and isinstance(now, Watch) else None
         self.of, self.parent_trace = of, now if of is None else of.parent_trace
@@ -215,9 +209,7 @@ class Watch(jax.core.Trace):
             return not self.is_outside(v)
         if id(v) in self._results:
             return True
-        return isinstance(v, (jax.Array, np.ndarray, np.generic)) and not leads_to(
-            held, lambda o: o is v
-        )
+        return isinstance(v, (jax.Array, np.ndarray, np.generic)) and not leads_to(held, lambda o: o is v)
 
     # --- what JAX asks of a trace -----------------------------------------------------------------
 
@@ -234,9 +226,7 @@ class Watch(jax.core.Trace):
         if outside and results:
             self._count(outside)
         self._keep(results, values, outside)
-        if self.life is not None and any(
-            isinstance(v, Tracer) and (type(v) is Shown or self.is_outside(v)) for v in values
-        ):
+        if self.life is not None and any(isinstance(v, Tracer) and (type(v) is Shown or self.is_outside(v)) for v in values):
             shown = [Shown(self.life, r) for r in results]
             return shown if primitive.multiple_results else shown[0]
         return out
