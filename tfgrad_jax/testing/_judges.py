@@ -73,6 +73,7 @@ class Space:
     def directions(self, i: Argument, seed: int) -> Matrix:
         """Return columns; equal for arrays of equal shape, so that a swapped pair shows."""
         part, vs = self.parts[i], np.zeros((len(self.signs), RANDOM))
+        key = seed, *np.shape(self.arrays[i])
         vs[part] = random_numbers(
             (RANDOM, part.stop - part.start), seed, *np.shape(self.arrays[i])
         ).T
@@ -210,7 +211,10 @@ class Point(NamedTuple):
             plain = rows @ vs if rows is not None and np.isfinite(rows).all() else None
             # If differences are rounding alone, there may be no gradient; autodiff rounds less.
             size, slope = largest(d), largest(by.value)
-            is_nothing = slope <= by.noise and (plain is None or largest(plain) <= by.noise)
+            expects = None if plain is None else largest(plain)
+            is_nothing = slope <= by.noise and (
+                expects is None or by.noise >= expects or by.noise <= 0.01 * max(size, expects)
+            )
             is_sharp = by.blur <= 0.01 * slope or is_nothing
             scale = max(size, slope if is_sharp else 0.01 * by.noise)
             off = np.maximum(np.maximum(by.low - d, d - by.high), 0)
@@ -222,13 +226,16 @@ class Point(NamedTuple):
                     agree = True if plain is None else abs(plain - by.value) <= slack
                     wrong &= (by.low == by.high) & agree
                 ok = not wrong.any()
-            if plain is not None and (is_nothing or not is_sharp):
-                bound = rounding * max(size, largest(plain), 0.01 * by.noise)
-                ok = ok is not False and (is_near or largest(plain - d) <= bound)
+            fits = True
+            if plain is not None and expects is not None:
+                fits = largest(plain - d) <= rounding * max(size, expects, 0.01 * by.noise)
+                if is_nothing or not is_sharp:
+                    ok = ok is not False and (is_near or fits)
             differences = ratio(off, scale) if is_sharp else None
             autodiff = None if plain is None else ratio(plain - d, scale)
-            expected = by.value if plain is None or (is_sharp and not is_reference) else plain
+            by_plain = plain is not None and (not is_sharp or (is_reference and not fits))
             ok = ok if np.isfinite(d).all() else is_near
+            expected = plain if by_plain else by.value
             studies.append(Study(vs, d, expected, differences, autodiff, ok))
         return self._replace(studies=studies)
 
