@@ -1,4 +1,4 @@
-"""Each wrong rule is found and named, at any random point; no right rule is blamed."""
+"""Each wrong rule is found and named; no right rule is blamed, at any random point."""
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,6 @@ def test_a_wrong_rule_is_found_and_named(row):
     with pytest.raises(AssertionError) as caught:
         assert_gradient(row.decorated(), *row.args, **row.options)
     assert str(caught.value) == str(report)
-    if not report.points[1:] or "at points" in row.says:
-        return
-    for seed in sample(SEEDS, 1):
-        assert not check_gradient(row.decorated(), *row.args, **row.options, seed=seed).ok
 
 
 @pytest.mark.parametrize("row", RIGHT, ids=lambda row: row.name)
