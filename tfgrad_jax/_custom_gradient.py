@@ -36,6 +36,7 @@ from ._frontend.structure import counted_leaves, split
 from ._frontend.within import Within, written_within
 from ._jax.trace import is_idle, is_plain
 from ._jax.types import Copied, is_traced
+from ._jax.watch import replaced
 from ._messages import errors
 from ._messages.source import Source, describe
 from ._messages.tracebacks import hidden, hide, is_raised_here
@@ -208,6 +209,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
             except Exception as error:
                 error.add_note(errors.variables_failed(self._source))
                 raise
+        variables = replaced(variables)
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
         inputs.omitted = {i: counted_leaves(default) for i, default in bound.omitted.items()}
         declared = self._declaration

@@ -1,10 +1,8 @@
 """JAX's types, and workarounds for its versions, each with the condition for its removal."""
 
-import contextlib
 import functools
 import inspect
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -112,37 +110,6 @@ def explicit_sharding(value: Any) -> Any:
         return None
     spec = sharding.spec
     return spec if any(spec.partitions) or spec.unreduced or spec.reduced else None
-
-
-def laid_out_as(array: Any, other: Any) -> Any:
-    """Return an array that is laid out over an explicit mesh as another one, if there is one.
-
-    A tracer knows the shape of its mesh, not the devices: it needs the context `in_mesh_of`.
-    """
-    if explicit_sharding(other) is None:
-        return array
-    if isinstance(other, Tracer):
-        return jax.reshard(array, jax.typeof(other).sharding)
-    return jax.device_put(array, other.sharding)
-
-
-def summed_parts(array: Any) -> Any:
-    """Return an array with its value on each device, where each has a part of a sum."""
-    by = explicit_sharding(array) if isinstance(array, jax.Array) else None
-    if by is None or not by.unreduced:
-        return array
-    whole = jax.sharding.NamedSharding(array.sharding.mesh, jax.P(*by.partitions))
-    return jax.reshard(array, whole)
-
-
-def in_mesh_of(values: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which the explicit mesh of the values, if they have one, is current."""
-    is_current = not jax.sharding.get_abstract_mesh().empty
-    laid_out = [v for v in values if isinstance(v, jax.Array) and explicit_sharding(v) is not None]
-    if is_current or not laid_out:
-        return contextlib.nullcontext()
-    sharding: Any = laid_out[0].sharding
-    return jax.set_mesh(sharding.mesh)
 
 
 def weakly_typed(array: Any) -> Any:

@@ -7,9 +7,11 @@ the operation runs one level down. So the code need not be copied around values.
 """
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +27,7 @@ from tfgrad_jax._closure.functions import leads_to
 
 from . import trace as _trace
 from .compat import is_ref
-from .types import Leaf
+from .types import Leaf, PyTree
 
 register_exclusion(__file__)
 
@@ -41,6 +43,8 @@ class _Local(threading.local):
     def __init__(self) -> None:
         # JAX caches operations for each trace that has been; so each is used again.
         self.free: list[Watch] = []
+        self.free_to_replace: list[_Replacing] = []
+        self.replacing = 0  # how many `replacing` run
 
 
 _local = _Local()
@@ -158,6 +162,12 @@ class Watch(jax.core.Trace):
                 with _set_trace(self.of.parent_trace):
                     v = jnp.asarray(v)
         return v
+
+    def replaced(self, v: Leaf) -> Leaf:
+        """Return what `replacing` puts in the place of a value, if it does."""
+        if self.outer is None:
+            return _replaced(self.parent_trace, v)
+        return v if self.outer.replaced(v) is v else self.bare(v)
 
     def _opened(self, values: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         outside = [v for v in values if self.is_outside(v)]
@@ -309,3 +319,89 @@ def revived(of: Any, life: Any = None) -> Iterator[None]:
         of._invalidated = was
         if life is not None:
             life.invalidate()
+
+
+# --- other values for arrays ----------------------------------------------------------------------
+
+# Is told of each operation: what it takes, its parameters, and its results.
+Note: TypeAlias = Callable[[Sequence[Leaf], Mapping[str, Any], Sequence[Leaf]], None]
+
+
+class _Replacing(Watch):
+    """The trace under which each operation takes new values for old arrays."""
+
+    is_plain = False
+    old: Sequence[Leaf] = ()  # kept alive, so that no other array has the id of one
+    new: Mapping[int, Leaf] = types.MappingProxyType({})
+    note: Note | None = None
+
+    def bare(self, v: Leaf) -> Leaf:
+        return self.new.get(id(v), v)
+
+    replaced = bare
+
+    def _opened(self, values: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
+        return [self.bare(v) for v in values], []
+
+    def _inside(self, f: Any) -> Any:
+        return f
+
+    def stage_value(self, val: Leaf) -> Leaf:
+        return self.parent_trace.stage_value(self.bare(val))
+
+    def _done(self, values: Any, params: Any, results: Any) -> Any:
+        if self.note is not None:
+            self.note(values, params, results if isinstance(results, tuple | list) else [results])
+        return results
+
+    def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
+        bare, _ = self._opened(values)
+        return self._done(
+            values, params, self.parent_trace.process_primitive(primitive, bare, params)
+        )
+
+    def _called(self, name: str, parts: Any, values: Any, params: Any) -> Any:
+        bare, _ = self._opened(values)
+        return self._done(values, params, getattr(self.parent_trace, name)(*parts, bare, **params))
+
+    def process_shard_map(self, primitive: Any, f: Any, values: Any, /, **params: Any) -> Any:
+        return self._called("process_shard_map", (primitive, f), values, params)
+
+
+@contextlib.contextmanager
+def replacing(old: Sequence[Leaf], new: Sequence[Leaf], note: Note | None = None) -> Iterator[None]:
+    """Run code, which may hold arrays anywhere, as if it held others.
+
+    Each operation that takes one of the old arrays, which it knows by identity, takes the new one.
+    So do the declared variables of decorated functions: the new ones may be tracers of a derivative
+    that is current. What JAX has traced with an old array inside, such as a function under
+    `jax.jit`, keeps that. `note` is told of each operation, with the old arrays.
+    """
+    self = _local.free_to_replace.pop() if _local.free_to_replace else _Replacing()
+    self.old, self.new = old, {id(v): w for v, w in zip(old, new, strict=True)}
+    self.parent_trace, self.note = _current_trace(()), note
+    self.requires_low = self.parent_trace.requires_low
+    self.is_plain = has_values(self.parent_trace)  # nothing is differentiated here
+    _local.replacing += 1
+    try:
+        with _set_trace(self), _trace.plainly() if self.is_plain else contextlib.nullcontext():
+            yield
+    finally:
+        _local.replacing -= 1
+        self.parent_trace, self.old, self.new, self.note = None, (), {}, None
+        _local.free_to_replace.append(self)
+
+
+def replaced(tree: PyTree) -> PyTree:
+    """Return a pytree with the values that `replacing` puts in the place of its arrays."""
+    if not _local.replacing:
+        return tree
+    return jax.tree.map(functools.partial(_replaced, _current_trace(())), tree)
+
+
+def _replaced(trace: Any, v: Leaf) -> Leaf:
+    while trace is not None:
+        if isinstance(trace, Watch):
+            return trace.replaced(v)
+        trace = getattr(trace, "parent_trace", None)
+    return v
