@@ -290,9 +290,9 @@ def custom_gradient(
             - `lambda self: self.params`, for a method: the same, with the arrays of the instance.
             - "autodiff": JAX differentiates `f`, and `grad_fn` returns gradients of inputs alone.
             - None, the default: as in TensorFlow. `grad_fn(dy, variables)` gets a list of the
-              weights that JAX is differentiating, in the order of first use, and returns a list.
-              If `grad_fn` does not take `variables`, differentiating a weight is an error. To see
-              which weights `y` uses, JAX traces them in `f`: only declared ones show their values.
+              weights that an operation of `f` takes and that JAX is differentiating, in the order
+              of first use, and returns a pair, with a list of their gradients. If `grad_fn` does
+              not take `variables`, differentiating a weight is an error.
         primal: a function to run instead of `f` where nothing is differentiated, such as a kernel
             that writes no residuals. It takes the same arguments and returns only `y`.
         convention: "tf": one upstream for each leaf of `y`, and complex gradients as in TensorFlow,

@@ -763,7 +763,7 @@ CHECKING = [
             "layer = f\nassert_gradient(lambda x: layer(x), x)",
             "x * w[0, :2], lambda dy, variables: (dy * w[0, :2], [None])"),
         "ok where it was checked", "not checked   a float32[2,4] (model.py:3",
-        "What `not checked` names was not checked: make it an argument, as in `check_gradient(lambda",
+        "What `not checked` names was not checked: make it an argument, as in `check_gradient",
         "`assert_gradient(..., unchecked='allow')`",
         error=AssertionError, of="", jitted=False),
     misuse("Accept unchecked weights by another word",

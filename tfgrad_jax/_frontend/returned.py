@@ -256,7 +256,7 @@ def _check(layout: Layout, leaf: LeafIndex, given: Sequence[Gradient], where: Wh
         others = [
             path
             for path, t, has, g in every
-            if has and t.shape == shape and getattr(g, "shape", None) != shape
+            if t is not None and has and t.shape == shape and getattr(g, "shape", None) != shape
         ]
         path = layout.leaf_paths()[leaf]
         raise gradient_errors.wrong_shape(where, shape, expected.shape, path, others)

@@ -67,7 +67,8 @@ class Layout:
         self.names = names
         self.operands: Sequence[LeafIndex] = [i for i, v in enumerate(leaves) if is_operand(v)]
         # The structure around the constants: among its leaves, the operands are at the holes.
-        self.template, self.holes = self.treedef, self.operands
+        self.template = self.treedef
+        self.holes: Sequence[LeafIndex] = self.operands
         self.types = [type_of(v) if is_array(v) else None for v in leaves]
         self.differentiable = [t is not None and is_differentiable(t.dtype) for t in self.types]
         both = zip(self.differentiable, leaves, strict=True)

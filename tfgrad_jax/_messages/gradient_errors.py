@@ -4,7 +4,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from jax.tree_util import PyTreeDef, all_leaves, tree_structure
 
@@ -47,16 +47,7 @@ def no_variables(where: Where) -> str:
 # --- the structure of what it returns -------------------------------------------------------------
 
 
-class Layout(Protocol):
-    """What messages read of `_frontend.structure.Layout`."""
-
-    treedef: PyTreeDef
-    names: Sequence[str]
-    types: Sequence[Aval | None]
-    counted: Sequence[bool]
-
-    def leaf_paths(self) -> list[str]: ...
-    def are_in_a_dict(self, leaves: Sequence[int]) -> bool: ...
+Layout: TypeAlias = Any  # that of `_frontend.structure`, which imports this module
 
 
 def _values(layout: Layout) -> PyTreeDef:
