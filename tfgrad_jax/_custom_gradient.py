@@ -26,6 +26,8 @@ from typing import (
     overload,
 )
 
+from jax import Array
+from jax.core import Tracer
 from jax.tree_util import all_leaves, tree_leaves
 
 from ._call.run import run
@@ -35,7 +37,7 @@ from ._frontend.signature import Signature
 from ._frontend.structure import counted_leaves, split
 from ._frontend.within import Within, written_within
 from ._jax.trace import is_idle, is_plain
-from ._jax.types import Copied, is_traced
+from ._jax.types import Copied
 from ._jax.watch import replaced
 from ._messages import errors
 from ._messages.source import Source, describe
@@ -192,9 +194,10 @@ class CustomGradient(Copied, Generic[_P, _R]):
             raise
         # JAX traces in one thread. In another one it would not ask the rule, and differentiate what
         # `f` returns: its argument, if it is an identity.
-        values = (*args, *kwargs.values(), *tree_leaves(checked_outputs(declared.f, y)))
-        if is_traced(values) and not is_plain():
-            raise errors.traced_elsewhere(source)
+        leaves = (y,) if isinstance(y, Array) else tree_leaves(checked_outputs(declared.f, y))
+        for value in (*args, *kwargs.values(), *leaves):
+            if isinstance(value, Tracer) and not is_plain():
+                raise errors.traced_elsewhere(source)
         return y
 
     def _bind(

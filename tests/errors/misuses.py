@@ -284,7 +284,9 @@ RETURNED_BY_F = [
         "Return other values from an undecorated function around it"),
     misuse("Return a pair from `primal`",
         function("f(x)", option="primal=lambda x: (x**2, lambda dy: 2 * x * dy)"),
-        "returned the callable", "among its outputs at y[1]", NO_ARRAY, of="<lambda>"),
+        "returned the callable", "among its outputs at y[1]", NO_ARRAY,
+        "A `primal` returns only `y`",
+        of="<lambda>"),
     misuse("Give `primal` other arguments", function("f(x)", option="primal=lambda: 1.0"),
         "`primal` of `f` (model.py:1), `<lambda>` (model.py:1), must take the same arguments: "
         "too many positional arguments"),

@@ -486,46 +486,8 @@ def test_what_a_rule_need_not_list_draws_no_warning(case, mode):
     assert not texts
 
 
-@pytest.mark.parametrize(
-    ("got", "wanted", "hint"),
-    [
-        ((2,), (1, 2), ""),
-        ((1, 2), (3, 2), ""),
-        ((5, 1), (3,), ""),
-        ((4, 3), (2, 3), ""),
-        (
-            (4, 3),
-            (),
-            " The gradient has more entries than the input, along axis (0, 1): did you forget to "
-            "sum over it, as in `g.sum(axis=(0, 1))`?",
-        ),
-    ],
-)
-def test_what_would_mend_a_shape(got, wanted, hint):
-    h = custom_gradient(lambda x: (jnp.sum(x), lambda dy: jnp.ones(got)))
-    text = said(ValueError, jax.grad(h), jnp.ones(wanted))
-    assert text.endswith(f"for the input `x`; expected its own shape, {wanted}, or None.{hint}")
-
-
-@pytest.mark.parametrize(
-    ("returned", "came"),
-    [
-        ((1.0, 2.0, 3.0), "a tuple of length 3"),
-        ([1.0, 2.0, jnp.sin], "a list of length 3"),
-        ((jnp.sin,), "a tuple of length 1"),
-        (np.float32, "the callable `float32`"),
-        (jax.ShapeDtypeStruct((2,), "float32"), "an object of type ShapeDtypeStruct"),
-        (b"y", "the bytes b'y'"),
-    ],
-)
-def test_what_is_no_pair_is_described(returned, came):
-    text = said(TypeError, custom_gradient(lambda x: returned), 1.0)
-    assert f"gradient. It returned {came}. Write `return y, grad_fn`, or" in text
-
-
-@pytest.mark.parametrize("filtering", ["off", "auto"])
-@pytest.mark.parametrize("way", ["hessian", "jit(hessian)", "grad(grad)", "jvp(grad)"])
-def test_an_error_of_a_nested_function_keeps_its_remedies(way, filtering):
+@pytest.mark.parametrize("derivative", [jax.hessian, lambda f: jax.grad(jax.grad(f))])
+def test_an_error_of_a_nested_function_keeps_its_remedies(derivative):
     """It is not taken for an operation that JAX cannot differentiate."""
 
     @custom_gradient
@@ -538,26 +500,10 @@ def test_an_error_of_a_nested_function_keeps_its_remedies(way, filtering):
 
         return inner(x), lambda dy: 7 * dy * x
 
-    assert_same(jax.grad(outer)(1.0), 7.0)
-    ways = {
-        "hessian": jax.hessian(outer),
-        "jit(hessian)": jax.jit(jax.hessian(outer)),
-        "grad(grad)": jax.grad(jax.grad(outer)),
-        "jvp(grad)": lambda x: jax.jvp(jax.grad(outer), (x,), (x,)),
-    }
-    before = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", filtering)
-    try:
-        with pytest.raises(TypeError) as caught:
-            ways[way](1.0)
-    finally:
-        jax.config.update("jax_traceback_filtering", before)
-    text = str(caught.value)
-    assert text.startswith("`test_an_error_of_a_nested_function_keeps_its_remedies.outer.inner`")
-    assert "is differentiated with respect to values that it closes over" in text
+    text = said(TypeError, derivative(outer), 1.0)
+    assert "outer.inner` (" in text.partition(" is differentiated with respect to values")[0]
     assert 'custom_gradient(variables="autodiff")' in text
-    notes = getattr(caught.value, "__notes__", ())
-    assert not any("cannot differentiate" in note for note in notes)
+    assert "cannot differentiate" not in text
 
 
 def bent_elsewhere(dy):

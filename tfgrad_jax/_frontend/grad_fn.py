@@ -47,7 +47,8 @@ def checked_pair(
         annotate_run(error, source)
         raise
     finally:
-        leave(token)
+        if token is not None:
+            leave(token)
     try:
         y, grad_fn = result
     except (TypeError, ValueError, IndexError):

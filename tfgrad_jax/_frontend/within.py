@@ -43,9 +43,8 @@ def enter(f: AnyFunction) -> Token[Running]:
     return _now.set((*_now.get(), code) if code else _now.get())
 
 
-def leave(token: Token[Running] | None) -> None:
-    if token is not None:
-        _now.reset(token)
+def leave(token: Token[Running]) -> None:
+    _now.reset(token)
 
 
 def written_within(source: Source) -> Within:

@@ -75,7 +75,7 @@ def _to_return(layout: Layout) -> str:
     """Say what to return: written out, if it can be."""
     if is_written(layout.treedef):
         return f"Return `{written_out(layout)}`"
-    return "Return their structure, as `jax.tree.map` does,"
+    return "Return their structure, as `jax.tree.map` does"
 
 
 def no_variable_pair(where: Where, result: PyTree, inputs: Layout, variables: Layout) -> TypeError:
@@ -109,7 +109,7 @@ def wrong_structure(where: Where, result: PyTree, layout: Layout) -> Exception:
         )
     got = tree_structure(result, is_leaf=lambda g: g is None)
     came = f" {tree_of(got)}" if is_written(got) else f" {kind_of(result)}"
-    expected = tree_of(_values(layout)) if is_written(layout.treedef) else "a gradient"
+    expected = tree_of(_values(layout)) if is_written(layout.treedef) else "a gradient each"
     or_list = f", or a flat list with one gradient for each {where.of}"
     if layout.are_in_a_dict([i for i, counts in enumerate(layout.counted) if counts]):
         or_list = ""
