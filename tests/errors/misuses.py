@@ -858,6 +858,15 @@ jax.grad(jax.grad(f))(1.0)
         ),
         "computes something that JAX cannot differentiate, at",
         "let the rule call a decorated function for it", error=ValueError),
+    misuse("Call back to Python in a jitted rule, and ask for the second order",
+        function(
+            "jax.jacfwd(jax.jit(jax.grad(f)))(1.0)",
+            "x**2, lambda dy: dy * jax.pure_callback(lambda x: 2 * x, x, x)",
+        ),
+        "Pure callbacks do not support JVP", **VALUE),
+    misuse("Call a `jax.custom_vjp` in a jitted function, and ask for a Hessian",
+        VJP + function("jax.hessian(jax.jit(f))(1.0)", "squared(x), lambda dy: 2 * x * dy"),
+        "can't apply forward-mode autodiff (jvp) to a custom_vjp function", of=""),
     misuse("Return what a `custom_vmap` computes, under `jax.jit`",
         VMAPPED + function(
             "jax.jacrev(jax.grad(lambda x: jax.jit(f)(x).sum()))(x)",
