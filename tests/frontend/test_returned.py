@@ -42,6 +42,16 @@ jax.tree_util.register_dataclass(Other, data_fields=["w", "b"], meta_fields=["na
 
 
 @jax.tree_util.register_pytree_node_class
+class Table(dict[str, Any]):
+    def tree_flatten(self):
+        return (self["b"], self["a"]), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(zip("ba", children, strict=True))
+
+
+@jax.tree_util.register_pytree_node_class
 class Converting:
     def __init__(self, a):
         self.a = jnp.asarray(a, jnp.float32)
@@ -388,6 +398,7 @@ OUTPUTS = {  # y, and its upstreams for a loss that adds 1, 2, 3... times its fl
     "tuple": (lambda x: (x, 2 * x), [1, 2]),
     "sorted keys": (lambda x: {"b": x, "a": 2 * x}, [1, 2]),
     "with None": (lambda x: {"a": x, "none": None}, [1]),
+    "a dict of a class": (lambda x: Table(b=x, a=2 * x), [1, 2]),
     "numbers": (lambda x: (x, 2.5, 3, True, np.array(True)), [1, 2, 0, False, False]),
     "integers": (lambda x: (jnp.arange(2), x, x > 0), [[0, 0], 1, False]),
     "empty": (lambda x: (), []),

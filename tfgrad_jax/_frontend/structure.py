@@ -160,7 +160,9 @@ def _as_written(value: PyTree, first: LeafIndex = 0) -> list[LeafIndex]:
             return [first]
         orders[getattr(path[0], "key", path[0])] = order = _as_written(part, first)
         first += len(order)
-    return [*itertools.chain(*(orders[k] for k in (value if isinstance(value, dict) else orders)))]
+    # Not of a dict that a class of the user's flattens in its own way.
+    is_dict = isinstance(value, dict) and value.keys() == orders.keys()
+    return [*itertools.chain(*(orders[k] for k in (value if is_dict else orders)))]
 
 
 class Outputs(Inert):
