@@ -22,6 +22,8 @@ from tfgrad_jax._tools import UserCodeError, attempt
 Matrix: TypeAlias = np.ndarray[Any, Any]
 Argument: TypeAlias = int  # an index into the arguments and weights that are checked
 Holding: TypeAlias = Callable[[Sequence[Leaf]], contextlib.AbstractContextManager[None]]
+# Relative errors that count as rounding: of one operation, by differences, by autodiff.
+Precision: TypeAlias = tuple[float, float, float]
 RANDOM = 3  # upstreams, and directions
 
 
@@ -132,14 +134,6 @@ class Study(NamedTuple):
         return f"differs by {off:.2g} * expected, cosine {cosine:.3f}"
 
 
-class Precision(NamedTuple):
-    """The relative errors that count as rounding."""
-
-    eps: float  # of one operation
-    differences: float
-    autodiff: float
-
-
 class Point(NamedTuple):
     """A function at one point: what its rule declares there, and the verdict on each argument."""
 
@@ -159,7 +153,7 @@ class Point(NamedTuple):
         Then how large its rounding is, and its error, rounding among it; and then the least and the
         greatest that the derivative may be: they differ at a kink.
         """
-        y, own, eps = self.f(x), x[self.f.parts[i]], self.precision.eps
+        y, own, eps = self.f(x), x[self.f.parts[i]], self.precision[0]
         y, us = y[finite := np.isfinite(y)], us[:, finite]
         t = eps ** (1 / 3) * (np.linalg.norm(own) / own.size**0.5 if own.any() else 1.0)
 
@@ -178,16 +172,14 @@ class Point(NamedTuple):
         low, high = (np.where(kink, f(left, right), value) for f in (np.minimum, np.maximum))
         return value, noise, noise + largest(np.nan_to_num(error, nan=np.inf)), low, high
 
-    def judged(
-        self, by_autodiff: Sequence[Matrix | None], seed: int, is_reference: bool
-    ) -> "Point":
+    def judged(self, plains: Sequence[Matrix | None], seed: int, is_reference: bool) -> "Point":
         """Judge the declared derivative in each argument; what autodiff says may be None.
 
         Near the given point, a rule counts as wrong only if there is no kink and no noise, and both
         judges disagree with it. A reference says what is expected.
         """
         studies, (_, small, rounding) = [], self.precision
-        for i, rows in enumerate(by_autodiff):
+        for i, rows in enumerate(plains):
             # Equal for arrays of equal shape, so that a swapped pair shows.
             part, vs = self.f.parts[i], np.zeros((len(self.x), RANDOM))
             shape = RANDOM, part.stop - part.start
