@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr
 from jax.extend.source_info_util import summarize
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves
 
-from ._jax.compat import is_ref
+from ._jax.compat import cotangent_type, is_ref, zeros
 from ._jax.jaxpr import Identity, dependence, without_consts
 from ._jax.types import NEEDS_VALUES, AnyFunction, Leaf, PyTree, is_array, spec
 from ._messages.errors import bad_option
@@ -105,7 +105,7 @@ def explain(h: AnyFunction, /, *args: PyTree, **kwargs: PyTree) -> Explanation:
 
     def kept(given: Mapping[int, Leaf]) -> list[Leaf]:
         ys, pull, y = jax.vjp(*differentiated(given), has_aux=True)
-        back = jax.make_jaxpr(pull)(ys)
+        back = jax.make_jaxpr(pull)([zeros(cotangent_type(y)) for y in ys])
         upstreams = (1 << len(ys)) - 1 << len(back.consts)
         reached = zip(some, dependence(without_consts(back)), strict=True)
         zero.update(i for i, mask in reached if not mask & upstreams)

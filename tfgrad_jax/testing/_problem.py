@@ -39,6 +39,7 @@ class Problem:
         reference: AnyFunction | None,
     ) -> None:
         self._call = call = Call.of(h, args, kwargs)
+        self.name = name_of(call.h)
         if is_traced(call.leaves):
             raise tool_errors.checks_values(call.h)
         owner, y = decorated(call.h), call.run(call.h, {})  # an error of the user's stays as it is
@@ -71,7 +72,7 @@ class Problem:
     def example(self) -> str:
         """Return how to check a weight that the function holds."""
         h, inputs = self._call.h, ", ".join(dict.fromkeys(self._call.arguments))
-        made = f"{name_of(h).rpartition('.')[0] or 'make'}(w)"
+        made = f"{self.name.rpartition('.')[0] or 'make'}(w)"
         if isinstance(h, types.MethodType):
             method = f".{h.__name__}" * (h.__name__ != "__call__")
             made = f"{type(h.__self__).__name__}(w){method}"
