@@ -119,6 +119,18 @@ def test_methods_layers_and_partials():
     assert found.inputs[0].name == "x"
 
 
+def test_what_is_captured_is_not_new():
+    two = jnp.float32(2)
+    for h in (
+        custom_gradient(lambda x: (x @ W, lambda dy: dy @ W.T)),
+        custom_gradient(lambda x: (x * two, lambda dy: dy * two)),
+        lambda x: jnp.tanh(x @ W) @ W.T,
+    ):
+        found = explain(h, X)
+        assert found.forward_mode and found.kept_bytes >= found.new_bytes
+        assert found.new_bytes in (0, OF_X) and "W" not in str(found)
+
+
 def test_what_has_no_ordinary_derivative():
     @custom_gradient
     def root(a):
