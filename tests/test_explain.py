@@ -119,6 +119,17 @@ def test_methods_layers_and_partials():
     assert found.inputs[0].name == "x"
 
 
+def test_what_is_captured_is_not_new():
+    two = jnp.float32(2)
+    for h in (
+        custom_gradient(lambda x: (x @ W, lambda dy: dy @ W.T)),
+        custom_gradient(lambda x: (x * two, lambda dy: dy * two)),
+    ):
+        found = explain(h, X)
+        assert found.forward_mode and found.new_bytes == 0
+        assert {r.origin for r in found.residuals} <= {"captured"}
+
+
 def test_what_has_no_ordinary_derivative():
     @custom_gradient
     def root(a):

@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr
 from jax.extend.source_info_util import summarize
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves
 
-from ._jax.compat import is_ref
+from ._jax.compat import cotangent_type, is_ref, zeros
 from ._jax.jaxpr import Identity, dependence, without_consts
 from ._jax.types import NEEDS_VALUES, AnyFunction, Leaf, PyTree, has_gradient, is_array, type_of
 from ._messages.errors import bad_option
@@ -24,17 +24,17 @@ from ._tools import Call, UserCodeError, attempt, decorated, differentiable, nam
 
 
 class Seen(NamedTuple):
-    """An input, and the gradient that it gets if JAX differentiates it."""
+    """An input, and its gradient: "by the rule", "autodiff" (no rule), "zero", or "none: " why."""
 
     name: str
     type: str
-    gradient: str  # "by the rule", "autodiff" (there is no rule), "zero", or "none: " and why
+    gradient: str
 
 
 class Residual(NamedTuple):
-    """An array that is kept for the backward pass."""
+    """An array that is kept: an input or output, or of the operation and line that make it."""
 
-    name: str  # the path of an input or output, or the operation and the line that make it
+    name: str
     type: str
     bytes: int
     origin: str  # "new", or an array in memory anyway: "input", "output" or "captured"
@@ -105,7 +105,7 @@ def explain(h: AnyFunction, /, *args: PyTree, **kwargs: PyTree) -> Explanation:
 
     def kept(given: Mapping[int, Leaf]) -> list[Leaf]:
         ys, pull, y = jax.vjp(*differentiated(given), has_aux=True)
-        back = jax.make_jaxpr(pull)(ys)
+        back = jax.make_jaxpr(pull)([zeros(cotangent_type(y)) for y in ys])
         upstreams = (1 << len(ys)) - 1 << len(back.consts)
         reached = zip(some, dependence(without_consts(back)), strict=True)
         zero.update(i for i, mask in reached if not mask & upstreams)
@@ -128,18 +128,18 @@ def explain(h: AnyFunction, /, *args: PyTree, **kwargs: PyTree) -> Explanation:
         attempt(jax.jit(forward).lower, arrays)
     except UserCodeError as failure:
         obstacle = str(failure).partition("\n")[0].partition(". ")[0]
-    by = "by the rule" if decorated(call.h) else "autodiff"
-    gradients = {i: f"none: {type_of(v).dtype} has no derivative" for i, v in arrays.items()}
-    gradients |= dict.fromkeys(some, by) | dict.fromkeys(zero, "zero")
-    names = [call.names[i] for i in arrays]
-    kinds = [
-        type_name(v) if is_array(v) or isinstance(v, ShapeDtypeStruct) else type(v).__name__
-        for v in arrays.values()
-    ]
-    inputs = list(map(Seen, names, kinds, gradients.values()))
-    residuals = _residuals(jaxpr, names, outputs)
-    size, new = (sum(r.bytes for r in residuals if r.origin == "new" or all_) for all_ in (1, 0))
+    none = {i: f"none: {type_of(v).dtype} has no derivative" for i, v in arrays.items()}
+    by = none | dict.fromkeys(some, "by the rule" if decorated(call.h) else "autodiff")
+    by |= dict.fromkeys(zero, "zero")
+    inputs = [Seen(call.names[i], _type(v), by[i]) for i, v in arrays.items()]
+    residuals = _residuals(jaxpr, [row.name for row in inputs], outputs)
+    new = sum(r.bytes for r in residuals if r.origin == "new")
+    size = sum(r.bytes for r in residuals)
     return Explanation(name_of(call.h), inputs, residuals, size, new, not obstacle, obstacle)
+
+
+def _type(v: Leaf) -> str:
+    return type(v).__name__ if isinstance(v, float | complex) else type_name(v)
 
 
 def _is_operand(v: Leaf) -> bool:
@@ -155,17 +155,16 @@ def _residuals(jaxpr: Jaxpr, names: Sequence[str], outputs: Sequence[str]) -> li
     def same(v: Leaf) -> Leaf:
         return same(below[id(v)]) if id(v) in below else v
 
-    labels = {id(v): ("(unnamed)", "captured") for v in jaxpr.constvars}
+    labels: dict[int, tuple[str, str]] = {}
     for e in jaxpr.eqns:
         line = summarize(e.source_info).rpartition("/")[2].partition(" ")[0]
         made = f"`{e.params.get('name', e.primitive.name)}` ({line})", "new"
-        labels |= {id(v): made for v in e.outvars}
+        labels |= dict.fromkeys(map(id, e.outvars), made)
     results = list(map(same, jaxpr.outvars))
     labels |= {id(v): (name, "output") for name, v in zip(outputs, results, strict=False)}
     labels |= {id(v): (name, "input") for name, v in zip(names, jaxpr.invars, strict=True)}
-    kept = {id(v): v.aval for v in results[len(outputs) :]}
-    sizes = {key: prod(aval.shape) * aval.dtype.itemsize for key, aval in kept.items()}
-    return [
-        Residual(labels[key][0], type_name(aval), sizes[key], labels[key][1])
-        for key, aval in kept.items()
-    ]
+    rows = []
+    for key, t in {id(v): v.aval for v in results[len(outputs) :]}.items():
+        name, origin = labels.get(key, ("(unnamed)", "captured"))
+        rows.append(Residual(name, type_name(t), prod(t.shape) * t.dtype.itemsize, origin))
+    return rows

@@ -99,14 +99,10 @@ class Call(NamedTuple):
             first = []
         positional = [*first, *(f"{rest}[{i}]" for i in range(len(args) - len(first)))]
         flat, treedef = tree_flatten_with_path((args, dict(kwargs)))
-        leaves, arguments, names, is_input = [], [], [], []
-        for (kind, at, *path), leaf in flat:
-            name = at.key if kind.idx else positional[at.idx]
-            leaves.append(leaf)
-            arguments.append(name)
-            names.append(name + keystr(tuple(path)))
-            is_input.append(not kind.idx or name in first)
-        return cls(h, treedef, leaves, arguments, names, is_input)
+        of = [at.key if kind.idx else positional[at.idx] for (kind, at, *_), _ in flat]
+        names = [name + keystr(path[2:]) for name, (path, _) in zip(of, flat, strict=True)]
+        is_input = [name in positional or name in first for name in of]
+        return cls(h, treedef, [leaf for _, leaf in flat], of, names, is_input)
 
     @property
     def bound_to(self) -> tuple[object, ...]:

@@ -754,6 +754,10 @@ CHECKING = [
         function("assert_gradient(f, x)", "x**2, lambda dy: dy * x"),
         "Gradient of `f`: WRONG", "declared = 0.5 * expected",
         error=AssertionError, of="", jitted=False),
+    misuse("Check a gradient that is clipped",
+        function("assert_gradient(f, x)", "x * 2, lambda dy: jnp.clip(2 * dy, -5, 5)"),
+        "linear in dy  WRONG: no: grad(1000 dy) is not 1000 grad(dy)", "expect='surrogate'",
+        error=AssertionError, of="", jitted=False),
     misuse("Check where the value is not finite",
         function("assert_gradient(f, -x)", "jnp.log(x), lambda dy: dy / x"),
         "Gradient of `f`: not judged", "not judged: the value is not finite",
@@ -764,8 +768,8 @@ CHECKING = [
         function(
             "layer = f\nassert_gradient(lambda x: layer(x), x)",
             "x * w[0, :2], lambda dy, variables: (dy * w[0, :2], [None])"),
-        "ok where it was checked", "not checked   a float32[2,4] (model.py:3",
-        "What `not checked` names was not checked: make it an argument, as in `check_gradient",
+        "ok where it was checked", "not checked   a float32[2,4] (model.py:3:",
+        "What `not checked` names was not checked: make it an argument",
         "`assert_gradient(..., unchecked='allow')`",
         error=AssertionError, of="", jitted=False),
     misuse("Accept unchecked weights by another word",
@@ -773,12 +777,13 @@ CHECKING = [
         "assert_gradient got unchecked='ignore'; expected 'error' or 'allow'", **VALUE),
     misuse("Explain the result of a call", function("explain(f(x))"),
         "explain got h=an array", "expected a function, and its arguments after it", **VALUE),
-    misuse("Explain a function that branches, by a shape",
-        function(
-            "explain(f, jax.ShapeDtypeStruct((3, 2), jnp.float32))",
-            "x if x.sum() > 0 else -x, lambda dy: dy",
-        ),
+    misuse("Explain a function that branches on values",
+        function("explain(f, x)", "x if x.sum() > 0 else -x, lambda dy: dy"),
         "explain traces `f` (model.py:1), as `jax.jit` does, and it needs a value"),
+    misuse("Explain a function that formats a value",
+        function("explain(f, x[0, 0])", 'x if f"{x:g}" else x, lambda dy: dy'),
+        "it formats an array that JAX is tracing, at model.py:", "drop the format",
+        "or use `jax.debug.print`"),
 ]  # fmt: skip
 
 WHOLE = "expected a whole number of at least 1, got"

@@ -59,7 +59,7 @@ def grad_of_cross_entropy(dy, y, logits, p):
 
 SECOND = {"order": 2}
 ROWS = jnp.asarray([[0.5, -1.0, 2.0], [1.5, 0.2, -0.3]])
-INDEX = jnp.asarray([0, 1, 1])
+INDEX, KERNEL = jnp.asarray([0, 1, 1]), (0.5, -1.2, 2.0)
 
 WRONG = [
     Row("none", jnp.sin, lambda dy, y, x: None, (X,), "declared no gradient, expected one"),
@@ -104,8 +104,8 @@ WRONG = [
         (jnp.asarray([3.0, 1, 2, 5, 4]),), "differs by "),
     Row("embedding, set for add", lambda t: t[INDEX],
         lambda dy, y, t: jnp.zeros_like(t).at[INDEX].set(dy), (MATRIX,), "differs by "),
-    Row("convolution, not flipped", lambda x: jnp.convolve(x, jnp.array([0.5, -1.2, 2.0]), "valid"),
-        lambda dy, y, x: jnp.convolve(dy, jnp.array([0.5, -1.2, 2.0])), (MATRIX[2],), "differs by "),
+    Row("convolution, not flipped", lambda x: jnp.convolve(x, jnp.array(KERNEL), "valid"),
+        lambda dy, y, x: jnp.convolve(dy, jnp.array(KERNEL)), (MATRIX[2],), "differs by "),
     Row("modulus, conjugated", jnp.abs,
         lambda dy, y, z: jax.lax.complex(dy / y, 0 * y) * jnp.conj(z), (COMPLEX,),
         "declared = conjugate of expected"),

@@ -58,8 +58,7 @@ def gradients(w, x, dy=1.0):
         with replacing([OLD], [w]):
             return Layer(OLD)(x)
 
-    y, pull = jax.vjp(f, w, x)
-    np.testing.assert_allclose(jax.lax.stop_gradient(y), jnp.sin(w) * x, rtol=1e-6)
+    _, pull = jax.vjp(f, w, x)
     with replacing([OLD], [w]):  # the rule runs here
         return pull(jnp.float32(dy))
 

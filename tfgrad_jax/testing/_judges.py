@@ -1,8 +1,8 @@
 """Judge a derivative at one point, and name the mistake where it is wrong.
 
 `Flat` turns a function of arrays into one of vectors; a complex number becomes a pair. For
-upstreams, the rows of `us`, and directions, the columns of `vs`, `judged` compares `us @ J @ vs` as
-the rule declares it with what finite differences and plain autodiff say, argument by argument.
+upstreams, the rows of `us`, and directions, the columns of `vs`, a `Point` compares `us @ J @ vs`
+as the rule declares it with what finite differences and plain autodiff say, argument by argument.
 `mistake` names the first guess that explains what is wrong at all points; `nearby` makes these.
 """
 
@@ -22,6 +22,8 @@ from tfgrad_jax._tools import UserCodeError, attempt
 Matrix: TypeAlias = np.ndarray[Any, Any]
 Argument: TypeAlias = int  # an index into the arguments and weights that are checked
 Holding: TypeAlias = Callable[[Sequence[Leaf]], contextlib.AbstractContextManager[None]]
+# Relative errors that count as rounding: of one operation, by differences, by autodiff.
+Precision: TypeAlias = tuple[float, float, float]
 RANDOM = 3  # upstreams, and directions
 
 
@@ -35,9 +37,8 @@ def vector(arrays: Sequence[Leaf]) -> Matrix:
 
 
 def random_numbers(shape: tuple[int, ...], *key: int) -> Matrix:
-    """Return random numbers that every precision has."""
     normal = np.random.default_rng(key).standard_normal(shape)
-    return normal.astype(jnp.bfloat16).astype(float)
+    return normal.astype(jnp.bfloat16).astype(float)  # every precision has these
 
 
 def largest(values: ArrayLike) -> float:
@@ -49,68 +50,56 @@ def ratio(error: ArrayLike, size: float) -> float:
     return 0.0 if e == 0 else e / size if size else float("inf")
 
 
-class Space:
-    """The vectors of arrays of given shapes and dtypes."""
-
-    def __init__(self, arrays: Sequence[Leaf]) -> None:
-        self.arrays = arrays
-        ones = [np.full(np.shape(a), 1 - 1j if np.iscomplexobj(a) else 1.0) for a in arrays]
-        # Of a complex conjugate: JAX pairs a cotangent with a tangent without one, as `ct * t`.
-        self.signs = vector(ones)
-        ends = np.cumsum([0, *(len(vector([one])) for one in ones)])
-        self.parts = [slice(*ends) for ends in itertools.pairwise(ends)]
-
-    def fill(self, x: Matrix) -> list[Leaf]:
-        """Return the arrays of a vector; Python numbers for Python numbers."""
-        arrays: list[Leaf] = []
-        for part, a in zip(self.parts, self.arrays, strict=True):
-            kind = complex if np.iscomplexobj(a) else float
-            new = np.array(x[part]).view(kind).reshape(np.shape(a))
-            is_number, dtype = isinstance(a, kind), jnp.result_type(a)
-            arrays.append(type(a)(new) if is_number else jnp.asarray(new, dtype))
-        return arrays
-
-    def directions(self, i: Argument, seed: int) -> Matrix:
-        """Return columns; equal for arrays of equal shape, so that a swapped pair shows."""
-        part, vs = self.parts[i], np.zeros((len(self.signs), RANDOM))
-        key = seed, *np.shape(self.arrays[i])
-        vs[part] = random_numbers(
-            (RANDOM, part.stop - part.start), seed, *np.shape(self.arrays[i])
-        ).T
-        return vs
-
-
 class Flat:
     """A function of arrays, as a function of vectors."""
 
     def __init__(
         self, of_arrays: Callable[..., list[Leaf]], arrays: Sequence[Leaf], holding: Holding
     ) -> None:
-        self.of_arrays, self.space, self.holding = of_arrays, Space(arrays), holding
+        self.of_arrays, self.arrays, self.holding = of_arrays, arrays, holding
+        ends = np.cumsum([0, *(len(vector([a])) for a in arrays)])
+        self.parts = [slice(*ends) for ends in itertools.pairwise(ends)]
 
     def __call__(self, x: Matrix) -> Matrix:
-        return vector(attempt(self.of_arrays, *self.space.fill(x)))
+        return vector(attempt(self.of_arrays, *fill(self.arrays, x)))
 
     def rows(self, x: Matrix, us: Matrix) -> Matrix:
         """Return `us @ J` as it is declared: the gradient for each upstream."""
-        xs = self.space.fill(x)
+        xs = fill(self.arrays, x)
         ys, pull_back = attempt(jax.vjp, self.of_arrays, *xs)
-        to = Space(ys)
         with self.holding(xs):  # the rule may read weights of the function
-            rows = [vector(attempt(pull_back, to.fill(to.signs * u))) for u in us]
-        return self.space.signs * np.array(rows)
+            rows = [vector(attempt(pull_back, fill(ys, signs(ys) * u))) for u in us]
+        return signs(self.arrays) * np.array(rows)
 
     def derivative(self, seed: int) -> "Flat":
         """Return the gradient, as a function of the arrays and of the upstreams."""
-        n, to = len(self.space.arrays), Space(attempt(self.of_arrays, *self.space.arrays))
-        us = to.fill(random_numbers((len(to.signs),), seed) * np.isfinite(vector(to.arrays)))
+        n, ys = len(self.arrays), attempt(self.of_arrays, *self.arrays)
+        y = vector(ys)
+        us = fill(ys, random_numbers(y.shape, seed) * np.isfinite(y))
 
         def gradient(*both: Leaf) -> list[Leaf]:
             _, pull_back = jax.vjp(self.of_arrays, *both[:n])
             with self.holding(both[:n]):
                 return list(pull_back(list(both[n:])))
 
-        return Flat(gradient, [*self.space.arrays, *us], lambda both: self.holding(both[:n]))
+        return Flat(gradient, [*self.arrays, *us], lambda both: self.holding(both[:n]))
+
+
+def signs(arrays: Sequence[Leaf]) -> Matrix:
+    """Return those of a complex conjugate: JAX pairs a cotangent with a tangent as `ct * t`."""
+    return vector([np.full(np.shape(a), 1 - 1j if np.iscomplexobj(a) else 1.0) for a in arrays])
+
+
+def fill(like: Sequence[Leaf], x: Matrix) -> list[Leaf]:
+    """Return the arrays of a vector; Python numbers for Python numbers."""
+    arrays: list[Leaf] = []
+    for a in like:
+        kind, size = (complex, 2) if np.iscomplexobj(a) else (float, 1)
+        part, x = np.split(x, [size * np.size(a)])
+        new = np.array(part).view(kind).reshape(np.shape(a))
+        is_number = isinstance(a, kind)
+        arrays.append(type(a)(new) if is_number else jnp.asarray(new, jnp.result_type(a)))
+    return arrays
 
 
 def nearby(x: Leaf, radius: float, *seed: int) -> Matrix:
@@ -126,16 +115,6 @@ def nearby(x: Leaf, radius: float, *seed: int) -> Matrix:
     return near
 
 
-class Differences(NamedTuple):
-    """`us @ J @ vs` by finite differences."""
-
-    value: Matrix
-    noise: float  # by rounding
-    blur: float  # the error of the value, `noise` among it
-    low: Matrix  # the least and the greatest that the derivative may be: they differ at a kink
-    high: Matrix
-
-
 class Study(NamedTuple):
     """The verdict on the declared derivative in one argument."""
 
@@ -148,19 +127,11 @@ class Study(NamedTuple):
 
     def distance(self) -> str:
         d, e = self.declared, self.expected
-        if not d.any() or not e.any():
+        if not (d.any() and e.any()):
             return "expected is zero" if d.any() else "declared is zero"
         size = np.linalg.norm(e)
         off, cosine = np.linalg.norm(d - e) / size, np.sum(d * e) / (size * np.linalg.norm(d))
         return f"differs by {off:.2g} * expected, cosine {cosine:.3f}"
-
-
-class Precision(NamedTuple):
-    """The relative errors that count as rounding."""
-
-    eps: float  # of one operation
-    differences: float
-    autodiff: float
 
 
 class Point(NamedTuple):
@@ -171,11 +142,18 @@ class Point(NamedTuple):
     us: Matrix  # upstreams, the rows
     declared: Matrix  # `us @ J` by the rule
     precision: Precision
+    is_near: bool  # near the given point
     studies: Sequence[Study] = ()
 
-    def true(self, i: Argument, x: Matrix, us: Matrix, vs: Matrix) -> Differences:
-        """Return `us @ J @ vs` at `x`, for directions in one argument."""
-        y, own, eps = self.f(x), x[self.f.space.parts[i]], self.precision.eps
+    def true(
+        self, i: Argument, x: Matrix, us: Matrix, vs: Matrix
+    ) -> tuple[Matrix, float, float, Matrix, Matrix]:
+        """Return `us @ J @ vs` by differences at `x`, for directions in one argument.
+
+        Then how large its rounding is, and its error, rounding among it; and then the least and the
+        greatest that the derivative may be: they differ at a kink.
+        """
+        y, own, eps = self.f(x), x[self.f.parts[i]], self.precision[0]
         y, us = y[finite := np.isfinite(y)], us[:, finite]
         t = eps ** (1 / 3) * (np.linalg.norm(own) / own.size**0.5 if own.any() else 1.0)
 
@@ -191,52 +169,49 @@ class Point(NamedTuple):
         value = (4 * (c - d) / t - (a - b) / (2 * t)) / 3
         right, left, jump = 2 * c / t, -2 * d / t, abs(a + b) / t
         kink = (abs(right - left) > 0.7 * jump) & (abs(right - left) > noise)
-        low = np.where(kink, np.minimum(left, right), value)
-        high = np.where(kink, np.maximum(left, right), value)
-        blur = noise + largest(np.nan_to_num(error, nan=np.inf))
-        return Differences(value, noise, blur, low, high)
+        low, high = (np.where(kink, f(left, right), value) for f in (np.minimum, np.maximum))
+        return value, noise, noise + largest(np.nan_to_num(error, nan=np.inf)), low, high
 
-    def judged(
-        self, by_autodiff: Sequence[Matrix | None], seed: int, is_near: bool, is_reference: bool
-    ) -> "Point":
+    def judged(self, plains: Sequence[Matrix | None], seed: int, is_reference: bool) -> "Point":
         """Judge the declared derivative in each argument; what autodiff says may be None.
 
-        At a point near the given one, a rule counts as wrong only if there is no kink and no noise,
-        and both judges disagree with it. A reference says what is expected.
+        Near the given point, a rule counts as wrong only if there is no kink and no noise, and both
+        judges disagree with it. A reference says what is expected.
         """
         studies, (_, small, rounding) = [], self.precision
-        for i, rows in enumerate(by_autodiff):
-            vs = self.f.space.directions(i, seed)
-            d, by = self.declared @ vs, self.true(i, self.x, self.us, vs)
-            plain = rows @ vs if rows is not None and np.isfinite(rows).all() else None
+        for i, rows in enumerate(plains):
+            # Equal for arrays of equal shape, so that a swapped pair shows.
+            part, vs = self.f.parts[i], np.zeros((len(self.x), RANDOM))
+            shape = RANDOM, part.stop - part.start
+            vs[part] = random_numbers(shape, seed, *np.shape(self.f.arrays[i])).T
+            d, plain = self.declared @ vs, None
+            if rows is not None and np.isfinite(rows).all():
+                plain = rows @ vs
+            value, noise, blur, low, high = self.true(i, self.x, self.us, vs)
             # If differences are rounding alone, there may be no gradient; autodiff rounds less.
-            size, slope = largest(d), largest(by.value)
-            expects = None if plain is None else largest(plain)
-            is_nothing = slope <= by.noise and (
-                expects is None or by.noise >= expects or by.noise <= 0.01 * max(size, expects)
+            size, slope, expects = map(largest, (d, value, 0.0 if plain is None else plain))
+            is_nothing = slope <= noise and (
+                plain is None or noise >= expects or noise <= 0.01 * max(size, expects)
             )
-            is_sharp = by.blur <= 0.01 * slope or is_nothing
-            scale = max(size, slope if is_sharp else 0.01 * by.noise)
-            off = np.maximum(np.maximum(by.low - d, d - by.high), 0)
+            is_sharp = blur <= 0.01 * slope or is_nothing
+            scale = max(size, slope if is_sharp else 0.01 * noise)
+            off, slack = np.maximum(np.maximum(low - d, d - high), 0), small * scale + blur
             ok: bool | None = None
             if is_sharp:
-                slack = small * scale + by.blur
                 wrong = off > slack
-                if is_near:
-                    agree = True if plain is None else abs(plain - by.value) <= slack
-                    wrong &= (by.low == by.high) & agree
+                if self.is_near:
+                    agree = True if plain is None else abs(plain - value) <= slack
+                    wrong &= (low == high) & agree
                 ok = not wrong.any()
-            fits = True
-            if plain is not None and expects is not None:
-                fits = largest(plain - d) <= rounding * max(size, expects, 0.01 * by.noise)
-                if is_nothing or not is_sharp:
-                    ok = ok is not False and (is_near or fits)
+            bound = rounding * max(size, expects, 0.01 * noise)
+            fits = plain is None or largest(plain - d) <= bound
+            if plain is not None and (is_nothing or not is_sharp):
+                ok = ok is not False and (self.is_near or fits)
+            ok = ok if np.isfinite(d).all() else self.is_near
+            by_plain = plain is not None and (not is_sharp or (is_reference and not fits))
             differences = ratio(off, scale) if is_sharp else None
             autodiff = None if plain is None else ratio(plain - d, scale)
-            by_plain = plain is not None and (not is_sharp or (is_reference and not fits))
-            ok = ok if np.isfinite(d).all() else is_near
-            expected = plain if by_plain else by.value
-            studies.append(Study(vs, d, expected, differences, autodiff, ok))
+            studies += [Study(vs, d, plain if by_plain else value, differences, autodiff, ok)]
         return self._replace(studies=studies)
 
 
@@ -262,22 +237,21 @@ def _guesses(
     i: Argument, names: Sequence[str], p: Point, cause: str
 ) -> Iterator[tuple[str, Matrix, Matrix]]:
     """Yield mistakes, each with two arrays that are equal if it was made."""
-    s, space, nothing = p.studies[i], p.f.space, 0 * p.studies[i].declared
+    s, f, nothing = p.studies[i], p.f, 0 * p.studies[i].declared
     yield "expected no gradient", s.expected, nothing
     yield f"declared no gradient, expected one{cause}", s.declared, nothing
-    for j, t in enumerate(p.studies):
+    for name, t in zip(names, p.studies, strict=True):
         both = np.stack([s.declared, t.declared]), np.stack([t.expected, s.expected])
-        yield f"swapped with `{names[j]}`?", *both
-        yield f"declared that of `{names[j]}`", s.declared, t.expected
-    if np.iscomplexobj(space.arrays[i]):
-        to = Space(p.f.of_arrays(*space.fill(p.x)))
-        of_conjugate = p.declared * space.signs @ s.vs
-        for us in (p.us * to.signs, p.us):
-            yield "declared = conjugate of expected", p.true(i, p.x, us, s.vs).value, of_conjugate
-    for j, (a, part) in enumerate(zip(space.arrays, space.parts, strict=True)):
+        yield f"swapped with `{name}`?", *both
+        yield f"declared that of `{name}`", s.declared, t.expected
+    if np.iscomplexobj(f.arrays[i]):
+        of_conjugate = p.declared * signs(f.arrays) @ s.vs
+        for us in (p.us * signs(f.of_arrays(*fill(f.arrays, p.x))), p.us):
+            yield "declared = conjugate of expected", p.true(i, p.x, us, s.vs)[0], of_conjugate
+    for name, a, part in zip(names, f.arrays, f.parts, strict=True):
         if np.ndim(a) == 2 and a.shape == a.shape[::-1]:
             order = np.arange(len(p.x))
             order[part] = np.swapaxes(order[part].reshape(*a.shape, -1), 0, 1).ravel()
-            at_transpose = p.true(i, p.x[order], p.us, s.vs).value
+            at_transpose, *_ = p.true(i, p.x[order], p.us, s.vs)
             yield "declared = transpose of expected", s.expected, p.declared[:, order] @ s.vs
-            yield f"missing transpose of `{names[j]}`?", at_transpose, s.declared
+            yield f"missing transpose of `{name}`?", at_transpose, s.declared

@@ -39,42 +39,40 @@ class Problem:
         reference: AnyFunction | None,
     ) -> None:
         self._call = call = Call.of(h, args, kwargs)
+        self.name = name_of(call.h)
         if is_traced(call.leaves):
             raise tool_errors.checks_values(call.h)
-        owner = decorated(call.h)
-        y = call.run(call.h, {})  # an error of the user's is raised as it is
-        self._at = [i for i, v in enumerate(call.leaves) if self._is_checked(i, v, owner is None)]
+        owner, y = decorated(call.h), call.run(call.h, {})  # an error of the user's stays as it is
+        is_plain, self._declared, self.unchecked = owner is None, list[jax.Array](), list[str]()
+        self._at = [i for i, v in enumerate(call.leaves) if self._is_checked(i, v, is_plain)]
         self.names = [call.names[i] for i in self._at]
         self.arguments = len(self._at)  # how many of the arrays are arguments
-        self._declared: list[jax.Array] = []
-        self.unchecked: list[str] = []
         variables = owner and owner._declaration.variables
         self._look_at_variables(variables)
         self.xs = [*(call.leaves[i] for i in self._at), *self._declared]
         if not (self.xs and differentiable(y)):
             raise tool_errors.nothing_to_check(call.h, "outputs" if self.xs else "arguments")
-        self.h = self._of_arrays(call.h)
-        self.value = self._of_arrays(self._plain) if owner else self.h
-        plain = reference or (self._plain if owner else None)
+        value = call.h if is_plain else self._plain
+        self.h, self.value = self._of_arrays(call.h), self._of_arrays(value)
+        plain = reference or (None if is_plain else value)
         self.plain = None if plain is None else self._of_arrays(plain)
         if reference is not None and self.plain is not None:
             got, wanted = ([y.shape for y in f(*self.xs)] for f in (self.plain, self.value))
             if got != wanted:
                 raise tool_errors.bad_reference(reference, call.h, wanted, got)
         if not isinstance(variables, str):  # JAX differentiates these as it does without a rule
-            self._look_at_the_rest(self._plain if owner else call.h)
+            self._look_at_the_rest(value)
 
-    @contextlib.contextmanager
-    def holding(self, xs: Sequence[Leaf]) -> Iterator[None]:
+    def holding(self, xs: Sequence[Leaf]) -> contextlib.AbstractContextManager[None]:
         """Let the function hold other values than its declared variables, the last of `xs`."""
-        with replacing(self._declared, xs[self.arguments :]):
-            yield
+        held = self._declared, xs[self.arguments :]
+        return replacing(*held) if self._declared else contextlib.nullcontext()
 
     @property
     def example(self) -> str:
         """Return how to check a weight that the function holds."""
         h, inputs = self._call.h, ", ".join(dict.fromkeys(self._call.arguments))
-        made = f"{name_of(h).rpartition('.')[0] or 'make'}(w)"
+        made = f"{self.name.rpartition('.')[0] or 'make'}(w)"
         if isinstance(h, types.MethodType):
             method = f".{h.__name__}" * (h.__name__ != "__call__")
             made = f"{type(h.__self__).__name__}(w){method}"
