@@ -12,7 +12,7 @@ from limits import LIMITS
 from random_programs import DisagreementError, check, program, undecorated
 
 # Some read a value in the rule alone, on purpose.
-pytestmark = pytest.mark.filterwarnings("ignore:.*which only its gradient function reads")
+pytestmark = pytest.mark.filterwarnings("ignore:.*which only its rule reads")
 
 FIRST = 1000 * int(os.environ.get("TFGRAD_SEED", 0))
 COUNT = round(40 * float(os.environ.get("TFGRAD_COUNT", 1)))

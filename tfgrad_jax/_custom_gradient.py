@@ -1,8 +1,8 @@
 """The decorator `custom_gradient`: `f(*x)` returns `(y, grad_fn)`, the decorated function `y`.
 
 `CustomGradient.__call__` runs at every call. If no transformation is running, nothing can be
-differentiated, and it only calls `f`. Otherwise it binds the arguments to names, and `_call`
-does the rest.
+differentiated, and `_plain` only calls `f`. Otherwise `_bind` sorts the arguments, and `_call` does
+the rest.
 """
 
 import functools
@@ -26,6 +26,7 @@ from typing import (
     overload,
 )
 
+from jax import Array
 from jax.core import Tracer
 from jax.tree_util import all_leaves, tree_leaves
 
@@ -33,14 +34,14 @@ from ._call.run import run
 from ._closure.walk import JITTED, is_importable
 from ._frontend.grad_fn import Call, CallSpec, Held, checked_outputs, checked_pair, primal_value
 from ._frontend.signature import Signature
-from ._frontend.structure import split
+from ._frontend.structure import counted_leaves, split
 from ._frontend.within import Within, written_within
 from ._jax.trace import is_idle, is_plain
-from ._jax.types import Copied, is_concrete, is_traced
+from ._jax.types import Copied
+from ._jax.watch import standing_for
 from ._messages import errors
-from ._messages.runs import explain_run
 from ._messages.source import Source, describe
-from ._messages.tracebacks import hidden, hide
+from ._messages.tracebacks import hidden, hide, is_raised_here
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -102,7 +103,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
             in_class and self._signature.names[:1] == ("cls",)
         )
 
-    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Return `y`, with the declared gradient."""
         try:
             if self._is_method and args:  # called on the class, or by a wrapper in the class
@@ -145,25 +146,30 @@ class CustomGradient(Copied, Generic[_P, _R]):
     def __globals__(self) -> dict[str, Any]:  # jaxtyping reads it
         return self._declaration.f.__globals__
 
+    @property
+    def __isabstractmethod__(self) -> bool:  # `abc` reads it
+        return getattr(self._declaration.f, "__isabstractmethod__", False)
+
     if not TYPE_CHECKING:  # a type checker would accept any attribute name
 
         def __getattr__(self, name):
-            if name.startswith("_"):  # of a protocol, such as `__jax_array__`, which is not ours
-                raise AttributeError(name)
+            # What the user has set on `f`. Not what its type has, such as `__jax_array__` of an
+            # object: a protocol of `f` is not ours.
+            f = object.__getattribute__(self, "_declaration").f
             try:
-                return getattr(self._declaration.f, name)
-            except AttributeError:
-                raise errors.no_attribute(self._declaration.f, name) from None
+                return vars(f)[name]
+            except (KeyError, TypeError):
+                raise errors.no_attribute(f, name) from None
 
     def __reduce__(self) -> Any:
         if is_importable(self):
             return vars(self)["__qualname__"]  # pickled by name, like any function
         attributes = {k: v for k, v in vars(self).items() if k not in _SET_BY_WRAPS}
-        return CustomGradient, (self._declaration,), attributes
+        return type(self), (self._declaration,), attributes
 
     def as_rule(self) -> "CustomGradient[..., Any]":
         """Return this function as the rule of another one."""
-        made = CustomGradient[..., Any](self._declaration._replace(within=Within.IS_RULE))
+        made = type(self)(self._declaration._replace(within=Within.IS_RULE))
         vars(made).update(vars(self))
         return made
 
@@ -173,42 +179,34 @@ class CustomGradient(Copied, Generic[_P, _R]):
     def _called(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
     ) -> Any:
-        positional = not kwargs and signature.fits(len(args))
-        if is_idle() and positional:
-            # Nothing can be differentiated, so the arguments need not be bound to names.
-            f, primal = self._declaration.f, self._declaration.primal
-            if primal is not None:
-                y = primal_value(self._source, primal, (*bound_to, *args), {})
-            else:
-                try:
-                    y, _ = checked_pair(f, f(*bound_to, *args))
-                except Exception as error:  # within another function, which JAX traces
-                    explain_run(error, self._source)
-                    raise
-            for value in args:  # not in them: this runs at every call
-                if isinstance(value, Tracer):
-                    self._refuse_traced()
-            if not is_concrete(type(y)) and is_traced(tree_leaves(checked_outputs(f, y))):
-                self._refuse_traced()
-            return y
-        call = self._call_of(bound_to, args, kwargs, signature)
         if is_idle():
-            y = call.value()
-            if call.operands or is_traced(tree_leaves(y)):
-                self._refuse_traced()
-            return y
-        return run(call, self._name)
+            return self._plain(bound_to, args, kwargs, signature)
+        return run(self._bind(bound_to, args, kwargs, signature), self._name)
 
-    def _refuse_traced(self) -> None:
-        """Raise for a traced argument or result where nothing is traced.
+    def _plain(
+        self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
+    ) -> Any:
+        """Return `y` where nothing can be differentiated: Python binds the arguments."""
+        declared, source = self._declaration, self._source
+        try:
+            if declared.primal is not None:
+                y = primal_value(source, declared.primal, (*bound_to, *args), kwargs)
+            else:
+                every = (*bound_to, *args)
+                y, _ = checked_pair(declared.f, every, kwargs, source, declared.within)
+        except TypeError as error:
+            if is_raised_here(error):  # Python did not enter `f`: say what its signature is
+                signature.bind(declared.f, args, kwargs)
+            raise
+        # JAX traces in one thread. In another one it would not ask the rule, and differentiate what
+        # `f` returns: its argument, if it is an identity.
+        leaves = (y,) if isinstance(y, Array) else tree_leaves(checked_outputs(declared.f, y))
+        for value in (*args, *kwargs.values(), *leaves):
+            if isinstance(value, Tracer) and not is_plain():
+                raise errors.traced_elsewhere(source)
+        return y
 
-        JAX traces in one thread. In another one it would not ask the rule, and differentiate what
-        `f` returns: its argument, if it is an identity.
-        """
-        if not is_plain():
-            raise errors.traced_elsewhere(self._source)
-
-    def _call_of(
+    def _bind(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
     ) -> Call:
         """Return the call: how it runs, its operands, and everything else that it has."""
@@ -220,8 +218,9 @@ class CustomGradient(Copied, Generic[_P, _R]):
             except Exception as error:
                 error.add_note(errors.variables_failed(self._source))
                 raise
+        variables = standing_for(variables)
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
-        inputs.accept_omitted(signature.names, bound.omitted)
+        inputs.omitted = {i: counted_leaves(default) for i, default in bound.omitted.items()}
         declared = self._declaration
         spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.within)
         primal = None if declared.primal is None else spec.primal
@@ -300,9 +299,9 @@ def custom_gradient(
             - `lambda self: self.params`, for a method: the same, with the arrays of the instance.
             - "autodiff": JAX differentiates `f`, and `grad_fn` returns gradients of inputs alone.
             - None, the default: as in TensorFlow. `grad_fn(dy, variables)` gets a list of the
-              weights that JAX is differentiating, in the order of first use, and returns a list.
-              If `grad_fn` does not take `variables`, differentiating a weight is an error. To see
-              which weights `y` uses, JAX traces them in `f`: only declared ones show their values.
+              weights that an operation of `f` takes and that JAX is differentiating, in the order
+              of first use, and returns a pair, with a list of their gradients. If `grad_fn` does
+              not take `variables`, differentiating a weight is an error.
         primal: a function to run instead of `f` where nothing is differentiated, such as a kernel
             that writes no residuals. It takes the same arguments and returns only `y`.
         convention: "tf": one upstream for each leaf of `y`, and complex gradients as in TensorFlow,

@@ -114,7 +114,7 @@ USES = {
 
 
 # These rules read a value that `y` ignores, on purpose: it has no gradient.
-RULE_ALONE = pytest.mark.filterwarnings("ignore:.*which only its gradient function reads")
+RULE_ALONE = pytest.mark.filterwarnings("ignore:.*which only its rule reads")
 
 
 def using(use, is_declared=False):

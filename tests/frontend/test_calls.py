@@ -6,11 +6,14 @@ In the tables, `x` has the gradient 7, the next input 5, the third 3, whatever t
 import dataclasses
 import enum
 import functools
+import gc
 import inspect
 import itertools
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -136,6 +139,58 @@ def test_keyword_only_arguments_are_closed_over_and_reach_f_unchanged(mode):
     grad = mode(jax.grad(lambda x, w: h(x, w=w, mode="fast", extra=[1, "two"]), (0, 1)))
     assert_same(grad(3.0, 2.0), (jnp.float32(14), jnp.float32(15)))
     assert all(s == ("fast", {"extra": [1, "two"]}) for s in seen)
+
+
+def test_a_parameter_may_be_named_self():
+    """Not of a method: `self` by name reaches `f`, as any other keyword."""
+    h = custom_gradient(lambda x, **options: (x * options["self"], lambda dy: 7 * dy))
+    assert h(3.0, self=2.0) == 6.0
+    assert_same(jax.grad(lambda x: h(x, self=2.0))(3.0), jnp.float32(7))
+
+
+@pytest.mark.parametrize("before", [lambda f: None, lambda f: f(1.0), lambda f: f(x=1.0)])
+def test_nothing_depends_on_what_was_called_before(before):
+    """A function that `f` decorates, and keeps, is not inside a rule, however `f` was called."""
+    kept = []
+
+    @custom_gradient
+    def f(x):
+        if not kept:
+            kept.append(custom_gradient(lambda w: (w * 2, lambda dy: 7 * dy)))
+        return x**2, lambda dy: dy * kept[0](x)
+
+    before(f)
+    assert_same(jax.grad(f)(3.0), jnp.float32(6))
+    assert_same(jax.grad(jax.grad(f))(3.0), jnp.float32(7))
+
+
+def test_what_f_makes_is_not_kept():
+    made = []
+
+    @custom_gradient
+    def f(x):
+        class Out(NamedTuple):
+            y: Any
+
+        made.append(weakref.ref(Out))
+        return Out(2 * x), lambda dy: 7 * dy
+
+    f(1.0), jax.grad(lambda x: f(x).y)(1.0)
+    gc.collect()
+    assert [ref() for ref in made] == [None, None]
+
+
+@eager_and_jit
+def test_a_rule_that_requires_variables_returns_a_pair_without_any(mode):
+    """It gets an empty list then."""
+    h = custom_gradient(lambda x, b: (x * b, lambda dy, variables: ((7 * dy, 5 * dy), variables)))
+    assert_same(mode(jax.grad(h, (0, 1)))(2.0, 3.0), (jnp.float32(7), jnp.float32(5)))
+    for f, wrong in (
+        (lambda x: (2 * x, lambda dy, variables: 7 * dy), "must return a pair"),
+        (lambda x: (2 * x, lambda dy, variables: [7 * dy]), "must return a pair"),
+    ):
+        with pytest.raises(TypeError, match=wrong):
+            mode(jax.grad(custom_gradient(f)))(2.0)
 
 
 @eager_and_jit

@@ -42,7 +42,6 @@ UNDER_FLAGS = {
     "closure/test_undeclared.py::test_a_cache_of_constants": VALUES,
     "closure/test_undeclared.py::test_eagerly": VALUES,
     "closure/test_undeclared.py::test_the_weight_has_none": VALUES,
-    "test_explain.py::test_a_rule_that_branches_on_values": VALUES,
     "testing/test_points.py::test_points_outside_of_the_domain_are_left_out": VALUES,
     "testing/test_variables.py::test_primal": VALUES,
     "test_a_wrong_gradient_of_a_weight_is_found[a function that branches on it": VALUES,

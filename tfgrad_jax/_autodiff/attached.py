@@ -14,9 +14,16 @@ from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
 from tfgrad_jax._jax.compat import is_ref, tangent_type, zeros
-from tfgrad_jax._jax.types import Leaf, OperandIndex, Tangents, is_differentiable, is_kind, is_traced
+from tfgrad_jax._jax.types import (
+    Leaf,
+    OperandIndex,
+    Tangents,
+    is_differentiable,
+    is_kind,
+    is_traced,
+)
 from tfgrad_jax._messages import gradient_errors
-from tfgrad_jax._messages.runs import explain_derivative
+from tfgrad_jax._messages.runs import annotate_derivative
 from tfgrad_jax._messages.source import Source
 
 from .function import Forward, Function
@@ -44,7 +51,7 @@ def explained(
     try:
         return function.forward(operands, positions)
     except Exception as error:
-        explain_derivative(error, function.source)
+        annotate_derivative(error, function.source)
         raise
 
 
@@ -62,7 +69,7 @@ def with_rule(
     positions = _positions(operands, perturbed)
     are_numbers = (y.dtype == bool or is_kind(y.dtype, jnp.integer) for y in leaves)
     if positions and not outputs and any(are_numbers):  # and no keys
-        gradient_errors.warn_of_no_output(source, [(y.shape, y.dtype) for y in leaves])
+        gradient_errors.warn_of_no_output(source, sorted({str(y.dtype) for y in leaves}))
     differentiable = [i for i, has in enumerate(has_tangents) if has and not refs[i]]
     return leaves, Rule(
         residuals,

@@ -38,7 +38,6 @@ from tfgrad_jax._jax.compat import (
     zeros,
 )
 from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, mapped_with, without_consts
-from tfgrad_jax._jax.reasons import noting
 from tfgrad_jax._jax.trace import in_derivative, is_reverse, is_staging, is_transposed
 from tfgrad_jax._jax.types import (
     AnyFunction,
@@ -212,8 +211,7 @@ def _value(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     # all examples share, as they share a sum over them, while each has its own upstream.
 
     def run(*operands: Leaf) -> list[Leaf]:
-        with noting():
-            return function.value(operands)
+        return function.value(operands)
 
     value = function.source.named(run, function.names())
     closed = jax.jit(value).trace(*operands).jaxpr

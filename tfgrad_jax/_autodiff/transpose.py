@@ -66,7 +66,7 @@ def explained(source: Source) -> Iterator[None]:
         yield
     except (AssertionError, NameError, NotImplementedError) as error:
         if not hasattr(error, "__notes__"):
-            error.add_note(errors.unbound_axis(f"Maybe the gradient function of {source}"))
+            error.add_note(errors.unbound_axis(f"Maybe the rule of {source}"))
         raise
 
 

@@ -23,10 +23,10 @@ from tfgrad_jax._autodiff.rule import Run as RunOfRule
 from tfgrad_jax._closure.walk import constants_of, survey
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.trace import has_values, is_forward, is_of, plainly
-from tfgrad_jax._jax.types import Leaf, PyTree, is_differentiable, spec
+from tfgrad_jax._jax.types import Leaf, PyTree, has_gradient
 from tfgrad_jax._jax.watch import Run, Watch, is_live
 from tfgrad_jax._messages import errors
-from tfgrad_jax._messages.runs import explain_derivative
+from tfgrad_jax._messages.runs import annotate_derivative
 
 from .rule import kept
 from .weights import Weights, names_of
@@ -61,7 +61,7 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
                     filled = call.held.filled(call.spec.inputs, inputs)
                     leaves, outputs, grad_fn = call.apply(filled)
             except Exception as error:
-                explain_derivative(error, source)
+                annotate_derivative(error, source)
                 raise
             if run is not None:
                 leaves = find_top_trace(()).returned(leaves)
@@ -86,7 +86,7 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
             if weights.may_warn and run is not None:
                 known = {id(v) for v in taken}
                 alone = [v for v in found.read if run.is_outside(v) and is_its(v)]
-                alone = [v for v in alone if id(v) not in known and is_differentiable(v.dtype)]
+                alone = [v for v in alone if id(v) not in known and has_gradient(v)]
                 weights.warn_of(call.held, alone, grad_fn.held)
             residuals = list(map(lower, found.residuals))
         for k in found.own:
@@ -139,7 +139,7 @@ def _placed(
     run = Run(of, call.operands, lambda: errors.left_behind(call.spec.source))
     aliases = _aliases(call, of) if is_forward(of) else {}
     ofs = (*(outer.ofs if outer else ()), of)
-    with Watch.running(level, run, ofs=ofs, outer=outer, instead=aliases) as watch:
+    with Watch.running(level, run, ofs=ofs, outer=outer, aliases=aliases) as watch:
         inputs = watch.shown(primals)
 
         def is_made(y: Leaf) -> bool:

@@ -28,12 +28,12 @@ from tfgrad_jax._jax.jaxpr import dependence
 from tfgrad_jax._jax.trace import plainly
 from tfgrad_jax._jax.types import (
     AnyFunction,
+    Aval,
     Inert,
     Leaf,
     OperandIndex,
-    Spec,
-    is_differentiable,
-    spec,
+    has_gradient,
+    type_of,
 )
 from tfgrad_jax._jax.watch import Watch, evaluating, is_live
 from tfgrad_jax._messages import errors
@@ -86,7 +86,7 @@ class Program(_Named):
     primal: Evaluate | None
     captured: int
     written: Names  # how the user writes captured values, if a message may need it
-    alone: Mapping[OperandIndex, Spec]  # what only the rule reads
+    alone: Mapping[OperandIndex, Aval]  # what only the rule reads
     ordinary: Sequence[OperandIndex]  # these get the ordinary gradient of `f`
 
     @property
@@ -195,14 +195,14 @@ def _traced(call: Call) -> tuple[Program, list[Leaf]]:
     evaluate, primal = evaluated(done), None
     # What only the rule reads has no gradient. What a trace has captured without an operation that
     # we have seen is refused: it would be a constant, silently.
-    alone, refused = dict[OperandIndex, Spec](), dict(weights.refused)
+    alone, refused = dict[OperandIndex, Aval](), dict(weights.refused)
     for i, v in enumerate(captured):
-        if id(v) in known or is_ref(v) or not is_differentiable(v.dtype) or not weights.may_warn:
+        if id(v) in known or is_ref(v) or not has_gradient(v) or not weights.may_warn:
             continue
         if id(v) in aside.read:
-            alone[i] = spec(v)
+            alone[i] = type_of(v)
         elif id(v) not in aside.held:
-            refused[i] = Refused(spec(v), False, None)
+            refused[i] = Refused(type_of(v), False, None)
     if call.primal is not None:
         types, of = TypeOfY(), call.primal
         types.note(of_call.source, aside.outputs.treedef, done.jaxpr.outvars[: aside.outputs.count])
@@ -212,7 +212,7 @@ def _traced(call: Call) -> tuple[Program, list[Leaf]]:
     refs = {k: n + r if isinstance(r, int) else place[id(r)] for k, r in aside.refs.items()}
     refused = _of_value(refused, done, place, aside.outputs.count)
     written = names_of(held, {i: captured[i] for i in (*refused, *alone)})
-    is_ordinary = [call.autodiff and is_differentiable(v.dtype) and not is_ref(v) for v in captured]
+    is_ordinary = [call.autodiff and has_gradient(v) and not is_ref(v) for v in captured]
     program = Program(
         of_call,
         aside.outputs,

@@ -22,6 +22,7 @@ from tfgrad_jax._jax.trace import is_of
 from tfgrad_jax._jax.types import Leaf, OperandIndex
 from tfgrad_jax._jax.watch import Watch, replacing, reviving
 from tfgrad_jax._messages import errors
+from tfgrad_jax._messages.runs import annotate_recorded
 
 from .weights import Weights
 
@@ -169,8 +170,8 @@ def _recorded(
 
     def rule(_: Watch, *given: Leaf) -> tuple[list[Leaf], None]:
         cotangents = given[: len(outputs.differentiable)]
-        instead = {id(y): given[-1]} if len(given) > len(cotangents) else {}
-        with replacing(instead) as watch:
+        others = given[len(cotangents) :]
+        with replacing([y] * len(others), others) as watch:
             found = grad_fn.gradients(grad_fn.held, cotangents, variables, some)
             has[:] = [g is not None for g in found]
             return [watch.lower(g) for g in found if g is not None], None
@@ -182,6 +183,7 @@ def _recorded(
             raise errors.endless(source)
         done = traced(rule, *outputs.cotangents(leaves), *own, source=grad_fn.source)
     except Exception as error:
+        annotate_recorded(error, source)
         failed = error.with_traceback(None)
         failed.__context__ = failed.__cause__ = None
 

@@ -12,7 +12,6 @@ from tfgrad_jax._autodiff.custom import differentiated
 from tfgrad_jax._closure.walk import constants_of, survey
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.compat import is_ref
-from tfgrad_jax._jax.reasons import noting
 from tfgrad_jax._jax.trace import has_values, innermost, is_of, is_recording
 from tfgrad_jax._jax.types import PyTree, is_traced
 from tfgrad_jax._jax.watch import is_live
@@ -24,11 +23,10 @@ from .program import program_of
 def run(call: Call, name: str) -> PyTree:
     """Return `y`, under a transformation."""
     of = innermost()
-    with noting(is_ours=False):
-        if _is_direct(call, of):
-            return direct(call, name, of)
-        program, operands = program_of(call, _is_late(call, of))
-        leaves = differentiated(program, name, operands) if operands else program.value([])
+    if _is_direct(call, of):
+        return direct(call, name, of)
+    program, operands = program_of(call, _is_late(call, of))
+    leaves = differentiated(program, name, operands) if operands else program.value([])
     return tree_unflatten(program.treedef, leaves)
 
 

@@ -7,7 +7,7 @@ from tfgrad_jax._closure.walk import named
 from tfgrad_jax._frontend.grad_fn import Call, GradFn, Held, Variables
 from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref
-from tfgrad_jax._jax.types import Leaf, OperandIndex, Spec, is_differentiable, spec
+from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, has_gradient, type_of
 from tfgrad_jax._jax.watch import Run
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.source import Source
@@ -18,7 +18,7 @@ Names = Mapping[OperandIndex, str]
 class Refused(NamedTuple):
     """A captured value that `f` uses and that has no gradient: an error if it needs one."""
 
-    spec: Spec
+    type: Aval
     is_ref: bool
     line: object
 
@@ -30,7 +30,7 @@ class Weights(NamedTuple):
     declared: Variables | None
     listed: Sequence[OperandIndex]  # in the order of the variables
     is_by_use: bool  # `variables` lists those that are being differentiated
-    specs: Sequence[Spec]  # of these
+    types: Sequence[Aval]  # of these
     refused: Mapping[OperandIndex, Refused]
     source: Source
     may_warn: bool  # of a value that only the rule reads
@@ -51,20 +51,20 @@ class Weights(NamedTuple):
             if id(v) in known:
                 continue
             known.add(id(v))
-            if is_differentiable(v.dtype):
+            if has_gradient(v):
                 if is_ref(v):
                     if within is not Within.RULE and run.may_return(v):
-                        refused[len(operands)] = Refused(spec(v), True, line)
+                        refused[len(operands)] = Refused(type_of(v), True, line)
                 elif is_by_use:
                     listed.append(len(operands))
                 elif may_refuse and not (within is Within.IS_RULE and run.is_compared(v)):
-                    refused[len(operands)] = Refused(spec(v), False, line)
+                    refused[len(operands)] = Refused(type_of(v), False, line)
             operands.append(v)
         if run:
             operands += [v for v in run.taken[run.inputs :] if id(v) not in known]
-        specs = [spec(operands[i]) for i in listed]
+        types = [type_of(operands[i]) for i in listed]
         source = call.spec.source
-        return cls(operands, variables, listed, is_by_use, specs, refused, source, may_refuse)
+        return cls(operands, variables, listed, is_by_use, types, refused, source, may_refuse)
 
     def argument(
         self, values: Sequence[Leaf], wanted: Sequence[OperandIndex]
@@ -74,7 +74,7 @@ class Weights(NamedTuple):
             return self.declared, values, self.listed
         some = [k for k, i in enumerate(self.listed) if i in wanted]
         values = [values[k] for k in some]
-        variables = Variables.listed(values, [self.specs[k] for k in some]) if some else None
+        variables = Variables.listed(values, [self.types[k] for k in some]) if some else None
         return variables, values, [self.listed[k] for k in some]
 
     def check(self, wanted: Sequence[OperandIndex], names: Names) -> None:
@@ -84,19 +84,19 @@ class Weights(NamedTuple):
             return
         if all(one.is_ref for one in found.values()):
             raise errors.captured_ref(self.source)
-        every = [(names.get(i, ""), r.spec, self.source.line(r.line)) for i, r in found.items()]
+        every = [(names.get(i, ""), r.type, self.source.line(r.line)) for i, r in found.items()]
         raise errors.no_gradient_for_captured(self.source, every, self.declared is not None)
 
-    def warn(self, values: Mapping[OperandIndex, Spec], names: Names) -> None:
+    def warn(self, values: Mapping[OperandIndex, Aval], names: Names) -> None:
         """Warn of values that are differentiated, and that only the rule reads."""
         if values and self.may_warn:
-            every = [(names.get(i, ""), s) for i, s in values.items()]
+            every = [(names.get(i, ""), t) for i, t in values.items()]
             gradient_errors.warn_of_unlisted(self.source, every)
 
     def warn_of(self, held: Held, values: Sequence[Leaf], rule: object) -> None:
         """Warn of such values, which a call or its rule holds."""
         every = dict(enumerate(values))
-        self.warn({i: spec(v) for i, v in every.items()}, names_of(held, every, rule))
+        self.warn({i: type_of(v) for i, v in every.items()}, names_of(held, every, rule))
 
 
 def names_of(held: Held, values: Mapping[OperandIndex, Leaf], rule: object = None) -> Names:

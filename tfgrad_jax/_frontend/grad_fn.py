@@ -10,18 +10,17 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import tree_flatten, tree_leaves, tree_structure
+from jax.tree_util import tree_flatten, tree_leaves
 
-from tfgrad_jax._jax.compat import summed_over, varying
-from tfgrad_jax._jax.types import AnyFunction, Copied, Cotangents, Inert, Leaf, PyTree, Spec, is_array
+from tfgrad_jax._jax.compat import explicit_sharding, summed_over, varying
+from tfgrad_jax._jax.types import AnyFunction, Aval, Copied, Cotangents, Inert, Leaf, PyTree, is_array
 from tfgrad_jax._messages import errors, gradient_errors
-from tfgrad_jax._messages.runs import explain_rule, explain_run
+from tfgrad_jax._messages.runs import annotate_rule, annotate_run
 from tfgrad_jax._messages.source import Source, Where
-from tfgrad_jax._messages.text import kind_of
 
 from .returned import gradients as read_gradients
 from .returned import is_pair
@@ -36,8 +35,20 @@ Pair: TypeAlias = tuple[PyTree, AnyFunction]  # `(y, grad_fn)`
 _PLAIN = (jax.Array, int, float, complex)
 
 
-def checked_pair(f: AnyFunction, result: Any) -> Pair:
-    """Return what `f` returned as `(y, grad_fn)`, or raise."""
+def checked_pair(
+    f: AnyFunction, args: Arguments, keywords: Keywords, source: Source, within: Within
+) -> Pair:
+    """Run `f`, and return `(y, grad_fn)`; raise if it returned anything else."""
+    # If `f` is written in a rule, so are the functions that are decorated in it.
+    token = enter(f) if within is Within.RULE else None
+    try:
+        result = f(*args, **keywords)
+    except Exception as error:
+        annotate_run(error, source)
+        raise
+    finally:
+        if token is not None:
+            leave(token)
     try:
         y, grad_fn = result
     except (TypeError, ValueError, IndexError):
@@ -77,14 +88,14 @@ class Variables(NamedTuple):
         return cls(constants, layout), traced
 
     @classmethod
-    def listed(cls, values: Sequence[Leaf], specs: Sequence[Spec]) -> "Variables":
+    def listed(cls, values: Sequence[Leaf], types: Sequence[Aval]) -> "Variables":
         """Return a list of undeclared variables, of these types in the forward pass."""
-        layout = Layout(tree_structure(([*values],)), values, ("variables",))
+        layout = Layout(([*values],), ("variables",))
         # All are being differentiated, so each gets a gradient, even if its value is concrete.
-        layout.operands = layout.holes = list(range(len(specs)))
-        layout.differentiable = [True] * len(specs)
-        layout.specs = [*specs]
-        return cls([None] * len(specs), layout, declared=False)
+        layout.operands = layout.holes = range(len(types))
+        layout.differentiable = layout.counted = [True] * len(types)
+        layout.types = [*types]
+        return cls([None] * len(types), layout, declared=False)
 
     def value(self, traced: Sequence[Leaf]) -> PyTree:
         return self.layout.join(self.constants, traced)[0]
@@ -94,7 +105,7 @@ NO_VARIABLES = Variables.of([])[0]
 
 
 class Held(NamedTuple):
-    """What a call holds, as the user wrote it. The code that gets it holds no values: JAX keeps it."""
+    """What a call holds, as the user wrote it. JAX keeps the code that gets it, not this."""
 
     f: AnyFunction
     primal: AnyFunction | None
@@ -142,7 +153,7 @@ class CallSpec(Inert):
 
     def value(self, held: Held) -> PyTree:
         """Return `y` alone, as `f` computes it."""
-        y, _ = self._pair(held.f, *self._arguments(held))
+        y, _ = self._pair(held)
         return checked_outputs(held.f, y)
 
     def primal(self, held: Held) -> PyTree:
@@ -152,7 +163,7 @@ class CallSpec(Inert):
 
     def apply(self, held: Held) -> Result:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
-        y, grad_fn = self._pair(held.f, *self._arguments(held))
+        y, grad_fn = self._pair(held)
         if isinstance(grad_fn, Copied):  # a decorated function
             grad_fn = grad_fn.as_rule()
         returned, treedef = tree_flatten(checked_outputs(held.f, y))
@@ -163,17 +174,8 @@ class CallSpec(Inert):
         rule = GradFn(gradients, grad_fn, accepts, source, outputs.only(returned))
         return leaves, outputs, rule
 
-    def _pair(self, f: AnyFunction, args: Arguments, keywords: Keywords) -> Pair:
-        # If `f` is written in a rule, so are the functions that are decorated in it.
-        token = enter(f) if self.within is Within.RULE else None
-        try:
-            return checked_pair(f, f(*args, **keywords))
-        except Exception as error:
-            explain_run(error, self.source)
-            raise
-        finally:
-            if token is not None:
-                leave(token)
+    def _pair(self, held: Held) -> Pair:
+        return checked_pair(held.f, *self._arguments(held), self.source, self.within)
 
     def _arguments(self, held: Held) -> tuple[Arguments, Keywords]:
         values = [*held.bound_to, *held.inputs]
@@ -191,8 +193,8 @@ class CallSpec(Inert):
     ) -> list[Leaf | None]:
         """Run a rule; return the gradients of the operands, then those of the traced variables."""
         upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)
-        if (orders := outputs.swappable()) and len(upstream_names(grad_fn) or ()) > 1:
-            gradient_errors.warn_of_upstreams(where, *orders)
+        if outputs.swapped and len(upstream_names(grad_fn) or ()) > 1:
+            gradient_errors.warn_of_upstreams(where, *outputs.swapped)
         if variables is None and requires_variables(grad_fn):
             variables = NO_VARIABLES
         keywords = {} if variables is None else {"variables": variables.value(traced)}
@@ -210,7 +212,7 @@ class CallSpec(Inert):
         try:
             result = _called(grad_fn, upstreams, keywords, misfit)
         except Exception as error:
-            explain_rule(error, where, not keywords and accepts_variables(grad_fn))
+            annotate_rule(error, where, not keywords and accepts_variables(grad_fn))
             raise
         finally:
             leave(token)
@@ -226,10 +228,9 @@ class CallSpec(Inert):
                 result = result[0]  # no variable is differentiated
             return self._finished(self.inputs, result, where)
         if not are_two:
-            written = map(gradient_errors.written_out, (self.inputs, variables.layout))
-            raise gradient_errors.no_variable_pair(where, kind_of(result), *written)
+            raise gradient_errors.no_variable_pair(where, result, self.inputs, variables.layout)
         gradients = self._finished(self.inputs, result[0], where)
-        if any(s is not None for s in variables.layout.specs):
+        if any(t is not None for t in variables.layout.types):
             where = where._replace(of="variable" if variables.declared else "undeclared variable")
             gradients += self._finished(variables.layout, result[1], where)
         return gradients
@@ -237,17 +238,21 @@ class CallSpec(Inert):
     def _finished(self, layout: Layout, result: PyTree, where: Where) -> list[Leaf | None]:
         gradients = read_gradients(layout, result, where)
         for i, position in enumerate(layout.operands):
-            if gradients[i] is not None:
-                expected = cast("Spec", layout.specs[position])
-                if self.convention == "tf":
-                    gradients[i] = conjugate(gradients[i], expected)
-                axes = varying(gradients[i])
-                if expected.axes - axes:
-                    path = layout.leaf_paths()[position]
-                    raise gradient_errors.not_varying(where, expected.axes - axes, path)
-                # In a `shard_map`, the devices share an input that does not vary along an axis, and
-                # each has computed its part of the gradient. JAX adds these up for its operations.
-                gradients[i] = summed_over(gradients[i], axes - expected.axes)
+            if gradients[i] is None:
+                continue
+            expected: Aval = layout.types[position]
+            came: Aval = jax.typeof(gradients[i])
+            wanted = explicit_sharding(expected.to_ct_aval())
+            if wanted != explicit_sharding(came):
+                path = layout.leaf_paths()[position]
+                raise gradient_errors.wrong_sharding(where, came, expected, path)
+            if missing := varying(expected) - varying(came):
+                raise gradient_errors.not_varying(where, missing, layout.leaf_paths()[position])
+            if self.convention == "tf":
+                gradients[i] = conjugate(gradients[i], expected)
+            # In a `shard_map`, the devices share an input that does not vary along an axis, and
+            # each has computed its part of the gradient. JAX adds these up for its operations.
+            gradients[i] = summed_over(gradients[i], varying(came) - varying(expected))
         return gradients
 
 
@@ -261,11 +266,6 @@ class Call:
     held: Held
     operands: list[Leaf]  # the leaves of the inputs that JAX is tracing
     variables: PyTree  # None, "autodiff" or the declared pytree
-
-    def value(self) -> PyTree:
-        """Return `y`, where nothing can be differentiated, of a call that was not traced."""
-        run: Primal = self.primal or self.spec.value
-        return run(self.held.filled(self.spec.inputs, self.operands))
 
     @property
     def autodiff(self) -> bool:

@@ -1,12 +1,10 @@
 """Read the gradients that a rule returned: which form they have, and whether they are right.
 
-The accepted forms are `structured` and `flat`; those that fit must agree. `gradients` reads a
-result, checks each gradient against its leaf, and returns those of the operands.
+The accepted forms are `structured` and the two of `flat`; those that fit must agree. `gradients`
+reads a result, checks each gradient against its leaf, and returns those of the operands.
 """
 
 import collections
-import functools
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,13 +14,12 @@ import numpy as np
 from jax import lax
 from jax.tree_util import PyTreeDef, all_leaves, tree_flatten, tree_leaves, tree_structure
 
-from tfgrad_jax._jax.compat import NUMPY, Sharding, explicit_sharding, tangent_dtype
-from tfgrad_jax._jax.types import LeafIndex, is_kind
+from tfgrad_jax._jax.compat import NUMPY, tangent_dtype
+from tfgrad_jax._jax.types import Aval, Leaf, LeafIndex, is_kind
 from tfgrad_jax._messages import gradient_errors
 from tfgrad_jax._messages.source import Source, Where
-from tfgrad_jax._messages.tracebacks import is_written_here
 
-from .structure import NONE, OMITTED, STATIC, Layout, Place, are_in_a_dict
+from .structure import Layout
 
 Returned: TypeAlias = Any  # what a rule returned: a pytree of gradients, in one of the forms
 Gradient: TypeAlias = Any  # an array, a number, or None for no gradient
@@ -38,6 +35,10 @@ class Reading(NamedTuple):
     in_a_dict: bool = False  # of a flat list: whether only keys of a dict would name its entries
 
 
+class PassedThrough(tuple[Leaf, ...]):
+    """Upstreams that are the gradients of the arrays and floats among the inputs, in order."""
+
+
 # --- the forms ----------------------------------------------------------------------------------
 
 
@@ -46,45 +47,40 @@ def structured(layout: Layout, result: Returned) -> Iterator[Reading]:
 
     `f(x, scale=1.0)`, called as `f(x)`, may return `(dx, dscale)`.
     """
-    values, parts, omitted = layout.treedef.children(), _listed(result), layout.omitted
+    values, parts = layout.treedef.children(), _listed(result)
+    tries = [(layout.treedef, result)]
     if len(values) == 1:
-        yield from _matched(layout, values[0], result)
-    yield from _matched(layout, layout.treedef, result)
-    if not omitted or len(parts) != len(values) + len(omitted):
-        return
-    marks = {i: tree_leaves(tree) for i, (_, tree) in omitted.items()}
-    never = [parts[i] for i in omitted if all(-mark & STATIC for mark in marks[i])]
-    if not any(map(_has_gradient, never)):
-        given = [g for i, g in enumerate(parts) if i not in omitted]
-        yield from _matched(layout, layout.treedef, given)
+        tries.append((values[0], result))
+    if layout.omitted and len(parts) == len(values) + len(layout.omitted):
+        settings = [parts[i] for i, counts in layout.omitted.items() if counts and not any(counts)]
+        if not any(map(_is_gradient, tree_leaves(settings))):
+            given = [g for i, g in enumerate(parts) if i not in layout.omitted]
+            tries.append((layout.treedef, given))
+    for treedef, given in tries:
+        found: list[Gradient] = []
+        for_none: list[Gradient] = []
+        if _match(treedef, given, found, for_none):
+            yield Reading(found, for_none)
 
 
 def flat(layout: Layout, result: Returned) -> Iterator[Reading]:
-    """`f(x, mode, p)` returns `[dx, None, db, dw]` or `[dx, db, dw]`.
+    """`f(x, mode, p)` returns `[dx, None, db, dw]`, or `[dx, db, dw]` for what counts alone."""
+    yield from _listing(layout, range(len(layout.types)), result)
+    yield from _listing(layout, layout.counting(full=False), result)
+    if layout.omitted:
+        yield from _listing(layout, layout.counting(full=True), result)
 
-    There may be nothing for what has no gradient: strings, None, defaults that are left out.
-    """
+
+def _listing(
+    layout: Layout, slots: Sequence[LeafIndex | None], result: Returned
+) -> Iterator[Reading]:
+    """Read a list with one entry for each of these leaves; None stands for one that is left out."""
     parts = _listed(result)
-    if len(parts) < sum(layout.counted()):  # before names are made, which takes long for a model
-        return
-    places = layout.places()
-    present = functools.reduce(operator.or_, (p.kind for p in places), 0)
-    for kinds in range(present + 1):
-        listed = [p for p in places if not p.kind & ~kinds]
-        if kinds & ~present or len(listed) != len(parts) or not all(map(_may_have, listed, parts)):
-            continue
-        given = {p.leaf: g for p, g in zip(listed, parts, strict=True)}
-        gradients = [given.get(i) for i in range(len(layout.specs))]
-        for_none = _where([p.kind == NONE for p in listed], parts)
-        yield Reading(gradients, for_none, are_in_a_dict(listed))
-
-
-def _may_have(place: Place, given: Returned) -> bool:
-    """Return whether an entry of a flat list may be the one for a place."""
-    if place.leaf is None:
-        return not place.kind & STATIC or not _has_gradient(given)
-    is_one = given is None or all_leaves([given])
-    return is_one or (bool(place.kind) and not _has_gradient(given))
+    if len(slots) == len(parts) and all(g is None or all_leaves([g]) for g in parts):
+        given = dict(zip(slots, parts, strict=True))
+        every = [given.get(i) for i in range(len(layout.types))]
+        named = [i for i in slots if i is not None and layout.counted[i]]
+        yield Reading(every, (), layout.are_in_a_dict(named))
 
 
 def read(layout: Layout, result: Returned) -> list[Reading]:
@@ -93,38 +89,30 @@ def read(layout: Layout, result: Returned) -> list[Reading]:
     if values == [_LEAF] and not isinstance(result, (list, tuple, dict)):  # the common case
         return [Reading([result])]
     found = list(structured(layout, result))
+    fits = _in_place(layout, found)
     # Only a None may stand for several leaves by structure, and for one of them in a list.
     may_be_both = any(g is None for g in _listed(result)) and any(v != _LEAF for v in values)
-    if found and not may_be_both:
-        return found
-    listed = [r for r in flat(layout, result) if not (found and r.in_a_dict)]
-    return [*found, *([r for r in listed if _in_place(layout, r.gradients)] or listed)]
+    if fits and not may_be_both:
+        return fits
+    listed = [r for r in flat(layout, result) if not (fits and r.in_a_dict)]
+    if fits:  # one for each array, and none for a float, is no form; but it may be what is meant
+        arrays = [i for i, has in enumerate(layout.differentiable) if has]
+        listed += _listing(layout, arrays, result)
+    return _in_place(layout, [*found, *listed]) or [*found, *listed]
+
+
+def _in_place(layout: Layout, readings: Sequence[Reading]) -> list[Reading]:
+    """Return the readings without a gradient for what never has one, such as a string."""
+    both = zip(layout.types, layout.counted, strict=True)
+    never = [t is None and not counts for t, counts in both]
+    return [r for r in readings if not any(map(_is_gradient, _where(never, r.gradients)))]
 
 
 def is_pair(layout: Layout, result: Returned) -> bool:
     """Return whether two values are `(grad_xs, grad_vars)`, and not the gradients of two inputs."""
     readings = read(layout, result)
-    if not readings:
-        return True
-    return isinstance(result[0], (list, tuple)) and bool(_only_for_none(layout, readings[0]))
-
-
-def _matched(layout: Layout, treedef: PyTreeDef, result: Returned) -> Iterator[Reading]:
-    """Read a result that has a structure.
-
-    It does not, if a gradient is in the place of a leaf that has none, such as a callable. Then it
-    may have another form, in which this gradient belongs to an array.
-    """
-    found: list[Gradient] = []
-    for_none: list[Gradient] = []
-    if _match(treedef, result, found, for_none) and _in_place(layout, found):
-        yield Reading(found, for_none)
-
-
-def _in_place(layout: Layout, given: Sequence[Gradient]) -> bool:
-    """Return whether what never has a gradient, such as a string, has none."""
-    never = [s is None and not n for s, n in zip(layout.specs, layout.numbers, strict=True)]
-    return not any(map(_has_gradient, _where(never, given)))
+    gives_none = all(g is None for r in readings for g in _where(layout.counted, r.gradients))
+    return not readings or (isinstance(result[0], (list, tuple)) and gives_none)
 
 
 def _match(
@@ -170,12 +158,8 @@ def _where(mask: Sequence[bool], values: Sequence[Any]) -> list[Any]:
     return [v for holds, v in zip(mask, values, strict=True) if holds]
 
 
-def _has_gradient(value: Any) -> bool:
-    """Return whether the entry for a leaf without a gradient holds one, which is misplaced."""
-    return any(
-        isinstance(leaf, (jax.Array, np.ndarray)) and is_kind(leaf.dtype, jnp.inexact)
-        for leaf in tree_leaves(value)
-    )
+def _is_gradient(value: Returned) -> bool:
+    return isinstance(value, (jax.Array, np.ndarray)) and is_kind(value.dtype, jnp.inexact)
 
 
 # --- whether they are right ---------------------------------------------------------------------
@@ -186,102 +170,103 @@ def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
 
     Gradients for arrays that are not operands are checked, too.
     """
+    if isinstance(result, PassedThrough):
+        dys = passed_through(layout, result, where.source)
+        return [
+            _cast_kind(dys[i], layout.types[i]) if layout.differentiable[i] else None
+            for i in layout.operands
+        ]
     readings = read(layout, result)
     if not readings:
-        places = [place for place in layout.places() if not place.kind & OMITTED]
-        needless = [place.name for place in places if place.kind]
-        may_be_list = not are_in_a_dict(places)
-        raise gradient_errors.wrong_structure(where, result, layout, needless, may_be_list)
+        raise gradient_errors.wrong_structure(where, result, layout)
     reading, *others = readings
-    pairs = (zip(layout.counted(), reading.gradients, r.gradients, strict=True) for r in others)
-    is_unknown = any(counts and a is not b for three in pairs for counts, a, b in three)
-    # `grad_pass_through` does list gradients in the order of the leaves.
-    in_a_dict = reading.in_a_dict and not is_written_here(Source.of(where.grad_fn).code)
-    if is_unknown or in_a_dict:
-        raise gradient_errors.no_order(where, gradient_errors.written_out(layout))
+    firsts = _where(layout.counted, reading.gradients)
+    is_unknown = any(
+        a is not b
+        for other in others
+        for a, b in zip(firsts, _where(layout.counted, other.gradients), strict=True)
+    )
+    if is_unknown or reading.in_a_dict:
+        raise gradient_errors.no_order(where, layout, is_unknown)
+    _refuse_swapped(layout, reading, where)
     has = layout.differentiable
-    _check_places(layout, result, reading, where)
     given = [g if h else None for h, g in zip(has, reading.gradients, strict=True)]
     for i, gradient in enumerate(given):
         if gradient is not None:
             _check(layout, i, given, where)
-    return [_cast(given[i], layout.specs[i]) for i in layout.operands]
+    return [_cast(given[i], layout.types[i]) for i in layout.operands]
 
 
-def _check_places(layout: Layout, result: Returned, reading: Reading, where: Where) -> None:
-    """Raise if an array gets None, and what has no gradient gets one that may be the array's."""
-    has, given = layout.differentiable, reading.gradients
-    every = zip(layout.specs, has, given, strict=True)
-    shapes = {s.shape for s, h, g in every if s is not None and h and g is None}
-    if not shapes:
-        return
-    # This may be a flat list for the arrays alone. Then an entry that we have read as the
-    # gradient of a number may be meant for an array.
-    is_doubtful = (
-        isinstance(result, (list, tuple))
-        and len(result) == sum(has)
-        and all_leaves(result, is_leaf=lambda g: g is None)
-    )
-    for i, (is_number, gradient) in enumerate(zip(layout.numbers, given, strict=True)):
-        if has[i] or not _has_gradient(gradient):
-            continue
-        # A number may have a gradient: another call may differentiate it. But it is a scalar.
-        if is_doubtful or not is_number or getattr(gradient, "shape", ()) in shapes - {()}:
+def passed_through(layout: Layout, given: Sequence[Leaf], source: Source) -> dict[LeafIndex, Leaf]:
+    """Return which of these, outputs or upstreams, stands for which leaf; raise if they differ."""
+    both = zip(layout.types, layout.counted, strict=True)
+    inputs = [i for i, (t, counts) in enumerate(both) if t is not None or counts]
+    types = [layout.types[i] for i in inputs]
+    wanted = [() if t is None else t.shape for t in types]
+    # A PRNG key has no upstream.
+    came = [s if g is None else np.shape(g) for s, g in zip(wanted, given, strict=False)]
+    if len(given) != len(inputs) or came != wanted:
+        raise gradient_errors.pass_through_mismatch(source, types, given)
+    return dict(zip(inputs, given, strict=True))
+
+
+def _refuse_swapped(layout: Layout, reading: Reading, where: Where) -> None:
+    """Raise if an array gets None, and what has no gradient gets one of the array's shape.
+
+    A Python number may have a gradient, as another call may differentiate it; but it is a scalar.
+    """
+    given = reading.gradients
+    every = zip(layout.types, layout.differentiable, given, strict=True)
+    shapes = {t.shape for t, has, g in every if t is not None and has and g is None}
+    for i, (has, counts, g) in enumerate(
+        zip(layout.differentiable, layout.counted, given, strict=True)
+    ):
+        if not has and _is_gradient(g) and g.shape in shapes - ({()} if counts else set()):
             raise gradient_errors.misplaced(where, layout.leaf_paths()[i])
     # What is None has no shape of its own. But if it alone gets a gradient, this is for an array.
-    if any(g.shape in shapes for g in _only_for_none(layout, reading)):
-        nones = "`, `".join(place.name for place in layout.places() if place.kind == NONE)
-        raise gradient_errors.misplaced(where, nones)
-
-
-def _only_for_none(layout: Layout, reading: Reading) -> list[Gradient]:
-    """Return the gradients for what is None, if nothing else has one."""
-    if any(g is not None for g in _where(layout.counted(), reading.gradients)):
-        return []
-    return [g for g in tree_leaves(reading.for_none) if _has_gradient(g)]
+    if all(g is None for g in _where(layout.counted, given)):
+        for_none = filter(_is_gradient, tree_leaves(reading.for_none))
+        if any(g.shape in shapes for g in for_none):
+            both = zip(layout.names, layout.treedef.children(), strict=True)
+            raise gradient_errors.misplaced(where, *(n for n, child in both if child == _NONE))
 
 
 def _check(layout: Layout, leaf: LeafIndex, given: Sequence[Gradient], where: Where) -> None:
     """Raise unless a gradient has the kind and the shape of its leaf."""
     gradient = given[leaf]
-    expected: Any = layout.specs[leaf]
-    dtype_expected = tangent_dtype(expected.dtype)
+    expected: Any = layout.types[leaf]
+    wanted = tangent_dtype(expected.dtype)
     if isinstance(gradient, (jax.Array, *NUMPY)):
         shape, dtype = gradient.shape, gradient.dtype
-        if dtype == dtype_expected and shape == expected.shape and expected.sharding is None:
+        if dtype == wanted and shape == expected.shape:
             return
         same_kind = any(
-            is_kind(dtype, kind) and is_kind(dtype_expected, kind)
+            is_kind(dtype, kind) and is_kind(wanted, kind)
             for kind in (jnp.floating, jnp.complexfloating)
-        ) or (is_kind(dtype_expected, jax.dtypes.extended) and is_kind(dtype, jnp.floating))
+        ) or (is_kind(wanted, jax.dtypes.extended) and is_kind(dtype, jnp.floating))
     else:
         # Python numbers are weakly typed: they adopt the dtype that they are added to.
         shape, kinds = (), (int, float, complex)
-        kinds = kinds if is_kind(dtype_expected, jnp.complexfloating) else kinds[:2]
+        kinds = kinds if is_kind(wanted, jnp.complexfloating) else kinds[:2]
         same_kind = isinstance(gradient, kinds) and not isinstance(gradient, bool)
-    path = layout.leaf_paths()[leaf] if not same_kind or shape != expected.shape else ""
     if not same_kind:
-        raise gradient_errors.wrong_kind(where, gradient, expected, path)
+        raise gradient_errors.wrong_kind(where, gradient, expected, layout.leaf_paths()[leaf])
     if shape != expected.shape:
+        every = zip(layout.leaf_paths(), layout.types, layout.differentiable, given, strict=True)
         others = [
-            p
-            for p, s, g in zip(layout.leaf_paths(), layout.specs, given, strict=True)
-            if s is not None
-            and (g is None or getattr(g, "shape", s.shape) != s.shape)
-            and s.shape == shape
+            path
+            for path, t, has, g in every
+            if t is not None and has and t.shape == shape and getattr(g, "shape", None) != shape
         ]
+        path = layout.leaf_paths()[leaf]
         raise gradient_errors.wrong_shape(where, shape, expected.shape, path, others)
-    if expected.sharding is not None:
-        expected = expected._replace(sharding=expected.sharding.of_cotangents())
-        if _axes(explicit_sharding(gradient)) != _axes(expected.sharding):
-            path = layout.leaf_paths()[leaf]
-            raise gradient_errors.wrong_sharding(where, gradient, expected, path)
 
 
-def _axes(sharding: Sharding | None) -> tuple[Any, ...]:
-    """Return what two shardings differ in; one that names no axis is as good as none."""
-    partitions, *sets = sharding or Sharding(())
-    return (partitions if any(partitions) else (), *sets)
+def _cast_kind(dy: Leaf, expected: Aval) -> Gradient:
+    """Give an upstream the dtype of a leaf; None if it has no derivative."""
+    if not _is_gradient(dy):
+        return None
+    return _cast(dy if is_kind(expected.dtype, jnp.complexfloating) else jnp.real(dy), expected)
 
 
 def _cast(gradient: Gradient, expected: Any) -> Gradient:

@@ -1,11 +1,9 @@
 """JAX's types, and workarounds for its versions, each with the condition for its removal."""
 
-import contextlib
 import functools
 import inspect
 import weakref
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.extend.core as extend
@@ -94,38 +92,16 @@ def is_of_jit(reference: Any) -> bool:
     return type(reference.__callback__).__module__ == "nanobind"
 
 
-def varying(value: Any) -> frozenset[Any]:
-    """Return the mesh axes of a `shard_map` along which a value differs between devices."""
-    if not isinstance(value, Tracer):
-        return frozenset()
-    aval: Any = jax.typeof(value)
+def varying(aval: Any) -> frozenset[Any]:
+    """Return the mesh axes of a `shard_map` along which values of a type differ between devices."""
     return frozenset(aval.manual_axis_type.varying)
 
 
-class Sharding(NamedTuple):
-    """How an array is laid out over an explicit mesh."""
+def explicit_sharding(value: Any) -> Any:
+    """Return the spec of an array, or of a type, over an explicit mesh; None if it names no axis.
 
-    partitions: tuple[Any, ...]  # by dimension: the mesh axes that it is split over, or None
-    unreduced: frozenset[Any] = frozenset()  # each device has a part of a sum along these mesh axes
-    reduced: frozenset[Any] = frozenset()  # such a sum is left to do for cotangents of the array
-
-    def of_cotangents(self) -> "Sharding":
-        return Sharding(self.partitions, unreduced=self.reduced, reduced=self.unreduced)
-
-    def __repr__(self) -> str:
-        """Write it as the user does: `P('x', None, unreduced={'y'})`."""
-        parts = [repr(names) for names in self.partitions]
-        for name, axes in (("unreduced", self.unreduced), ("reduced", self.reduced)):
-            listed = ", ".join(sorted(map(repr, axes)))
-            parts += [f"{name}={{{listed}}}"] if axes else []
-        return f"P({', '.join(parts)})"
-
-
-def explicit_sharding(value: Any) -> Sharding | None:
-    """Return the sharding of an array, or of a type, over an explicit mesh; None without one.
-
-    A spec that has `unreduced` or `reduced` axes cannot be unpacked: JAX raises, and before that
-    code which did so lost these axes. So each part of it is asked for by its name.
+    A spec that has `unreduced` or `reduced` axes cannot be unpacked, so its parts are asked for by
+    their names.
     """
     aval: Any = jax.typeof(value) if isinstance(value, jax.Array) else value
     sharding: Any = getattr(aval, "sharding", None)
@@ -133,38 +109,7 @@ def explicit_sharding(value: Any) -> Sharding | None:
     if jax.sharding.AxisType.Explicit not in kinds:
         return None
     spec = sharding.spec
-    return Sharding(spec.partitions, frozenset(spec.unreduced), frozenset(spec.reduced))
-
-
-def laid_out_as(array: Any, other: Any) -> Any:
-    """Return an array that is laid out over an explicit mesh as another one, if there is one.
-
-    A tracer knows the shape of its mesh, not the devices: it needs the context `in_mesh_of`.
-    """
-    if explicit_sharding(other) is None:
-        return array
-    if isinstance(other, Tracer):
-        return jax.reshard(array, jax.typeof(other).sharding)
-    return jax.device_put(array, other.sharding)
-
-
-def summed_parts(array: Any) -> Any:
-    """Return an array with its value on each device, where each has a part of a sum."""
-    by = explicit_sharding(array) if isinstance(array, jax.Array) else None
-    if by is None or not by.unreduced:
-        return array
-    whole = jax.sharding.NamedSharding(array.sharding.mesh, jax.P(*by.partitions))
-    return jax.reshard(array, whole)
-
-
-def in_mesh_of(values: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which the explicit mesh of the values, if they have one, is current."""
-    is_current = not jax.sharding.get_abstract_mesh().empty
-    laid_out = [v for v in values if isinstance(v, jax.Array) and explicit_sharding(v) is not None]
-    if is_current or not laid_out:
-        return contextlib.nullcontext()
-    sharding: Any = laid_out[0].sharding
-    return jax.set_mesh(sharding.mesh)
+    return spec if any(spec.partitions) or spec.unreduced or spec.reduced else None
 
 
 def weakly_typed(array: Any) -> Any:

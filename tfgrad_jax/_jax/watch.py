@@ -15,6 +15,7 @@ code runs on the user's own objects, and nothing need be copied around other val
 
 import contextlib
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -31,13 +32,15 @@ from jax.extend.source_info_util import register_exclusion
 
 from . import trace as _trace
 from .compat import is_ref
-from .trace import Transparent, concrete, is_of, is_staging, plainly, revived
-from .types import AnyFunction, Leaf, is_differentiable
+from .trace import Transparent, concrete, has_values, is_of, is_staging, plainly, revived
+from .types import AnyFunction, Leaf, PyTree, is_differentiable
 
 # Where JAX names the line that led to an operation, it is no line of this module.
 register_exclusion(__file__)
 
 Trace: TypeAlias = Any  # one of JAX's; a type checker does not know them
+# Is told of each operation: what it takes, its parameters, and its results.
+Note: TypeAlias = Callable[[Sequence[Leaf], Mapping[str, Any], Sequence[Leaf]], None]
 Mask: TypeAlias = int  # a set of what a run takes: bit `i` stands for `taken[i]`
 
 
@@ -55,6 +58,7 @@ class _Local(threading.local):
         # took 1.2 ms instead of 0.04. So each trace is used again. Remove when JAX mends that.
         self.free: list[Watch] = []
         self.running: list[Watch] = []
+        self.replacing = 0  # how many `replacing` run
 
 
 _local = _Local()
@@ -206,7 +210,10 @@ class Watch(Transparent):
     outer: "Watch | None" = None  # in a call of another function: the watch of that one
     run: Run
     is_plain = False
-    instead: Mapping[int, Leaf] = {}
+    # By identity: what operations take instead, and of that what `replacing` put there.
+    instead: Mapping[int, Leaf] = types.MappingProxyType({})
+    replaced: Mapping[int, Leaf] = instead
+    note: "Note | None" = None
 
     @classmethod
     @contextlib.contextmanager
@@ -220,13 +227,17 @@ class Watch(Transparent):
         above: Trace = None,
         own: tuple[Trace, ...] = (),
         is_plain: bool = False,
-        instead: Mapping[int, Leaf] | None = None,
+        aliases: Mapping[int, Leaf] | None = None,
+        replaced: Mapping[int, Leaf] | None = None,
+        note: "Note | None" = None,
     ) -> Iterator["Watch"]:
         """Run code under a watch, one that no other code uses now."""
         self = _local.free.pop() if _local.free else cls()
         self.parent_trace, self.run, self.above = parent, run, above
         self.ofs, self.outer = ofs, outer
-        self.is_plain, self.instead = is_plain, instead or {}
+        self.is_plain, self.note = is_plain, note
+        self.replaced = replaced or (outer.replaced if outer else {})
+        self.instead = {**self.replaced, **aliases} if aliases else self.replaced
         self.requires_low = parent.requires_low
         # What operations make of nothing, and the arguments of inner functions: not from outside.
         self._made: dict[int, Leaf] = {}
@@ -239,7 +250,8 @@ class Watch(Transparent):
         finally:
             _local.running.remove(self)
             self.parent_trace = self.above = self.outer = None
-            self.ofs, self._made, self._own, self.instead = (), {}, (), {}
+            self.ofs, self._made, self._own, self.note = (), {}, (), None
+            self.instead = self.replaced = {}
             del self.run
             _local.free.append(self)
 
@@ -356,6 +368,8 @@ class Watch(Transparent):
         results = out if primitive.multiple_results else [out]
         if mask and results:  # a print has no result
             self.run.use(mask, results)
+        if self.note is not None:
+            self.note(values, params, results)
         marked = self.marked(results, mask)
         return marked if primitive.multiple_results else marked[0]
 
@@ -393,6 +407,8 @@ class Watch(Transparent):
         mask |= self._touched
         self._touched = before | mask
         self.run.use(mask, moves=True)
+        if self.note is not None:
+            self.note(values, params, list(results))
         if hasattr(results, "map"):  # a shard_map of JAX 0.12 returns more than a list
             return results.map(lambda r: self.marked([r], mask)[0])
         return self.marked(results, mask)
@@ -455,12 +471,36 @@ def evaluating() -> contextlib.AbstractContextManager[Watch]:
     return Watch.running(_current_trace(()), Run(None, (), _none_left), is_plain=True)
 
 
-def replacing(values: Mapping[int, Leaf]) -> contextlib.AbstractContextManager[Watch]:
-    """Return a context in which operations take others instead of some values, by identity.
+@contextlib.contextmanager
+def replacing(
+    old: Sequence[Leaf], new: Sequence[Leaf], note: Note | None = None
+) -> Iterator[Watch]:
+    """Run code, which may hold arrays anywhere, as if it held others.
 
-    Whoever calls it keeps the values alive.
+    Each operation that takes one of the old arrays, which it knows by identity, takes the new one.
+    So do the declared variables of decorated functions: the new ones may be tracers of a derivative
+    that is on. What JAX has traced with an old array inside, such as a function under `jax.jit`,
+    keeps that. `note` is told of each operation, with the old arrays.
     """
-    return Watch.running(_current_trace(()), Run(None, (), _none_left), instead=values)
+    now, others = _current_trace(()), {id(v): w for v, w in zip(old, new, strict=True)}
+    _local.replacing += 1
+    try:
+        run = Run(None, old, _none_left)  # which keeps the old ones alive
+        with Watch.running(now, run, replaced=others, note=note) as watch:
+            with plainly() if has_values(now) else contextlib.nullcontext():
+                yield watch
+    finally:
+        _local.replacing -= 1
+
+
+def standing_for(tree: PyTree) -> PyTree:
+    """Return a pytree with the values that `replacing` puts in the place of its arrays."""
+    if not _local.replacing:
+        return tree
+    trace = _current_trace(())
+    while trace is not None and not (isinstance(trace, Watch) and trace.replaced):
+        trace = getattr(trace, "parent_trace", None)
+    return tree if trace is None else jax.tree.map(lambda v: trace.replaced.get(id(v), v), tree)
 
 
 @contextlib.contextmanager

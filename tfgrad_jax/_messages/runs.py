@@ -1,15 +1,18 @@
-"""Explain errors of the user's code: what JAX and others say of it, and do not say.
+"""Add notes to errors of the user's code: what JAX and others do not say of it.
 
-What an error is, its type tells, and the frame in which it was raised: never its text.
+What an error is, its type tells, the frame in which it was raised, and the instruction there: never
+its text.
 """
 
+import dis
 import itertools
 from typing import Any
 
 from jax.core import Tracer
-from jax.errors import TracerBoolConversionError, UnexpectedTracerError
+from jax.errors import UnexpectedTracerError
+from jax.extend.core import find_top_trace
 
-from tfgrad_jax._jax.reasons import why_traced
+from tfgrad_jax._jax.trace import is_of
 from tfgrad_jax._jax.types import NEEDS_VALUES
 
 from . import errors, gradient_errors
@@ -17,50 +20,84 @@ from .source import Source, Where
 from .tracebacks import frames, frames_of_jax, is_of_derivative, note
 
 
-def explain_run(error: Exception, source: Source) -> None:
+def annotate_run(error: Exception, source: Source) -> None:
     """Add a note to an error in a run of a function."""
-    if needed := _needed(error):
-        note(error, errors.needs_value(source, *why_traced(*needed)))
+    if needs_value(error):
+        is_bare = _is_bare_weight(error)
+        note(error, errors.bare_weight(source) if is_bare else errors.needs_value(source))
+    elif is_format(error):
+        note(error, errors.formatted(source))
     elif isinstance(error, UnexpectedTracerError) and frames_of_jax(error):
-        note(error, errors.unsearched(source))
+        note(error, errors.leaked(source))
 
 
-def explain_rule(error: Exception, where: Where, lists_none: bool) -> None:
+def annotate_rule(error: Exception, where: Where, lists_none: bool) -> None:
     """Add a note to an error in a rule; `lists_none` if it takes `variables`, and got none."""
-    if needed := _needed(error):
-        note(error, errors.needs_value(where, *why_traced(*needed)))
+    if needs_value(error):
+        note(error, errors.needs_value(where))
+    elif is_format(error):
+        note(error, errors.formatted(where))
     elif lists_none and isinstance(error, TypeError) and _gets_no_variables(error):
         note(error, gradient_errors.no_variables(where))
     elif isinstance(error, UnexpectedTracerError) and frames_of_jax(error):
-        note(error, errors.unsearched(where))
+        note(error, errors.leaked(where))
     elif isinstance(error, NameError) and frames_of_jax(error):
         note(error, errors.unbound_axis(where))
     elif is_of_derivative(error):
         line = Source.of(where.grad_fn).line_in(error)
-        note(error, errors.not_differentiable(where, line), first=True)
+        note(error, errors.not_differentiable(where, line), instead=True)
 
 
-def explain_derivative(error: Exception, source: Source) -> None:
+def annotate_derivative(error: Exception, source: Source) -> None:
     """Name the function if JAX cannot differentiate its operations.
 
     For second derivatives JAX differentiates the operations of `f`, and fails at a callback, for
     instance.
     """
     if is_of_derivative(error):
-        note(error, errors.not_differentiable(source, source.line_in(error)), first=True)
+        note(error, errors.not_differentiable(source, source.line_in(error)), instead=True)
 
 
-def _needed(error: Exception) -> tuple[Any, bool] | None:
-    """Return the tracer whose value code needs, None if not known, and whether a branch needs it.
+def annotate_recorded(error: Exception, source: Source) -> None:
+    """Say why a rule is recorded, if its code needs a value."""
+    if needs_value(error) or is_format(error):
+        error.add_note(errors.recorded(source))
 
-    None if the error is another one. NumPy raises a `ValueError` because of the error of JAX.
+
+def needs_value(error: BaseException) -> bool:
+    """Return whether code needs the value of a tracer.
+
+    NumPy raises a `ValueError` because of the error of JAX.
     """
+    return isinstance(error, NEEDS_VALUES) or isinstance(error.__cause__, NEEDS_VALUES)
+
+
+def is_format(error: BaseException) -> bool:
+    """Return whether code formats a tracer, as in `f"{x:g}"`.
+
+    Python itself raises this `TypeError`: at an instruction that formats, beside a tracer.
+    """
+    if not isinstance(error, TypeError):
+        return False
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    if tb is None or not any(isinstance(v, Tracer) for v in tb.tb_frame.f_locals.values()):
+        return False
+    here = (i for i in dis.get_instructions(tb.tb_frame.f_code) if i.offset == tb.tb_lasti)
+    return any(i.opname.startswith("FORMAT_") for i in here)
+
+
+def _is_bare_weight(error: BaseException) -> bool:
+    """Return whether a tracer whose value code needs is a weight, as JAX differentiates it.
+
+    It is of the derivative that a run of ours stands for; all else in that run shows its value.
+    """
+    ofs = getattr(find_top_trace(()), "ofs", ())
     cause = error if isinstance(error, NEEDS_VALUES) else error.__cause__
-    if not isinstance(cause, NEEDS_VALUES):
-        return None
+    assert cause is not None
     held = itertools.chain.from_iterable(f.f_locals.values() for f in frames_of_jax(cause))
-    tracer = next((value for value in held if isinstance(value, Tracer)), None)
-    return tracer, isinstance(cause, TracerBoolConversionError)
+    return any(isinstance(v, Tracer) and any(is_of(v, of) for of in ofs) for v in held)
 
 
 def _gets_no_variables(error: Exception) -> bool:

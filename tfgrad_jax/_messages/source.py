@@ -100,10 +100,6 @@ class Source(NamedTuple):
             named.__wrapped__ = shown  # type: ignore[attr-defined]
         return named
 
-    def first_use(self, eqn: Any) -> str:
-        """Return "file:line" of the line in the function that led to an equation."""
-        return self.line(getattr(eqn, "source_info", None))
-
     def line(self, source_info: Any) -> str:
         """Return "file:line" of the line in the function that led to a source that JAX recorded."""
         if self.code is None:
@@ -161,4 +157,4 @@ class Where(NamedTuple):
     of: str = "input"  # what the rule gives gradients for: "input" or "variable"
 
     def __str__(self) -> str:
-        return f"The gradient function {describe(self.grad_fn)} of {self.source}"
+        return f"The rule {describe(self.grad_fn)} of {self.source}"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax import ShapeDtypeStruct
+import jax
+from jax.tree_util import PyTreeDef
 
-from tfgrad_jax._jax.compat import Sharding, explicit_sharding
-from tfgrad_jax._jax.types import Spec
+from tfgrad_jax._jax.types import Aval, Leaf
 
 from .source import describe
 
@@ -19,7 +19,7 @@ def kind_of(value: Any) -> str:
     """Describe a value, such as "an array of dtype int32 and shape (2,)" or "the float 1.0"."""
     if value is None:
         return "None"
-    is_type = isinstance(value, type | ShapeDtypeStruct)
+    is_type = isinstance(value, type | jax.ShapeDtypeStruct)
     if not is_type and hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"an array of dtype {value.dtype} and shape {tuple(value.shape)}"
     if isinstance(value, tuple | list):
@@ -31,31 +31,25 @@ def kind_of(value: Any) -> str:
     return f"an object of type {type(value).__qualname__}"
 
 
-def types_of(types: Sequence[Any]) -> str:
-    return ", ".join(f"{dtype}{list(shape)}" for shape, dtype, *_ in types) or "none"
+def type_name(value: Leaf) -> str:
+    """Write the type of an array, a number or an aval as JAX does, as in "float32[3@data,2]"."""
+    aval: Any = value if hasattr(value, "to_ct_aval") else jax.typeof(value)
+    return str(aval.strip_weak_type())
 
 
-def tree_of(treedef: Any) -> str:
+def types_of(avals: Sequence[Aval]) -> str:
+    return ", ".join(map(type_name, avals)) or "none"
+
+
+def tree_of(treedef: PyTreeDef) -> str:
     return str(treedef).removeprefix("PyTreeDef(").removesuffix(")")
 
 
-def type_name(array: Any) -> str:
-    """Write a type as JAX does, with its sharding over an explicit mesh."""
-    by = array.sharding if isinstance(array, Spec) else explicit_sharding(array)
-    by = by or Sharding((None,) * len(array.shape))
-    sizes = [
-        f"{n}@{_axes(names)}" if names else str(n)
-        for n, names in zip(array.shape, by.partitions, strict=True)
-    ]
-    sums = [f"{s}:{_axes(names)}" for s, names in (("U", by.unreduced), ("R", by.reduced)) if names]
-    return f"{array.dtype}[{','.join(sizes)}]" + (f"{{{', '.join(sums)}}}" if sums else "")
-
-
-def _axes(names: Any) -> str:
-    """Write the name of a mesh axis, or several names."""
-    listed = [names] if isinstance(names, str) else names
-    listed = [*listed] if isinstance(listed, tuple) else sorted(listed)
-    return listed[0] if len(listed) == 1 else f"({','.join(listed)})"
+def is_written(treedef: PyTreeDef) -> bool:
+    """Return whether one can write a structure down: it has tuples, lists and dicts alone."""
+    data = treedef.node_data()
+    is_known = data is None or issubclass(data[0], (tuple, list, dict, type(None)))
+    return is_known and all(map(is_written, treedef.children()))
 
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:

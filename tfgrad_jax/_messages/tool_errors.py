@@ -1,44 +1,54 @@
 """The messages of `explain` and of `tfgrad_jax.testing`, as in `errors.py`."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from .errors import builder
-from .text import kind_of
+from .source import describe
 
-explain_needs_values = builder(
-    "explain cannot run `{}` without values: it branches on them. Pass arrays instead."
-)
-checks_values = builder(
-    "check_gradient compares values, but {} got an argument that JAX is tracing. Call it outside "
-    "of `jax.jit`, `jax.grad` and the like: it runs them itself."
-)
-nothing_to_check = builder(
-    "check_gradient found nothing to differentiate in {}: there is no floating array among its {}. "
-    "Pass floats: integer inputs and outputs have no gradient.",
-    ValueError,
-)
-bad_reference = builder(
-    "The reference {} of check_gradient must return arrays of the shapes that {} returns, {}, but "
-    "returned {}.",
-    ValueError,
-)
+_Function = Callable[..., Any]
 
 
-def not_checked(report: Any, weights: bool) -> AssertionError:
+def formats(line: str) -> str:
+    return (
+        f"it formats an array that JAX is tracing, at {line}: drop the format, as the `:g` of "
+        "`{x:g}`, or use `jax.debug.print`"
+    )
+
+
+def checks_values(h: _Function) -> TypeError:
+    return TypeError(
+        f"check_gradient compares values, but {describe(h)} got an argument that JAX is tracing. "
+        "Call it outside of `jax.jit`, `jax.grad` and the like: it runs them itself."
+    )
+
+
+def nothing_to_check(h: _Function, among: str) -> ValueError:
+    return ValueError(
+        f"check_gradient found nothing to differentiate in {describe(h)}: there is no floating "
+        f"array among its {among}. Pass floats: integer inputs and outputs have no gradient."
+    )
+
+
+def bad_reference(reference: _Function, h: _Function, wanted: object, got: object) -> ValueError:
+    return ValueError(
+        f"The reference {describe(reference)} of check_gradient must return arrays of the shapes "
+        f"that {describe(h)} returns, {wanted}, but returned {got}."
+    )
+
+
+def not_checked(report: object, unchecked: Sequence[str], example: str) -> AssertionError:
     what = (
-        "What `not checked` names was not checked: pass it as an argument, store it on the layer "
-        "itself (a reference reads it from there, too)"
-        if weights
-        else "No judge could tell where it says `not judged`: choose a point at which the value is "
+        "No judge could tell where it says `not judged`: choose a point at which the value is "
         "finite and smooth"
     )
+    if unchecked:
+        what = f"What `not checked` names was not checked: make it an argument, as in `{example}`"
     accept = "or accept that with `assert_gradient(..., unchecked='allow')`."
     return AssertionError(f"{report}\n{what}, {accept}")
 
 
-def not_explainable(h: Any, wraps: bool) -> TypeError:
-    how = "and its arguments" + ": `explain(h.__wrapped__, ...)`" * wraps
+def explain_needs_values(h: _Function, line: str) -> TypeError:
+    why = formats(line) if line else "it branches on one, say"
     return TypeError(
-        "explain takes a function that custom_gradient, grad_pass_through or recompute_grad "
-        f"returned, but got {kind_of(h)}. Pass the decorated function itself, {how}."
+        f"explain traces {describe(h)}, as `jax.jit` does, and it needs a value: {why}."
     )

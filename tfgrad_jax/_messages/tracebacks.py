@@ -42,12 +42,12 @@ def is_of_jax(file: str) -> bool:
 
 def is_own(error: BaseException) -> bool:
     """Return whether this package raised an error: then its message says what to do."""
-    return hasattr(error, _OWN) or is_ours(frames(error)[0].f_code.co_filename)
+    return hasattr(error, _OWN) or is_raised_here(error)
 
 
-def is_written_here(code: types.CodeType | None) -> bool:
-    """Return whether a function is one of this package, such as the rule of a helper."""
-    return code is not None and is_ours(code.co_filename)
+def is_raised_here(error: BaseException) -> bool:
+    """Return whether an error comes from this package, or from a call that Python did not make."""
+    return is_ours(frames(error)[0].f_code.co_filename)
 
 
 def frames(error: BaseException) -> list[types.FrameType]:
@@ -73,16 +73,16 @@ def is_of_derivative(error: BaseException) -> bool:
     return next((file for file in files if file in (DIFFERENTIATES, BINDS)), "") == DIFFERENTIATES
 
 
-def note(error: Exception, text: str, first: bool = False) -> None:
+def note(error: Exception, text: str, instead: bool = False) -> None:
     """Add a note to an error, unless it has one of the function in which it was raised.
 
-    As the `first` words of its message if these, which are JAX's, would mislead.
+    Or say this `instead` of its message if that, which is JAX's, would mislead.
     """
     if is_own(error) or hasattr(error, _NOTED):
         return
     setattr(error, _NOTED, True)
-    if first and error.args and isinstance(error.args[0], str):
-        error.args = (f"{text}\nJAX says: {error.args[0]}", *error.args[1:])
+    if instead:
+        error.args = (text,)
     else:
         error.add_note(text)
 

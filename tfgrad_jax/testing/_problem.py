@@ -1,223 +1,178 @@
 """`Problem`: the function to check and what it decorates, as functions of arrays.
 
-`problem_of` finds the arguments that have a derivative, and then the weights: the arrays that the
-function, or an object among its arguments, holds. Of the weights that the value depends on, some
-are found but not replaced; these are `unchecked`.
+What is checked are the arrays among the arguments, and those that `variables` declares. These the
+function may hold anywhere: other values take their place at each operation (`replacing`). Whatever
+else the value depends on is `unchecked`: a `_Tape` sees which arrays operations take.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.tree_util import all_leaves, tree_leaves
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.source_info_util import current, summarize
+from jax.tree_util import all_leaves, keystr, tree_flatten_with_path, tree_leaves
 
-from tfgrad_jax._closure.names import Named
-from tfgrad_jax._closure.reach import Id
-from tfgrad_jax._frontend.grad_fn import checked_outputs
-from tfgrad_jax._frontend.signature import accepts_variables
-from tfgrad_jax._jax.jaxpr import reads
-from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, is_array, is_traced, spec
+from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array, is_traced
+from tfgrad_jax._jax.watch import replacing
 from tfgrad_jax._messages import tool_errors
 from tfgrad_jax._messages.text import type_name
-from tfgrad_jax._tools.call import (
-    CallOnArrays,
-    Checked,
-    Made,
-    UserCodeError,
-    ValueIndex,
-    attempt,
-    decorated,
-    differentiable,
-)
+from tfgrad_jax._tools import Call, Checked, attempt, decorated, differentiable, name_of
 
 OfArrays: TypeAlias = Callable[..., list[jax.Array]]
-_FIXED = "held where it is not replaced"
-_Of: TypeAlias = Callable[[Made], PyTree]  # what a call returns, in one of the ways to run it
+_Id: TypeAlias = int  # of an array
+_Constants: TypeAlias = frozenset[_Id]  # arrays that operations take and none has made
 
 
-class Problem(NamedTuple):
+class Problem:
     """`h` and the undecorated function, as functions of the arrays that are checked."""
 
-    call: CallOnArrays
-    at: Sequence[ValueIndex]  # which of its values are checked: arguments, then weights
-    has_pair: bool  # whether `h` decorates a function that returns its rule, too
-    unchecked: Sequence[str] = ()  # weights, and why they are not checked
-    without: Sequence[str] = ()  # weights that have no gradient: an error, not a number
+    def __init__(
+        self,
+        h: Checked,
+        args: tuple[PyTree, ...],
+        kwargs: Mapping[str, PyTree],
+        reference: AnyFunction | None,
+    ) -> None:
+        self._call = call = Call.of(h, args, kwargs)
+        self.name = name_of(call.h)
+        if is_traced(call.leaves):
+            raise tool_errors.checks_values(call.h)
+        owner, y = decorated(call.h), call.run(call.h, {})  # an error of the user's stays as it is
+        is_plain, self._declared, self.unchecked = owner is None, list[jax.Array](), list[str]()
+        self._at = [i for i, v in enumerate(call.leaves) if self._is_checked(i, v, is_plain)]
+        self.names = [call.names[i] for i in self._at]
+        self.arguments = len(self._at)  # how many of the arrays are arguments
+        variables = owner and owner._declaration.variables
+        self._look_at_variables(variables)
+        self.xs = [*(call.leaves[i] for i in self._at), *self._declared]
+        if not (self.xs and differentiable(y)):
+            raise tool_errors.nothing_to_check(call.h, "outputs" if self.xs else "arguments")
+        value = call.h if is_plain else self._plain
+        self.h, self.value = self._of_arrays(call.h), self._of_arrays(value)
+        plain = reference or (None if is_plain else value)
+        self.plain = None if plain is None else self._of_arrays(plain)
+        if reference is not None and self.plain is not None:
+            got, wanted = ([y.shape for y in f(*self.xs)] for f in (self.plain, self.value))
+            if got != wanted:
+                raise tool_errors.bad_reference(reference, call.h, wanted, got)
+        if not isinstance(variables, str):  # JAX differentiates these as it does without a rule
+            self._look_at_the_rest(value)
+
+    def holding(self, xs: Sequence[Leaf]) -> contextlib.AbstractContextManager[None]:
+        """Let the function hold other values than its declared variables, the last of `xs`."""
+        held = self._declared, xs[self.arguments :]
+        return replacing(*held) if self._declared else contextlib.nullcontext()
 
     @property
-    def xs(self) -> list[Leaf]:
-        values = self.call.values
-        return [values[i] for i in self.at]
+    def example(self) -> str:
+        """Return how to check a weight that the function holds."""
+        h, inputs = self._call.h, ", ".join(dict.fromkeys(self._call.arguments))
+        made = f"{self.name.rpartition('.')[0] or 'make'}(w)"
+        if isinstance(h, types.MethodType):
+            method = f".{h.__name__}" * (h.__name__ != "__call__")
+            made = f"{type(h.__self__).__name__}(w){method}"
+        return f"check_gradient(lambda w, {inputs}: {made}({inputs}), w, {inputs})"
 
-    @property
-    def names(self) -> list[str]:
-        return [self.call.names[i] for i in self.at]
+    def _of_arrays(self, f: AnyFunction) -> OfArrays:
+        def of_arrays(*xs: Leaf) -> list[jax.Array]:
+            with self.holding(xs):
+                return differentiable(self._call.run(f, dict(zip(self._at, xs, strict=False))))
 
-    @property
-    def arguments(self) -> int:
-        """How many of the arrays are arguments."""
-        return sum(i < len(self.call.leaves) for i in self.at)
+        return of_arrays
 
-    def made(self, *xs: Leaf) -> Made:
-        return self.call.made(dict(zip(self.at, xs, strict=True)))
+    def _plain(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        return self._call.h.__wrapped__(*self._call.bound_to, *args, **kwargs)[0]
 
-    def outputs(self, of: _Of) -> OfArrays:
-        """Return the function of arrays that returns the leaves that have a derivative."""
-        return lambda *xs: differentiable(checked_outputs(self.call.h, of(self.made(*xs))))
+    def _is_checked(self, i: int, leaf: Leaf, is_plain: bool) -> bool:
+        """Return whether a leaf has a gradient: of a rule, not if it is passed by keyword alone."""
+        if isinstance(leaf, float | complex):
+            return self._call.is_input[i]
+        is_input = self._call.is_input[i] or is_plain
+        return is_input and is_array(leaf) and has_gradient(leaf)
 
-    @property
-    def h(self) -> OfArrays:
-        return self.outputs(Made.value)
+    def _look_at_variables(self, variables: PyTree) -> None:
+        """Note which declared variables are checked, each once; a number has no identity."""
+        if callable(variables) and all_leaves([variables]):
+            variables = variables(*self._call.bound_to)
+        known: set[_Id] = set()
+        for path, v in tree_flatten_with_path(variables)[0]:
+            name = f"variables{keystr(path)}"
+            if isinstance(v, float | complex | np.ndarray | np.generic):
+                kind = "NumPy array" if is_array(v) else "Python number"
+                self.unchecked.append(f"{name} (a {kind}: make it a `jax.Array`)")
+            elif isinstance(v, jax.Array) and has_gradient(v) and id(v) not in known:
+                known.add(id(v))
+                self._declared.append(v)
+                self.names.append(name)
 
-    @property
-    def value(self) -> OfArrays:
-        """For finite differences: what `primal` stands for."""
-        return self.outputs(Made.plain if self.has_pair else Made.value)
+    def _look_at_the_rest(self, f: AnyFunction) -> None:
+        """Note the arrays that the value depends on, and that are not checked.
 
-    @property
-    def plain(self) -> OfArrays | None:
-        """For plain autodiff; None: unknown."""
-        if self.call.reference is not None:
-            return self.outputs(Made.of_reference)
-        return self.outputs(Made.plain) if self.has_pair else None
+        An array that the code makes anew each time, as `jnp.float32(2)`, is another one in a second
+        run: the first one still lives, so no other has its id.
+        """
+        call, one, other = self._call, self._tape(f), self._tape(f)
+        names = {id(v): call.names[i] for i, v in enumerate(call.leaves) if i not in self._at}
+        declared = dict(zip(map(id, self._declared), self.names[self.arguments :], strict=True))
+        for key in one.constants & other.constants:
+            array, line = one.found[key]
+            text = f"{names.get(key, f'a {type_name(array)}')} ({line})"
+            if key in declared:
+                text = f"{declared[key]} (also where it is not replaced, as inside of a `jax.jit`)"
+            self.unchecked.append(text)
 
-    @property
-    def has_primal(self) -> bool:
-        owner = decorated(self.call.h)
-        return owner is not None and owner._declaration.primal is not None
-
-
-def problem_of(
-    h: Checked,
-    args: tuple[PyTree, ...],
-    kwargs: Mapping[str, PyTree],
-    reference: AnyFunction | None,
-) -> Problem:
-    """Find what can be checked of a call; raise if there is nothing."""
-    call = CallOnArrays.of(h, args, kwargs, reference)
-    if is_traced(call.leaves):
-        raise tool_errors.checks_values(call.h)
-    rule, owner = _rule(call.made({})), decorated(call.h)
-    has_pair = rule is not None
-    variables = owner and owner._declaration.variables
-    by_autodiff = isinstance(variables, str)
-    # Whether there are gradients for what is closed over and not declared.
-    is_asked = not has_pair or (variables is None and accepts_variables(rule))
-    problem = Problem(call, _arguments(call, keywords=is_asked or by_autodiff), has_pair)
-    if not by_autodiff and (owner is None or is_asked or variables is not None):
-        problem = _with_weights(problem, _declared(call.made({}), variables))
-    _require_outputs(problem)
-    omitted = _omitted(problem) if owner is not None else []
-    return problem._replace(unchecked=[*problem.unchecked, *omitted])
-
-
-def _omitted(problem: Problem) -> list[str]:
-    """Return which parameters the call leaves out that have arrays as defaults."""
-    found = []
-    checked = {id(x) for x in problem.xs}
-    for name, default in problem.call.omitted.items():
-        arrays = [v for v in tree_leaves(default) if isinstance(v, jax.Array)]
-        if any(spec(v).differentiable and id(v) not in checked for v in arrays):
-            found.append(f"{name} (the call leaves it out: pass it)")
-    return found
+    def _tape(self, f: AnyFunction) -> "_Tape":
+        # Copies: an argument may be the very array that the function holds.
+        xs = [jax.numpy.array(x) if is_array(x) else x for x in self.xs[: self.arguments]]
+        tape = _Tape(xs, self._declared)
+        with replacing(self._declared, self._declared, tape.note):
+            y = attempt(self._call.run, f, dict(zip(self._at, xs, strict=True)))
+        tape.constants = _Constants().union(*map(tape.constants_of, tree_leaves(y)))
+        return tape
 
 
-def _rule(made: Made) -> AnyFunction | None:
-    """Return the rule of the function, or of a plain one that returns a pair."""
-    with contextlib.suppress(UserCodeError, TypeError, ValueError):  # it returns no pair
-        _, rule = attempt(made.undecorated)
-        return rule if callable(rule) else None
-    return None
+class _Tape:
+    """What operations take that none of them has made, and what depends on it."""
+
+    constants: _Constants = frozenset()  # on which the value depends
+
+    def __init__(self, inputs: Sequence[Leaf], declared: Sequence[Leaf]) -> None:
+        self._declared = {id(v) for v in declared}
+        # Arrays are kept alive, so that no other one gets the id of one.
+        self._of = {id(v): (v, _Constants()) for v in (*inputs, *declared)}
+        self.found: dict[_Id, tuple[jax.Array, str]] = {}  # with the line that takes it
+
+    def note(
+        self, values: Sequence[Leaf], params: Mapping[str, Any], results: Sequence[Leaf]
+    ) -> None:
+        of = _Constants().union(*map(self.constants_of, values))
+        for v in _constants_inside(params, set()):  # JAX has traced them: they are not replaced
+            if id(v) in self._declared:
+                self.found[id(v)], of = (v, ""), of | {id(v)}
+            of |= self.constants_of(v)
+        self._of |= {id(r): (r, of) for r in results}
+
+    def constants_of(self, v: Leaf) -> _Constants:
+        if id(v) not in self._of:
+            is_array = isinstance(v, jax.Array) and not isinstance(v, Tracer)
+            if is_array and has_gradient(v):
+                self.found[id(v)] = v, summarize(current()).rpartition("/")[2]
+            self._of[id(v)] = v, _Constants([id(v)] if id(v) in self.found else ())
+        return self._of[id(v)][1]
 
 
-def _arguments(call: CallOnArrays, keywords: bool) -> list[ValueIndex]:
-    """Return which arguments have a derivative to check; numbers passed by keyword are settings."""
-    numbers, n = (float, complex), call.inputs
-    found = [i for i, v in enumerate(call.leaves) if is_array(v) and (i < n or keywords)]
-    found += [i for i, v in enumerate(call.leaves[:n]) if isinstance(v, numbers)]
-    return sorted(i for i in {*found} if spec(call.leaves[i]).differentiable)
-
-
-def _require_outputs(problem: Problem) -> None:
-    xs, h = problem.xs, problem.call.h
-    ys = problem.value(*xs) if xs else []
-    if not ys:
-        raise tool_errors.nothing_to_check(h, "outputs" if xs else "arguments")
-    got, wanted = ([y.shape for y in f] for f in ((problem.plain or problem.value)(*xs), ys))
-    if got != wanted:
-        raise tool_errors.bad_reference(problem.call.reference, h, wanted, got)
-
-
-# --- weights ------------------------------------------------------------------------------------
-
-
-def _declared(made: Made, variables: PyTree) -> set[Id] | None:
-    """Return the ids of the declared variables; None if none are."""
-    if callable(variables) and all_leaves([variables]):
-        variables = variables(*made.bound_to)
-    return None if variables is None else {id(v) for v in tree_leaves(variables)}
-
-
-def _with_weights(problem: Problem, declared: set[Id] | None) -> Problem:
-    """Add the weights to check: those declared, or those that the value reads."""
-    call, held, n = problem.call, problem.call.held, len(problem.call.leaves)
-    wanted = [
-        i
-        for i, w in enumerate(held.arrays, n)
-        if spec(w).differentiable and (declared is None or id(w) in declared)
-    ]
-    of_all = problem._replace(at=[*problem.at, *wanted])
-    read, missed = _read_by(of_all, of_all.value)
-    if call.reference is not None and of_all.plain is not None:
-        also, others = _read_by(of_all, of_all.plain)
-        missed |= others
-        for i in read.intersection(wanted) - also:
-            missed[id(call.values[i])] = Named("", call.values[i], "the reference does not read it")
-    if declared is not None:
-        missed = {key: one for key, one in missed.items() if key in declared}
-        read.update(wanted)  # a declared variable that the value ignores has a gradient, too: zero
-    possible = [i for i in wanted if i in read and id(call.values[i]) not in missed]
-    refused = call.refused(possible, dict(enumerate(call.values)))
-    checked = [i for i in possible if i not in refused]
-    return problem._replace(
-        at=[*problem.at, *checked],
-        unchecked=[_reason(held.places.get(key, one), one) for key, one in missed.items()],
-        without=[call.names[i] for i in refused],
-    )
-
-
-def _reason(place: Named, missed: Named) -> str:
-    """Name an array that cannot be replaced, and say why."""
-    name = place.name or f"a {type_name(place.value)}"
-    return f"{name} ({place.why or missed.why or _FIXED})"
-
-
-def _read_by(problem: Problem, f: OfArrays) -> tuple[set[ValueIndex], dict[Id, Named]]:
-    """Return on which values a result depends, and on which arrays that cannot be replaced."""
-    call, places = problem.call, problem.call.held.places
-    try:
-        closed = attempt(jax.make_jaxpr(lambda *xs: f(*xs)), *problem.xs)
-    except UserCodeError:  # most often, it branches on values
-        read = {i for k, i in enumerate(problem.at) if _changes(f, problem.xs, k)}
-        fixed = [one for one in call.held.constants if spec(one.value).differentiable]
-        others = [call.values[i] for i in problem.at if i >= len(call.leaves) and i not in read]
-        missed = [Named("", v, "not seen to change the value") for v in others]
-        return read, {id(one.value): one for one in (*fixed, *missed)}
-    every = reads(closed)
-    read = {problem.at[k] for positions, _ in every for k in positions}
-    # The copy holds tracers. So an array that is a constant of its jaxpr is held by something that
-    # was not copied, such as a global variable or an object with `__del__`. The same array may also
-    # be a weight of the copy: differences by that one would miss what the value reads here.
-    arrays = [v for _, constants in every for v in constants if spec(v).differentiable]
-    why = ("found in no object", "")
-    return read, {id(v): Named("", v, why[id(v) in places]) for v in arrays}
-
-
-def _changes(f: OfArrays, xs: Sequence[Leaf], k: int) -> bool:
-    """Return whether another value of an operand is seen to change that of `f`."""
-    changed = [x * 1.25 + 0.25 if i == k else x for i, x in enumerate(xs)]
-    with contextlib.suppress(UserCodeError):  # outside of its domain
-        return not all(map(np.array_equal, attempt(f, *xs), attempt(f, *changed)))
-    return False
+def _constants_inside(params: Mapping[str, Any], known: set[int]) -> Iterator[Leaf]:
+    """Yield the constants of the jaxprs that an operation calls, and of those that these call."""
+    for part in tree_leaves([*params.values()]):
+        if isinstance(part, ClosedJaxpr):
+            yield from part.consts
+            part = part.jaxpr
+        if isinstance(part, Jaxpr) and id(part) not in known:
+            known.add(id(part))
+            for eqn in part.eqns:
+                yield from _constants_inside(eqn.params, known)

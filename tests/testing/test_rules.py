@@ -1,0 +1,147 @@
+"""Each wrong rule is found and named; no right rule is blamed, at any random point."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from rules import COMPLEX, RIGHT, WRONG, X, rule
+from support.helpers import sample
+
+from tfgrad_jax.testing import assert_gradient, check_gradient
+
+SEEDS = range(1, 10_000)
+
+
+@pytest.mark.parametrize("row", WRONG, ids=lambda row: row.name)
+def test_a_wrong_rule_is_found_and_named(row):
+    report = check_gradient(row.decorated(), *row.args, **row.options)
+    failed = [fact.text for fact in report.facts if fact.ok is False]
+    if failed:
+        assert row.says and row.says in failed[-1], report
+    else:
+        for found, says in zip(report.rows, row.says.split("|"), strict=True):
+            assert found.note.startswith(says) and found.ok is not bool(says), report
+    assert not report.ok and not report
+    with pytest.raises(AssertionError) as caught:
+        assert_gradient(row.decorated(), *row.args, **row.options)
+    assert str(caught.value) == str(report)
+
+
+@pytest.mark.parametrize("row", RIGHT, ids=lambda row: row.name)
+def test_no_right_rule_is_blamed(row):
+    for seed in (0, *sample(SEEDS, 1)):
+        report = check_gradient(row.decorated(), *row.args, **row.options, seed=seed)
+        assert report and report.ok, (seed, report)
+        assert all(fact.ok is None for fact in report.facts)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("row", RIGHT, ids=lambda row: row.name)
+@pytest.mark.parametrize("x64", [False, True])
+def test_no_right_rule_is_blamed_at_any_seed(row, x64):
+    with jax.enable_x64(x64):
+        for seed in sample(SEEDS, 10):
+            report = check_gradient(row.decorated(), *row.args, **row.options, seed=seed)
+            assert report.ok, (seed, report)
+
+
+@pytest.mark.parametrize("slope", [-1.0, 0.0, 0.3, 1.0, 1.5])
+def test_at_a_kink_every_slope_between_is_right(slope):
+    h = rule(jnp.abs, lambda dy, y, x: dy * jnp.where(x == 0, slope, jnp.sign(x)))
+    assert check_gradient(h, X.at[0].set(0)).ok is (slope <= 1)
+
+
+def test_at_a_jump_plain_autodiff_decides():
+    at_jump, flat = jnp.asarray([0.5, 1.5]), rule(jnp.round, lambda dy, y, x: None)
+    for x, differences in (at_jump, None), (at_jump + 0.2, 0.0):
+        (row,) = check_gradient(flat, x).rows
+        assert (row.ok, row.differences, row.autodiff) == (True, differences, 0.0)
+        assert row.note == "finite differences are too noisy here" * (differences is None)
+    assert not check_gradient(rule(jnp.round, lambda dy, y, x: dy), at_jump).ok
+
+
+def test_where_plain_autodiff_is_wrong_differences_decide(x64):
+    h = rule(lambda x: jnp.log(1 + jnp.exp(x)), lambda dy, y, x: dy * jax.nn.sigmoid(x))
+    assert check_gradient(h, 50.0).ok
+    root = rule(lambda x: jnp.sqrt(x * x), lambda dy, y, x: dy * jnp.sign(x))
+    (row,) = check_gradient(root, jnp.zeros(3), near=0).rows  # plain autodiff gives nan at the kink
+    assert row.ok and row.autodiff is None and row.differences == 0
+    stops = rule(lambda x: jax.lax.stop_gradient(x) * x, lambda dy, y, x: dy * 2 * x)
+    (row,) = check_gradient(stops, X).rows
+    assert row.ok and row.autodiff == pytest.approx(0.5) and row.note == "plain autodiff differs"
+
+
+def test_what_no_judge_can_tell_is_not_judged():
+    h = rule(jnp.sin, lambda dy, y, x: dy * jnp.cos(x))
+    report = check_gradient(lambda x: h(x), jnp.float32(1.2345e9))
+    assert report.rows[0].ok is None and report.ok and not report
+    assert "not judged: finite differences are too noisy here" in str(report)
+    with pytest.raises(AssertionError, match="\nNo judge could tell"):
+        assert_gradient(lambda x: h(x), jnp.float32(1.2345e9))
+
+
+def test_the_precision_of_the_judges():
+    wrong = rule(jnp.sin, lambda dy, y, x: dy * 1.05 * jnp.cos(x))
+    for x in (X, X.astype("bfloat16"), X.astype("float16")):  # judged in double precision
+        (row,) = check_gradient(wrong, x).rows
+        assert row.note == "declared = 1.05 * expected"
+        assert row.differences == pytest.approx(0.05 / 1.05, rel=1e-4)
+    assert check_gradient(wrong, X, tolerance=0.1).ok
+
+    def only_float32(x):
+        assert x.dtype == jnp.float32
+        return jnp.sin(x)
+
+    (row,) = check_gradient(rule(only_float32, lambda dy, y, x: dy * jnp.cos(x)), X).rows
+    assert row.ok and 1e-7 < row.differences < 2e-3
+
+
+# --- surrogates -----------------------------------------------------------------------------------
+
+SURROGATES = [
+    (lambda dy, y, x: jnp.where(abs(x) < 1, dy, 0), ""),
+    (lambda dy, y, x: -jnp.where(abs(x) < 1, dy, 0), "wrong sign: declared = -1 * expected"),
+    (lambda dy, y, x: 1.5 * jnp.where(abs(x) < 1, dy, 0), "declared = 1.5 * expected"),
+    (lambda dy, y, x: None, "declared no gradient, expected one"),
+]
+
+
+@pytest.mark.parametrize(("grad", "note"), SURROGATES)
+def test_a_surrogate_is_the_gradient_of_its_reference(grad, note):
+    sign, x = rule(jnp.sign, grad), jnp.asarray([-2.0, -0.5, 0.25, 3.0])
+    report = check_gradient(sign, x, expect="surrogate", reference=lambda x: jnp.clip(x, -1, 1))
+    assert report.ok is (not note) and report.rows[0].note == note, report
+
+
+@pytest.mark.parametrize(("factor", "note"), [(2, ""), (3, "declared = 1.5 * expected")])
+def test_a_reference_may_be_straight_through(factor, note):
+    """Plain autodiff of it is meant: finite differences see through `stop_gradient`."""
+    h = rule(jnp.round, lambda dy, y, x: factor * dy)
+    reference = lambda x: 2 * x + jax.lax.stop_gradient(jnp.round(x) - 2 * x)  # noqa: E731
+    (row,) = check_gradient(h, X + 0.2, expect="surrogate", reference=reference).rows
+    assert row.note == (note or "finite differences of the reference differ")
+    assert row.ok is not bool(note)
+    if note:  # so it is where the exact derivative is asked for
+        assert check_gradient(h, X + 0.2, reference=reference).rows[0].note == note
+
+
+def test_a_surrogate_without_a_reference_is_measured_at_the_point_alone():
+    for f, grad, note in (
+        (jnp.round, lambda dy, y, x: dy, "expected is zero"),
+        (jnp.sin, lambda dy, y, x: None, "declared is zero"),
+        (jnp.sin, lambda dy, y, x: 1.1 * dy * jnp.cos(x),
+         "differs by 0.1 * expected, cosine 1.000"),
+        (lambda x: x, lambda dy, y, x: jnp.clip(dy, -0.1, 0.1), "differs by "),
+    ):  # fmt: skip
+        report = check_gradient(rule(f, grad), X, expect="surrogate")
+        assert report.ok and report.rows[0].note.startswith(note) and len(report.points) == 1
+        assert [fact.ok for fact in report.facts if fact.name == "linear in dy"] == [None]
+
+
+def test_the_derivative_of_jax_itself_is_checked_by_a_reference():
+    h = jax.custom_vjp(jnp.sin)
+    h.defvjp(lambda z: (jnp.sin(z), z), lambda z, dy: (2 * dy * jnp.conj(jnp.cos(z)),))
+    (row,) = check_gradient(h, X).rows
+    assert row.note == "declared = 2 * expected" and row.autodiff is None
+    (row,) = check_gradient(h, X, reference=jnp.sin).rows
+    assert row.autodiff == pytest.approx(0.5, rel=0.02)
+    assert check_gradient(jnp.square, COMPLEX).ok
