@@ -1,7 +1,6 @@
 """The limits: what does not work, where, why, and what to do instead; each with code that shows it.
 
-`test_limits.py` runs all of them. `python tests/limits.py` prints the list of the README, and then
-the list of the rarer ones on `docs/limits.md`.
+`test_limits.py` runs all of them. `python tests/limits.py` prints the list of `docs/limits.md`.
 """
 
 import functools
@@ -29,7 +28,7 @@ from tfgrad_jax import custom_gradient
 class Limit(NamedTuple):
     """A limit, told by a feature of JAX where it does not hold for every version."""
 
-    sentence: str  # what the README says
+    sentence: str  # what the page says
     reason: str
     shows: Callable[[], Any]  # raises
     error: type[Exception]
@@ -37,7 +36,6 @@ class Limit(NamedTuple):
     instead: Callable[[], Any]  # gives `expected`
     expected: Any
     applies: Callable[[], bool] = lambda: True
-    page: str = "docs/limits.md"  # or "README.md", for what many users meet
 
 
 LIMITS: dict[str, Limit] = {}
@@ -48,18 +46,15 @@ def limit(name: str, *parts: Any, **more: Any) -> Limit:
     return LIMITS[name]
 
 
-def rendered(page: str) -> str:
-    """Return the list of a page, in lines of at most 100 columns; that of the site has groups."""
+def rendered() -> str:
+    """Return the list of the page, by groups, in lines of at most 100 columns."""
 
     def items(names: Iterable[str]) -> str:
         return "\n".join(
             textwrap.fill(f"- {one.sentence}", 100, subsequent_indent="  ", break_on_hyphens=False)
             for one in map(LIMITS.__getitem__, names)
-            if one.page == page
         )
 
-    if page == "README.md":
-        return items(LIMITS)
     return "\n\n".join(f"### {title}\n\n{items(names)}" for title, names in GROUPS.items())
 
 
@@ -87,7 +82,6 @@ limit(
     "is not linear in its upstream gradients",
     lambda: jax.grad(declared_by(clip))(X),
     jnp.float32(3),
-    page="README.md",
 )
 
 
@@ -426,7 +420,6 @@ limit(
     "35",  # 7 * 5
     lambda: of_a_changed(local=True),
     jnp.float32(7 * 3),
-    page="README.md",
 )
 
 
@@ -939,4 +932,4 @@ GROUPS = {  # on the page of limits
 
 
 if __name__ == "__main__":
-    print(rendered("README.md"), rendered("docs/limits.md"), sep="\n\n")
+    print(rendered())
