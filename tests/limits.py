@@ -55,7 +55,7 @@ def rendered() -> str:
             for one in map(LIMITS.__getitem__, names)
         )
 
-    return "\n\n".join(f"### {title}\n\n{items(names)}" for title, names in GROUPS.items())
+    return "\n\n".join(f"## {title}\n\n{items(names)}" for title, names in GROUPS.items())
 
 
 X = jnp.float32(2)
