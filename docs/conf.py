@@ -1,7 +1,7 @@
 """Settings of the site: `sphinx-build docs docs/_build`.
 
 The build puts the mistakes of `tests/errors/misuses.py` on the page of errors, and the code of
-`examples/ports` on that of the ports (`_ext/filled.py`). `python docs/_ext/gallery.py` writes the gallery.
+`examples/ports` on that of the ports (`_ext/filled.py`). `docs/_ext/gallery.py` writes the gallery.
 """
 
 import pathlib
