@@ -30,7 +30,7 @@ from jax.core import Tracer
 from jax.tree_util import all_leaves, tree_leaves
 
 from ._call.run import run
-from ._closure.referents import JITTED, is_importable
+from ._closure.walk import JITTED, is_importable
 from ._frontend.grad_fn import Call, CallSpec, Held, checked_outputs, checked_pair, primal_value
 from ._frontend.signature import Signature
 from ._frontend.structure import split
@@ -160,6 +160,12 @@ class CustomGradient(Copied, Generic[_P, _R]):
             return vars(self)["__qualname__"]  # pickled by name, like any function
         attributes = {k: v for k, v in vars(self).items() if k not in _SET_BY_WRAPS}
         return CustomGradient, (self._declaration,), attributes
+
+    def as_rule(self) -> "CustomGradient[..., Any]":
+        """Return this function as the rule of another one."""
+        made = CustomGradient[..., Any](self._declaration._replace(within=Within.IS_RULE))
+        vars(made).update(vars(self))
+        return made
 
     def __repr__(self) -> str:
         return f"<custom_gradient of {describe(self._declaration.f)}>"
