@@ -559,6 +559,43 @@ limit(
 )
 
 
+class Power:
+    """The exponential of `w x`, whose rule calls it, or reads its value."""
+
+    def __init__(self, w: Any, reads_y: bool) -> None:
+        self.w, self.reads_y = w, reads_y
+
+    @custom_gradient(variables=lambda self: self.w)
+    def __call__(self, x: Any) -> Any:
+        y = jnp.exp(self.w * x)
+
+        def rule(dy: Any, variables: Any) -> Any:
+            dz = dy * (y if self.reads_y else self(x))
+            return dz * self.w, dz * x
+
+        return y, rule
+
+
+def fourth(reads_y: bool) -> Any:
+    derivative = functools.reduce(
+        lambda f, _: jax.grad(f), range(4), lambda w: Power(w, reads_y)(X)
+    )
+    return derivative(jnp.float32(0.5))
+
+
+limit(
+    "rules of methods that call themselves",
+    "A rule that reaches its weight through an object, as a method does, and calls its own "
+    "function raises from the fourth derivative on. Let it read `y`.",
+    "Within derivatives such a rule is recorded, and to record it again has no end.",
+    lambda: fourth(reads_y=False),
+    RecursionError,
+    "inside itself|recursion depth",
+    lambda: fourth(reads_y=True),
+    16 * jnp.exp(jnp.float32(1)),
+)
+
+
 def of_a_ref(captured: bool) -> Callable[[Any], Any]:
     def f(r: Any, x: Any) -> Any:
         kept = r[...]
@@ -615,43 +652,6 @@ limit(
     "state discharge rule",
     lambda: jax.jit(lambda x: with_given_ref(jax.new_ref(jnp.float32(0)), x))(X),
     X,
-)
-
-
-class Power:
-    """The exponential of `w x`, whose rule calls it, or reads its value."""
-
-    def __init__(self, w: Any, reads_y: bool) -> None:
-        self.w, self.reads_y = w, reads_y
-
-    @custom_gradient(variables=lambda self: self.w)
-    def __call__(self, x: Any) -> Any:
-        y = jnp.exp(self.w * x)
-
-        def rule(dy: Any, variables: Any) -> Any:
-            dz = dy * (y if self.reads_y else self(x))
-            return dz * self.w, dz * x
-
-        return y, rule
-
-
-def fourth(reads_y: bool) -> Any:
-    derivative = functools.reduce(
-        lambda f, _: jax.grad(f), range(4), lambda w: Power(w, reads_y)(X)
-    )
-    return derivative(jnp.float32(0.5))
-
-
-limit(
-    "rules of methods that call themselves",
-    "A rule that reaches its weight through an object, as a method does, and calls its own "
-    "function raises from the fourth derivative on. Let it read `y`.",
-    "Within derivatives such a rule is recorded, and to record it again has no end.",
-    lambda: fourth(reads_y=False),
-    RecursionError,
-    "inside itself|recursion depth",
-    lambda: fourth(reads_y=True),
-    16 * jnp.exp(jnp.float32(1)),
 )
 
 
