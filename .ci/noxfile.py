@@ -89,6 +89,25 @@ def newest(session: nox.Session) -> None:
     pytest(session, *CORE, "tests/devices", "--seed", "2")
 
 
+@nox.session(python="3.12")
+def between(session: nox.Session) -> None:
+    """Run on a JAX between the oldest, which the README's command has, and the newest."""
+    session.chdir(ROOT)
+    session.install("-e", ".", "jax==0.11.*", "jaxlib==0.11.*", *TOOLS, "cloudpickle", "flax")
+    pytest(session, *CORE, "--seed", "3")
+
+
+@nox.session(python="3.13")
+def coverage(session: nox.Session) -> None:
+    """Say which lines no core table runs, in `.nox/coverage.md`."""
+    session.chdir(ROOT)
+    session.install("-e", ".", *TOOLS, "cloudpickle", "flax", "pytest-cov")
+    shown = ["--cov=tfgrad_jax", "--cov-report=term-missing:skip-covered"]
+    pytest(session, *CORE, "tests/frontend", "tests/errors", *shown)
+    table = session.run("coverage", "report", "--format=markdown", silent=True)
+    (ROOT / ".nox" / "coverage.md").write_text(str(table))
+
+
 @nox.session(python="3.13", tags=["nightly"])
 def flags(session: nox.Session) -> None:
     """Run on what the newest JAX tries out behind flags, and compare JAX's own decorators."""

@@ -1,7 +1,8 @@
 """Write what the results show: `python -m benchmarks.report`, and every whole run.
 
-`write` makes `results/README.md`, the tables of `docs/performance.md` and the chart of the site,
-from the JSON of the newest JAX in `results/`. Given JSON files, the command prints their targets.
+`write` makes `results/README.md` and the tables of `docs/performance.md` from the JSON of the
+newest JAX in `results/`. Given JSON files, the command prints their targets side by side: those of
+a commit and of the one before, say.
 """
 
 import itertools
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from benchmarks import layers
 from benchmarks import ways as w
-from benchmarks.results import OURS, Results, amount
+from benchmarks.results import OURS, Results
 from benchmarks.workload import COUNTS
 
 RESULTS = Path(__file__).parent / "results"
@@ -24,14 +25,14 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 OVERHEAD = (
     ("eager forward", "inputs only", w.PLAIN, 1.10),
     ("eager forward", "inputs only", w.HAND, 0.20),
-    ("eager grad", "inputs only", w.EVERY, 1.05),
-    ("eager grad", "declared variables", w.EVERY, 1.15),
-    ("eager grad", "undeclared variables", w.EVERY, 1.75),
-    ("trace grad", "inputs only", w.EVERY, 1.10),
+    ("eager grad", "inputs only", w.EVERY, 1.10),
+    ("eager grad", "declared variables", w.EVERY, 1.22),
+    ("eager grad", "undeclared variables", w.EVERY, 1.35),
+    ("trace grad", "inputs only", w.EVERY, 1.12),
     ("trace grad", "declared variables", w.EVERY, 1.20),
-    ("trace grad", "undeclared variables", w.EVERY, 1.60),
-    ("trace second order", "inputs only", w.EVERY, 1.20),
-    ("trace jvp", "inputs only", w.JVP, 1.15),
+    ("trace grad", "undeclared variables", w.EVERY, 1.20),
+    ("trace second order", "inputs only", w.EVERY, 1.22),
+    ("trace jvp", "inputs only", w.JVP, 1.12),
     ("trace hessian", "inputs only", w.JVP, 1.00),
     ("eager jvp", "inputs only", w.JVP, 8.00),
 )
@@ -39,11 +40,11 @@ GROWTH = ("leaves", "chained calls", "nested calls", "declared variables")
 SLOPE = 1.25
 # (what is closed over, times of what, at most) with the most layers, relative to the plain model
 LAYERS = (
-    ("nnx, declared", layers.MEASURES, 2.2),
-    ("equinox, declared", layers.MEASURES, 2.2),
+    ("nnx, declared", layers.MEASURES, 2.0),
+    ("equinox, declared", layers.MEASURES, 2.0),
     ("linen, self, declared", layers.MEASURES, 3.5),
-    ("all weights, declared", ("trace grad",), 5.5),
-    ("all weights", ("trace grad",), 5.5),
+    ("all weights, declared", ("trace grad",), 4.5),
+    ("all weights", ("trace grad",), 4.5),
 )
 FEW, MANY = layers.SIZES[0], layers.SIZES[-1]
 GROWING = 2.5  # the ratio with the most layers to the one with the fewest
@@ -115,23 +116,6 @@ def _table(head: list[str], rows: list[list[str]], words: int = 1) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-def tables(results: Results) -> Iterator[str]:
-    """Yield a table for each section: the numbers and, where it was timed, ours / theirs."""
-    for section in dict.fromkeys(g.section for g in results.groups):
-        groups = results.find(section)
-        names = list(dict.fromkeys(n for g in groups for n in (*g.values, *g.failures)))
-        names.sort(key=lambda name: name != OURS)  # ours is the first
-        rows = []
-        for g in groups:
-            cells = {name: amount(value, g.unit) for name, value in g.values.items()}
-            if g.samples:
-                cells |= {name: f"{cells[name]} ({g.ratios[name]:.2f})" for name in g.ratios}
-            cells |= dict.fromkeys(g.failures, "cannot")
-            rows.append([g.case, g.measure, *(cells.get(name, "") for name in names)])
-        yield f"### {section.capitalize()}"
-        yield _table(["case", "measure", *names], rows, words=2)
-
-
 # --- the page of the site -------------------------------------------------------------------------
 
 CASES = {
@@ -144,9 +128,7 @@ PEERS = {
     w.HAND: "a `jax.custom_vjp`",
     w.EVERY: "a `jax.custom_vjp`, right at every order",
     w.JVP: "a `jax.custom_jvp`",
-    w.TRANSPOSED: "a `jax.custom_jvp` that transposes",
 }
-# (what, measure, against): for every case, and for inputs only
 COSTS = (
     ("eager call", "eager forward", w.PLAIN),
     ("eager call", "eager forward", w.HAND),
@@ -155,13 +137,10 @@ COSTS = (
     ("compiled gradient", "run grad", w.HAND),
     ("trace of `jit(grad)`", "trace grad", w.HAND),
     ("trace of `jit(grad)`", "trace grad", w.EVERY),
-)
-HIGHER = (
     ("trace at second order", "trace second order", w.EVERY),
     ("trace of a `jvp`", "trace jvp", w.JVP),
     ("trace of a Hessian", "trace hessian", w.JVP),
     ("eager `jvp`", "eager jvp", w.JVP),
-    ("eager `jvp`", "eager jvp", w.TRANSPOSED),
 )
 
 
@@ -169,9 +148,7 @@ def page(results: Results, text: str) -> str:
     """Return a page with its tables rewritten, between their comments."""
     parts = {
         "run": results.where,
-        "costs": _costs(results, COSTS, CASES),
-        "higher": _costs(results, HIGHER, {"ratio": "inputs only"}),
-        "layers": _layers(results),
+        "costs": _costs(results),
         "memory": _memory(results),
     }
     for name, part in parts.items():
@@ -181,30 +158,12 @@ def page(results: Results, text: str) -> str:
     return text
 
 
-def _costs(results: Results, costs: Sequence[tuple[str, ...]], cases: dict[str, str]) -> str:
+def _costs(results: Results) -> str:
     rows = []
-    for what, measure, against in costs:
-        ratios = [results.ratio("overhead", case, measure, against) for case in cases.values()]
+    for what, measure, against in COSTS:
+        ratios = [results.ratio("overhead", case, measure, against) for case in CASES.values()]
         rows.append([what, PEERS[against], *map(_times, ratios)])
-    return _table(["what", "against", *cases], rows, words=2)
-
-
-def _layers(results: Results) -> str:
-    """Return the ratios to the undecorated model, with the fewest and with the most layers.
-
-    For comparison, those of rules written by hand, which get the weights as arguments.
-    """
-    rows = []
-    for kind, what in itertools.product(layers.KINDS, reversed(layers.MEASURES)):
-        ours = [[of_layers(results, kind + e, what, n) for n in (FEW, MANY)] for e in layers.ENDS]
-        case, by_hand = layers.PREFIX + kind + layers.ENDS[0], []
-        for n, plain in zip((FEW, MANY), ours[0], strict=True):
-            every = results.ratio("growth", case, f"{what} at {n}", w.EVERY)
-            by_hand.append(plain / every if plain and every else None)
-        if any(ours[0]):
-            rows.append([kind, what, *(" → ".join(map(_times, of)) for of in (*ours, by_hand))])
-    head = ["what is closed over", "time of", "declared", "undeclared", "hand-written"]
-    return _table(head, rows, words=2)
+    return _table(["what", "against", *CASES], rows, words=2)
 
 
 def _memory(results: Results) -> str:
@@ -212,7 +171,7 @@ def _memory(results: Results) -> str:
     rows = []
     for group in results.find("workloads", None, "temp memory, grad"):
         ways = w.PLAIN, w.CHECKPOINT, w.HAND, OURS
-        sizes = [amount(group.values[way], group.unit) for way in ways]
+        sizes = [f"{group.values[way] / 1e6:.3g} MB" for way in ways]
         time = _times(results.ratio("workloads", group.case, "run grad", w.PLAIN))
         rows.append([group.case, *sizes, time])
     head = ["workload", "plain JAX", "`jax.checkpoint`", "hand-written", OURS]
@@ -223,50 +182,9 @@ def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"
 
 
-# --- the chart of the site ------------------------------------------------------------------------
-
-# Ink and colors that can be read on a light and on a dark page; a picture has no background.
-INK, BAR = "#767676", "#c8641e"
-CHART = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 420 {height}" font-family="sans-serif">
-<g fill="{ink}" font-size="15">
-{texts}
-</g>
-<g fill="{bar}">
-{bars}
-</g>
-<path d="M{one} 48V{bottom}" stroke="{ink}" stroke-dasharray="4 3"/>
-</svg>
-"""
-SHOWN = {
-    "compiled gradient": "run grad",
-    "trace of jit(grad)": "trace grad",
-    "eager gradient": "eager grad",
-}
-
-
-def chart(results: Results) -> str:
-    """Draw what a layer with weights costs, relative to the rule that one would write instead.
-
-    The labels stand above their bars and not beside them: so they can be read on a phone.
-    """
-    texts = ['<text y="16">Time, relative to a custom_vjp that is right at</text>']
-    texts.append('<text y="36">every order (dashed); a layer that closes over weights</text>')
-    bars, scale = [], 250
-    for i, (name, measure) in enumerate(SHOWN.items()):
-        ratio = results.ratio("overhead", "declared variables", measure, w.EVERY) or 0.0
-        y, width = 68 + 48 * i, round(scale * ratio)
-        texts.append(f'<text y="{y}">{name}</text>')
-        texts.append(f'<text x="{width + 8}" y="{y + 20}">{ratio:.2f}x</text>')
-        bars.append(f'<rect y="{y + 7}" width="{width}" height="16" rx="2"/>')
-    bottom = 48 + 48 * len(SHOWN)
-    drawn = {"texts": "\n".join(texts), "bars": "\n".join(bars), "one": scale}
-    return CHART.format(ink=INK, bar=BAR, height=bottom + 4, bottom=bottom, **drawn)
-
-
 def newest(folder: Path) -> Results:
     """Return the results of the newest JAX, which the site shows."""
-    found = [Results.load(path) for path in folder.glob("*.json")]
+    found = [Results.load(path) for path in folder.glob("cpu-*.json")]
     return max(found, key=lambda r: [int(n) for n in r.meta["jax"].split(".")[:3]])
 
 
@@ -274,11 +192,18 @@ def write() -> None:
     """Write all that is made of the results of the newest JAX."""
     results = newest(RESULTS)
     PAGE.write_text(page(results, PAGE.read_text()))
-    (RESULTS / "glance.svg").write_text(chart(results))
-    text = "Written by `python -m benchmarks`. A missed target is bold. Behind a time stands, in"
-    text += " parentheses, its ratio: tfgrad_jax / baseline."
-    parts = [f"# {results.label}", results.where, text, targets([results]), *tables(results)]
+    parts = [
+        f"# {results.label}",
+        results.where,
+        "Written by `python -m benchmarks`.",
+        shown(results),
+    ]
     (RESULTS / "README.md").write_text("\n\n".join(parts) + "\n")
+
+
+def shown(results: Results) -> str:
+    """Return what a run prints: the targets, where a missed one is bold, and the memory."""
+    return f"{targets([results], unmeasured=False)}\n\n{_memory(results)}"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -20,11 +20,6 @@ import jax
 import tfgrad_jax
 
 OURS = "tfgrad_jax"
-SCALES = {
-    "s": ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
-    "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")),
-    "flops": ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")),
-}
 
 
 @dataclasses.dataclass
@@ -39,7 +34,6 @@ class Group:
     samples: int = 0  # 0: the numbers are exact
     ratios: dict[str, float] = dataclasses.field(default_factory=dict)
     ratio_quartiles: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    failures: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -119,10 +113,3 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor()
-
-
-def amount(value: float, unit: str) -> str:
-    """Write a number with its unit, three digits long."""
-    scales = SCALES.get(unit, ((1, unit),))
-    scale, name = next((s for s in scales if abs(value) >= s[0]), scales[-1])
-    return f"{value / scale:.3g} {name}".rstrip()

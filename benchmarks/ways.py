@@ -19,7 +19,6 @@ CHECKPOINT = "jax.checkpoint"
 HAND = "hand-written"
 EVERY = "hand-written, every order"
 JVP = "hand-written custom_jvp"
-TRANSPOSED = "custom_jvp that transposes"
 PEERS = (PLAIN, HAND, EVERY, OURS)
 REFERENCE = {"forward": HAND, "grad": HAND, "second order": EVERY, "jvp": JVP, "hessian": JVP}
 
@@ -32,7 +31,6 @@ class Rule:
 
     forward: Function  # (*args) -> (y, residuals)
     backward: Function  # (residuals, dy) -> a gradient for each argument
-    plain: Function | None = None  # for plain autodiff; without it the value of `forward`
     residuals: Function | None = None  # (y, *args) -> residuals, for who knows `y` already
     push: Function | None = None  # (primals, tangents) -> (y, its tangent)
     captured: int = 0  # ours closes over so many arguments, the first ones,
@@ -43,7 +41,7 @@ class Rule:
         return self.forward(*args)[0]
 
     def pair(self, *args: Any) -> Any:
-        """Return the value and the gradient function, as `tf.custom_gradient` takes them."""
+        """Return the value and the rule, as `tf.custom_gradient` takes them."""
         y, residuals = self.forward(*args)
         backward, many = self.backward, isinstance(y, list)
         return y, lambda *dys: backward(residuals, dys if many else dys[0])
@@ -110,12 +108,11 @@ def ours(rule: Rule) -> Function:
 
 
 WAYS: dict[str, Callable[[Rule], Function]] = {
-    PLAIN: lambda rule: rule.plain or rule.value,
-    CHECKPOINT: lambda rule: jax.checkpoint(rule.plain or rule.value),
+    PLAIN: lambda rule: rule.value,
+    CHECKPOINT: lambda rule: jax.checkpoint(rule.value),
     HAND: by_hand,
     EVERY: lambda rule: by_hand(rule, every_order=True),
     JVP: lambda rule: by_jvp(rule, rule.push),
-    TRANSPOSED: by_jvp,
     OURS: ours,
 }
 

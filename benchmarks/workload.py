@@ -22,12 +22,9 @@ import numpy as np
 
 from benchmarks.results import OURS, Group
 from benchmarks.timing import SIZES, race
-from benchmarks.ways import CHECKPOINT, HAND, JVP, PLAIN, REFERENCE, TRANSPOSED, Function, Rule, Way
+from benchmarks.ways import CHECKPOINT, HAND, JVP, PLAIN, REFERENCE, Function, Rule, Way
 
 COUNTS = {"flops": "flops", "bytes accessed": "bytes", "temp memory": "bytes"}
-# Compiles in half the time on a CPU, to machine code that is slow: the program and its counts are
-# the same.
-UNOPTIMIZED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 TOLERANCE = 1e-9  # in float64, relative to the largest entry
 
 
@@ -44,7 +41,7 @@ class Workload:
     def contestants(self, mode: str) -> tuple[str, ...]:
         if mode in ("forward", "grad"):
             return self.ways
-        both = (JVP, TRANSPOSED) if JVP in self.ways else ()
+        both = (JVP,) if JVP in self.ways else ()
         return tuple(dict.fromkeys((PLAIN, REFERENCE[mode], *both, OURS)))
 
     def function(self, mode: str, way: str, size: Any) -> Function:
@@ -54,7 +51,7 @@ class Workload:
     def compiled(self, mode: str, way: str, size: Any) -> Any:
         """Compile, for arguments of which only the shapes are known."""
         args = jax.eval_shape(lambda: self.arguments(size, jnp.float32))
-        return jit(self.function(mode, way, size), run=False).lower(*args).compile()
+        return jax.jit(self.function(mode, way, size)).lower(*args).compile()
 
 
 def derivative(mode: str, f: Function) -> Function:
@@ -83,12 +80,6 @@ def normal(seed: int, shape: tuple[int, ...], dtype: Any, scale: float = 1.0) ->
     return jax.random.normal(jax.random.key(seed), shape, dtype) * jnp.asarray(scale, dtype)
 
 
-def jit(f: Function, run: bool) -> Function:
-    """Compile `f`, with all optimizations only where it will run."""
-    slow = not run and jax.default_backend() == "cpu"
-    return jax.jit(f, compiler_options=UNOPTIMIZED if slow else None)
-
-
 @functools.cache
 def check(workload: Workload) -> dict[str, float]:
     """Return the largest relative error of each contestant in float64; raise where one is wrong."""
@@ -99,7 +90,7 @@ def check(workload: Workload) -> dict[str, float]:
         for mode in dict.fromkeys(m.partition(" ")[2] for m in workload.measures):
             expected = None
             for way in workload.contestants(mode):
-                found = jit(workload.function(mode, way, size), run=False)(*args)
+                found = jax.jit(workload.function(mode, way, size))(*args)
                 got = [np.asarray(x) for x in jax.tree.leaves(found)]
                 expected = expected or got
                 error = max(map(_error, got, expected))
@@ -135,7 +126,7 @@ def _race(workload: Workload, what: str, size: str, chosen: Any, at: str = "") -
         f = workload.function(mode, way, chosen)
         if how == "trace":
             return lambda: jax.jit(lambda *a: f(*a)).trace(*args)
-        f = jit(f, run=size != "toy") if how == "run" else f
+        f = jax.jit(f) if how == "run" else f
         return lambda: f(*args)
 
     calls = {way: call(way) for way in workload.contestants(mode)}

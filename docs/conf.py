@@ -1,11 +1,10 @@
 """Settings of the site: `sphinx-build docs docs/_build`.
 
-The build makes the gallery and its pictures from `examples/gallery.py` and the mistakes on the page
-of errors from `tests/errors/misuses.py`. It copies notebooks, examples and charts into this folder.
+The build puts the mistakes of `tests/errors/misuses.py` on the page of errors, and the code of
+`examples/ports` on that of the ports (`_ext/filled.py`). `docs/_ext/gallery.py` writes the gallery.
 """
 
 import pathlib
-import shutil
 import sys
 
 import tfgrad_jax
@@ -27,15 +26,14 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "docstrings",
-    "errors",
+    "filled",
     "mathml",
-    "pictures",
     "tables",
 ]
-exclude_patterns = ["_build", "_ext", "jupyter_execute", "examples/**/*.md", "benchmarks/**/*.md"]
+exclude_patterns = ["_build", "_ext", "jupyter_execute"]
 suppress_warnings = ["mystnb.unknown_mime_type", "toc.empty_glob"]
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "html_image"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the notebooks keep their outputs; the tests execute them
 html_math_renderer = "mathml"
@@ -58,11 +56,3 @@ pygments_dark_style = "monokai"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_selector = ":not(.highlight-output):not(.highlight-text):not(.output) > .highlight > pre"
-
-for _folder in ("notebooks", "examples", "benchmarks/results"):
-    shutil.copytree(
-        _here.parent / _folder,
-        _here / _folder,
-        dirs_exist_ok=True,
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )

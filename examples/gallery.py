@@ -1,7 +1,8 @@
 """Twenty-one custom gradients from papers and libraries, in one list, `GALLERY`.
 
-The site shows each with its code, a picture and the report of `check_gradient`; the tests run the
-same list. `python examples/gallery.py` prints the reports.
+`docs/gallery` shows each with its code and a picture: after a change here, run
+`python docs/_ext/gallery.py`. The tests check the same list, and `python examples/gallery.py` prints
+the reports of `check_gradient`.
 """
 
 import dataclasses

@@ -2,8 +2,11 @@
 
 import ast
 import importlib.metadata
+import importlib.util
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 
@@ -14,6 +17,9 @@ import tfgrad_jax
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
+release = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(release)
 
 
 def test_readme_names_the_supported_versions():
@@ -86,26 +92,143 @@ def test_all_names_what_the_package_exports():
 
 
 def test_version_changelog_and_citation_agree():
-    assert re.fullmatch(r"\d+\.\d+\.\d+", tfgrad_jax.__version__)
+    """A version `.dev0` is that of the next release, and has its section already."""
+    number, dev = re.fullmatch(r"(\d+\.\d+\.\d+)(\.dev0)?", tfgrad_jax.__version__).groups()
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[:2] == ["Unreleased", tfgrad_jax.__version__]
+    assert headings[:2] == ["Unreleased", number]
+    said = release.notes(f"v{number}").partition("\n")[0]
+    assert said == "Not released yet." if dev else said.startswith("Released on ")
     (cited,) = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    assert cited == tfgrad_jax.__version__
+    assert cited == tfgrad_jax.__version__ == release.version()
     assert (ROOT / "tfgrad_jax" / "py.typed").is_file()
+
+
+def a_release(
+    folder, version="1.2.3", cited="1.2.3", heading="1.2.3", dated="Released on 2026-01-02."
+):
+    """Write what `.ci/release.py` reads of a repository."""
+    (folder / "tfgrad_jax").mkdir()
+    (folder / "tfgrad_jax" / "__init__.py").write_text(f'__version__ = "{version}"\n')
+    (folder / "CITATION.cff").write_text(f"version: {cited}\n")
+    (folder / "CHANGELOG.md").write_text(
+        f"# C\n\n## Unreleased\n\n## {heading}\n\n{dated}\n\n- x\n"
+    )
+    return folder
+
+
+def test_a_tag_that_fits_may_be_released(tmp_path):
+    root = a_release(tmp_path)
+    assert release.problems("v1.2.3", root) == []
+    assert release.notes("v1.2.3", root) == "Released on 2026-01-02.\n\n- x"
+
+
+@pytest.mark.parametrize(
+    ("tag", "wrong", "said"),
+    [
+        ("v1.2.4", {}, "the tag is 'v1.2.4'"),
+        ("1.2.3", {}, "is no v and version"),
+        ("v1.2.3", {"version": "1.2.4"}, "is '1.2.4'"),
+        ("v1.2.3.dev0", {"version": "1.2.3.dev0"}, "is no v and version"),
+        ("v1.2.3", {"cited": "1.2.2"}, "CITATION.cff is '1.2.2'"),
+        ("v1.2.3", {"heading": "1.2.2"}, "has no section"),
+        ("v1.2.3", {"dated": "Not released yet."}, "has no section"),
+    ],
+)
+def test_a_wrong_tag_is_refused(tag, wrong, said, tmp_path):
+    with pytest.raises(SystemExit, match="must not be released") as refused:
+        release.check(tag, a_release(tmp_path, **wrong))
+    assert said in str(refused.value)
+
+
+@pytest.mark.nightly
+def test_a_dry_run_of_a_release_of_a_local_tag(tmp_path):
+    """The wheel of a clone is built, installed alone, and tested; a wrong tag is refused."""
+    clone, version = tmp_path / "clone", tfgrad_jax.__version__.removesuffix(".dev0")
+
+    def git(*command):
+        name = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+        subprocess.run(["git", *name, *command], cwd=clone, check=True)
+
+    subprocess.run(["git", "clone", "-q", f"file://{ROOT}", clone], check=True)
+    for file in ("tfgrad_jax/__init__.py", "CITATION.cff"):
+        text = (clone / file).read_text()
+        (clone / file).write_text(text.replace(tfgrad_jax.__version__, version))
+    changes = (clone / "CHANGELOG.md").read_text()
+    dated = changes.replace("Not released yet.", "Released on 2026-01-02.")
+    (clone / "CHANGELOG.md").write_text(dated)
+    git("commit", "-qam", "Release")
+    git("tag", f"v{version}")
+    git("tag", "v9.9.9")
+    dry_run = [sys.executable, ".ci/release.py", "dry-run"]
+    few = ["-n", "0", "tests/transforms/test_first_of_all.py"]
+    ran = subprocess.run([*dry_run, f"v{version}", *few], cwd=clone, capture_output=True, text=True)
+    assert f"v{version} could be released" in ran.stdout, ran.stdout + ran.stderr
+    assert " passed" in ran.stdout
+    ran = subprocess.run([*dry_run, "v9.9.9", *few], cwd=clone, capture_output=True, text=True)
+    assert ran.returncode and "v9.9.9 must not be released" in ran.stderr
+
+
+def test_a_vendored_copy_works_under_another_name(tmp_path):
+    """`docs/depend.md` says to copy the folder; nothing may import it by its own name."""
+    vendor = tmp_path / "a" / "_vendor"
+    shutil.copytree(ROOT / "tfgrad_jax", vendor / "tfgrad_jax")
+    (vendor / "__init__.py").touch()
+    code = """if True:
+        import sys
+        import jax
+        from a._vendor.tfgrad_jax import custom_gradient, explain
+        from a._vendor.tfgrad_jax.testing import assert_gradient, check_gradient
+
+        def loss(w, x):
+            @custom_gradient
+            def f(x):
+                return w * x, lambda dy, variables: (7 * dy * w, [5 * dy * x])
+
+            return f(x) ** 2
+
+        print(jax.grad(loss, (0, 1))(2.0, 3.0), jax.jit(jax.grad(loss))(2.0, 3.0))
+        print(check_gradient(custom_gradient(lambda x: (x**2, lambda dy: 2 * x * dy)), 3.0).ok)
+        print(sorted(name for name in sys.modules if name.partition(".")[0] == "tfgrad_jax"))
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    *numbers, modules = ran.stdout.splitlines()
+    assert re.findall(r"Array\(([\d.]+)", numbers[0]) == ["180.", "168."]  # 5 x 2y, 7 w 2y, y = 6
+    assert numbers[0].endswith("180.0") and numbers[1] == "True"
+    assert modules == "[]"
 
 
 def test_workflows_call_sessions_that_exist():
     nox = (ROOT / ".ci" / "noxfile.py").read_text()
     sessions = set(re.findall(r"^def (\w+)\(session", nox, re.M)) - {"in_venv", "pytest"}
     called = set()
-    for name in ("ci", "nightly", "release"):
+    for name in ("ci", "nightly", "release", "docs"):
         text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
         called |= set(re.findall(r"session: (\w+),", text))
         called |= {word for line in re.findall(r" -s ([a-z ]+)", text) for word in line.split()}
     assert called == sessions
 
 
+def test_nothing_is_published_before_ci_and_the_tests_against_the_wheel():
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    needed = re.findall(r"^  (\w+):\n(?:    needs: (\w+)|    uses)", text, re.MULTILINE)
+    assert needed == [("ci", ""), ("build", "ci"), ("publish", "build"), ("release", "publish")]
+    check, package, test, upload = (
+        text.index(s) for s in ("release.py check", "-s package", "release.py test", "name: dist")
+    )
+    assert check < package < test < upload
+
+
+def test_one_job_waits_for_all_others():
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    jobs = re.findall(r"^  (\w+):\n    name:", text, re.MULTILINE)
+    (needed,) = re.findall(r"needs: \[(.+)\]", text)
+    assert jobs == [*needed.split(", "), "all"]
+
+
 def test_workflows_pin_the_actions_of_others():
     texts = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
-    used = [name for text in texts for name in re.findall(r"uses: (.+)", text)]
+    used = [name for text in texts for name in re.findall(r"uses: ([^.].+)", text)]
     assert used and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", name) for name in used)

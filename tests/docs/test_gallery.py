@@ -1,6 +1,7 @@
 """The gallery: each gradient is checked, and compared with numbers worked out elsewhere."""
 
 import importlib.util
+import runpy
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ spec = importlib.util.spec_from_file_location("gallery", PATH)
 gallery = sys.modules["gallery"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(gallery)
 ENTRIES = {entry.name: entry for entry in gallery.GALLERY}
+PAGES = Path(__file__).parents[2] / "docs" / "gallery"
 
 
 # Pages, examples and benchmarks write `x @ w + b`, as everyone does.
@@ -94,3 +96,12 @@ def test_those_with_an_integer_or_a_second_derivative():
     second = np.exp(-20) / (1 + np.exp(-20)) ** 2  # too small for 1 - sigmoid(20) in float32
     for found in (jax.grad(jax.grad(ENTRIES["log1pexp"].f)), jax.hessian(ENTRIES["log1pexp"].f)):
         np.testing.assert_allclose(found(20.0), second, rtol=1e-6)
+
+
+def test_the_pages_are_current(monkeypatch):
+    """`python docs/_ext/gallery.py` writes them, and a picture for each gradient."""
+    monkeypatch.syspath_prepend(PAGES.parents[1])
+    writer = runpy.run_path(str(PAGES.parent / "_ext" / "gallery.py"))
+    written = {path.name: path.read_text() for path in PAGES.glob("*.md")}
+    assert written == writer["pages"]()
+    assert {path.stem for path in PAGES.glob("*.svg")} == set(ENTRIES)

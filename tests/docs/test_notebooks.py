@@ -20,7 +20,7 @@ for package in ("equinox", "flax", "ipykernel", "matplotlib", "optax", "sklearn"
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager  # noqa: E402
 from jupyter_client.manager import AsyncKernelManager  # noqa: E402
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 
 
 class ThisInterpreter(KernelSpecManager):

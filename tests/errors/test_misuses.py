@@ -80,13 +80,13 @@ def stands_for(term, said):
 
 
 def test_the_page_shows_every_section():
-    assert re.findall(r"^```\{misuses\} (.+)$", PAGE, re.MULTILINE) == list(MISUSES)
+    assert re.findall(r"^<!-- mistakes: (.+) -->$", PAGE, re.MULTILINE) == list(MISUSES)
 
 
 @pytest.mark.parametrize("section", [s for s in MISUSES if s != "examples"])
 def test_the_words_of_the_page_are_said(section):
-    before, _, _ = PAGE.partition(f"```{{misuses}} {section}\n")
-    unsaid = terms(before.rpartition("```{misuses}")[2])
+    before, _, _ = PAGE.partition(f"<!-- mistakes: {section} -->\n")
+    unsaid = terms(before.rpartition("<!-- mistakes:")[2])
     for misuse in MISUSES[section]:
         if not unsaid:
             return

@@ -1,6 +1,9 @@
-"""Show on the page of errors what `tests/errors/misuses.py` tries, and the messages.
+"""Fill in on the site what a clone has in another file: there, the pages name or link to it.
 
-Each block `{misuses} section` of `errors.md` becomes the mistakes of that section, folded.
+- `<!-- mistakes: SECTION -->` becomes the mistakes of that section in `tests/errors/misuses.py`,
+  each with its message, folded;
+- an item that links to a Python file becomes its code, folded;
+- a line that is a link to a page outside of `docs` becomes that page.
 """
 
 import re
@@ -46,20 +49,27 @@ def _entry(misuse: Misuse) -> str:
     return ENTRY.format(title=misuse.title, language=language, code=code, said="\n".join(lines))
 
 
-def _section(found: re.Match[str]) -> str:
+def _mistakes(found: re.Match[str]) -> str:
     misuses = MISUSES[found[1]]
     doing = f"making the mistakes of errors.md, {found[1]}... "
     tried = status_iterator(misuses, doing, "brown", len(misuses), stringify_func=lambda m: m.title)
     return SECTION.format(count=len(misuses), entries="\n".join(map(_entry, tried)))
 
 
-def insert(app: Any, name: str, content: list[str]) -> None:
-    """Put the mistakes into the page."""
-    if name == "errors":
-        content[0] = re.sub(r"^```\{misuses\} (.+)\n```$", _section, content[0], flags=re.MULTILINE)
+FILLED = {
+    r"^<!-- mistakes: (.+) -->$": _mistakes,
+    r"^- \[(`.+?`)\]\((.+\.py)\)(: .*)$": r":::{dropdown} \1\3\n```{literalinclude} \2\n```\n:::",
+    r"^\[.+?\]\((\.\./[A-Z]+\.md)\)$": r"```{include} \1\n```",
+}
+
+
+def fill(app: Any, name: str, content: list[str]) -> None:
+    """Put it into the page."""
+    for pattern, new in FILLED.items():
+        content[0] = re.sub(pattern, new, content[0], flags=re.MULTILINE)
 
 
 def setup(app: Any) -> dict[str, Any]:
     """Run when a page has been read."""
-    app.connect("source-read", insert)
+    app.connect("source-read", fill)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
