@@ -67,7 +67,9 @@ def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> l
         of, operands, primals = lowered
         with set_current_trace(of.parent_trace), jax.named_scope(name):
             primals = arrays(primals)
-            places = [i for i, (p, o) in enumerate(zip(primals, operands, strict=True)) if p is not o]
+            places = [
+                i for i, (p, o) in enumerate(zip(primals, operands, strict=True)) if p is not o
+            ]
             forward = explained(function, primals, places)
         return record(forward, name, function.source, operands, primals, of)
     return _any_mode(name, function.needs_perturbed)(function, [*operands])

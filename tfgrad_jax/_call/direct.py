@@ -1,9 +1,9 @@
 """A call where JAX differentiates: `f` runs as it is, one level down.
 
-    _constants      the quick look: can `f` reach a tracer, or leave something behind? If not, its
-                    operations run as if nobody watched
-    _watched        else they pass through a watch, which puts primals in the place of tracers
-    direct          then the rule is attached to what `f` returned, for all that it took
+_constants      the quick look: can `f` reach a tracer, or leave something behind? If not, its
+operations run as if nobody watched
+_watched        else they pass through a watch, which puts primals in the place of tracers
+direct          then the rule is attached to what `f` returned, for all that it took
 """
 
 import contextlib
@@ -22,9 +22,10 @@ from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._autodiff.rule import Run as RunOfRule
 from tfgrad_jax._closure.walk import constants_of, survey
 from tfgrad_jax._frontend.grad_fn import Call
+from tfgrad_jax._jax.shown import Run, is_live
 from tfgrad_jax._jax.trace import has_values, is_forward, is_of, plainly
 from tfgrad_jax._jax.types import Leaf, PyTree, has_gradient
-from tfgrad_jax._jax.watch import Run, Watch, is_live
+from tfgrad_jax._jax.watch import Watch
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.runs import annotate_derivative
 
@@ -166,7 +167,13 @@ def _aliases(call: Call, of: Derivative) -> dict[int, Leaf]:
     so no watch sees it. The list of variables had `w` in reverse mode alone.
     """
     weights, aliases = list[Leaf](), dict[int, Leaf]()
-    survey(call.held, lambda v: isinstance(v, Tracer) and is_of(v, of) and weights.append(v))
+
+    def collects(v: object) -> bool:
+        if isinstance(v, Tracer) and is_of(v, of):
+            weights.append(v)
+        return False
+
+    survey(call.held, collects)
     for w in weights:
         v = w
         while isinstance(v, Tracer) and is_forward(v._trace):

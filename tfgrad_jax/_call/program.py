@@ -1,9 +1,9 @@
 """A call that JAX records or maps: a function of operands, which JAX differentiates later.
 
-    late     from it no tracer can be reached: it stays as it is, and `f` is traced when JAX
-             differentiates
-    traced   at the call: the tracers that `f` took from outside are constants of the jaxpr, and
-             so operands
+late     from it no tracer can be reached: it stays as it is, and `f` is traced when JAX
+differentiates
+traced   at the call: the tracers that `f` took from outside are constants of the jaxpr, and
+so operands
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ from tfgrad_jax._frontend.grad_fn import Call, CallSpec
 from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.jaxpr import dependence
+from tfgrad_jax._jax.shown import is_live
 from tfgrad_jax._jax.trace import plainly
 from tfgrad_jax._jax.types import (
     AnyFunction,
@@ -35,7 +36,7 @@ from tfgrad_jax._jax.types import (
     has_gradient,
     type_of,
 )
-from tfgrad_jax._jax.watch import Watch, evaluating, is_live
+from tfgrad_jax._jax.watch import Watch, evaluating
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 

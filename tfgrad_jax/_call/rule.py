@@ -1,12 +1,11 @@
 """A rule that `f` has returned, as JAX keeps it: a function of residuals that holds no tracer.
 
-    put together   around the residuals of each run: where `taken_apart` finds all its tracers
-    revived        as it is, in the backward pass: eagerly, if an object holds a tracer
-    recorded       elsewhere, if an object holds one: traced at once, before that tracer ends
+put together   around the residuals of each run: where `taken_apart` finds all its tracers
+revived        as it is, in the backward pass: eagerly, if an object holds a tracer
+recorded       elsewhere, if an object holds one: traced at once, before that tracer ends
 """
 
 import contextvars
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -29,6 +28,7 @@ from .weights import Weights
 Values: TypeAlias = Sequence[Leaf]
 Gradients: TypeAlias = list[Leaf | None]
 Derivatives: TypeAlias = tuple[Any, ...]  # traces of JAX's, from that of the outermost call on
+_CONFIG: Any = jax.config
 _DEEP = 3  # orders of a rule that is recorded inside itself
 
 # Values of the listed variables, residuals of the rule, cotangents, the variables that it gets
@@ -91,7 +91,7 @@ def kept(
     apart = taken_apart(grad_fn.held, holds, _roots(call), looks=ofs is None)
     if apart.is_whole and not (apart.changes_outer if ofs else apart.hidden):
         body, held, read = _put_together(grad_fn, apart), apart.taken, apart.held
-    elif ofs is not None and not jax.config.jax_check_tracer_leaks:  # it holds tracers
+    elif ofs is not None and not _CONFIG.jax_check_tracer_leaks:  # it holds tracers
         body, held, read = _revived(call, grad_fn, apart, weights, ofs), [], ()
     else:
         body, held = _recorded(call, grad_fn, outputs, leaves, weights, values, y)
@@ -115,7 +115,7 @@ def _put_together(grad_fn: GradFn, apart: Apart) -> Body:
     def body(residuals: Values, cotangents: Values, variables: Any, _: Any) -> Gradients:
         _refuse_rebound(apart, source)
         rule, is_unchanged = apart.rebuilt(residuals)
-        found = gradients(rule, cotangents, *variables)
+        found: Gradients = gradients(rule, cotangents, *variables)
         if not is_unchanged():
             raise errors.changed(source)
         return found
@@ -128,9 +128,7 @@ def _refuse_rebound(apart: Apart, source: Any) -> None:
         raise errors.rebound(source, found.function, found.name)
 
 
-def _revived(
-    call: Call, grad_fn: GradFn, apart: Apart, weights: Weights, ofs: Derivatives
-) -> Body:
+def _revived(call: Call, grad_fn: GradFn, apart: Apart, weights: Weights, ofs: Derivatives) -> Body:
     gradients, source = grad_fn.gradients, grad_fn.source
     known = {id(v): v for v in (*weights.operands, *call.operands)}
     operands = weights.operands

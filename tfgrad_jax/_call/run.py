@@ -1,7 +1,7 @@
 """Run a call under JAX's transformations. Nothing that the user holds is copied.
 
-    JAX differentiates the call here     `direct`: `f` runs as it is, one level down
-    it records or maps it                a program, which JAX differentiates later
+JAX differentiates the call here     `direct`: `f` runs as it is, one level down
+it records or maps it                a program, which JAX differentiates later
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ from tfgrad_jax._autodiff.custom import differentiated
 from tfgrad_jax._closure.walk import constants_of, survey
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.shown import is_live
 from tfgrad_jax._jax.trace import has_values, innermost, is_of, is_recording
 from tfgrad_jax._jax.types import PyTree, is_traced
-from tfgrad_jax._jax.watch import is_live
 
 from .direct import direct
 from .program import program_of

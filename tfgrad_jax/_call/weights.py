@@ -7,8 +7,8 @@ from tfgrad_jax._closure.walk import named
 from tfgrad_jax._frontend.grad_fn import Call, GradFn, Held, Variables
 from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.shown import Run
 from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, has_gradient, type_of
-from tfgrad_jax._jax.watch import Run
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.source import Source
 
@@ -47,7 +47,8 @@ class Weights(NamedTuple):
         is_by_use = grad_fn.accepts_variables and variables is None
         listed, refused = [*range(len(declared))], dict[OperandIndex, Refused]()
         may_refuse = not (within is Within.RULE or call.autodiff)
-        for v, line in run.uses if run else ():
+        run = run or Run(None, (), NotImplementedError)  # which takes nothing
+        for v, line in run.uses:
             if id(v) in known:
                 continue
             known.add(id(v))
@@ -60,8 +61,7 @@ class Weights(NamedTuple):
                 elif may_refuse and not (within is Within.IS_RULE and run.is_compared(v)):
                     refused[len(operands)] = Refused(type_of(v), False, line)
             operands.append(v)
-        if run:
-            operands += [v for v in run.taken[run.inputs :] if id(v) not in known]
+        operands += [v for v in run.taken[run.inputs :] if id(v) not in known]
         types = [type_of(operands[i]) for i in listed]
         source = call.spec.source
         return cls(operands, variables, listed, is_by_use, types, refused, source, may_refuse)

@@ -34,6 +34,7 @@ from .walk import (
     is_inert,
     is_known,
     is_of_library,
+    is_of_objects,
     live_cells,
     survey,
 )
@@ -122,7 +123,7 @@ class Apart(NamedTuple):
             return [of(known[id(v)]) if id(v) in known else v for v in values]
 
         def function(part: _Part) -> None:
-            code, namespace, names, attributes = part.code
+            code, namespace, names = part.code
             cells = [cell or types.CellType() for cell in part.cells]
             fresh = [None if kept else cell for kept, cell in zip(part.cells, cells, strict=True)]
             g = types.FunctionType(code, namespace, names[0], None, tuple(cells))
@@ -197,7 +198,7 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
             taken.append(v)
             return part
         part = parts[id(v)] = _Part(v)
-        if isinstance(v, ARRAYS) and not _is_of_objects(v):
+        if isinstance(v, ARRAYS) and not is_of_objects(v):
             return part
         if cls is types.FunctionType:
             if v.__closure__ or v.__defaults__ or v.__kwdefaults__ or v.__dict__:
@@ -225,7 +226,7 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
         live.update(map(id, live_cells(v)))
         part.cells = cells
         names = v.__name__, v.__qualname__, v.__module__, v.__doc__
-        part.code = v.__code__, v.__globals__, names, None
+        part.code = v.__code__, v.__globals__, names
         functions.append(part)
         inner = [*map(content, cells), v.__defaults__, v.__kwdefaults__, v.__dict__]
         was = open_.copy()
@@ -265,11 +266,8 @@ def _variables(root: _Part) -> Sequence[_Part]:
     """Return the parts for the variables and defaults of the function in a rule."""
     while root.code is None and root.inner:  # a method or a partial
         root = root.inner[0]
-    return [p for part in root.inner for p in (part, *part.inner * (part.make is tuple))]
-
-
-def _is_of_objects(v: Any) -> bool:
-    return getattr(v, "dtype", None) == object
+    defaults = (p for part in root.inner if part.make is tuple for p in part.inner)
+    return [*root.inner, *defaults]
 
 
 def _opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
@@ -373,5 +371,3 @@ def _containers(roots: Sequence[Object]) -> set[Id]:
             pending += map(content, one.__closure__ or ())
             pending += [one.__defaults__, one.__kwdefaults__]
     return found
-
-

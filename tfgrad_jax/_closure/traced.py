@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax.tree_util import tree_structure, tree_unflatten
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.jaxpr import evaluate, without_consts
 from tfgrad_jax._jax.trace import is_staging
-from tfgrad_jax._jax.types import Leaf, PyTree
+from tfgrad_jax._jax.types import Aval, Leaf, PyTree
 from tfgrad_jax._jax.watch import recording
 from tfgrad_jax._messages.source import Source
 
@@ -64,9 +64,10 @@ def traced(
         leaves = as_one(*operands) if records else evaluate(jaxpr, *operands)
         # A result that is a literal is a number, which is no array.
         every = zip(leaves, jaxpr.outvars, strict=True)
-        leaves = [x if isinstance(x, jax.Array) else jnp.asarray(x, v.aval.dtype) for x, v in every]
+        leaves = [
+            x if isinstance(x, jax.Array) else jnp.asarray(x, cast("Aval", v.aval).dtype)
+            for x, v in every
+        ]
         return tree_unflatten(treedef, leaves)
 
     return Traced(evaluated, [*closed.consts], aside, jaxpr)
-
-

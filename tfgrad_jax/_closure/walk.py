@@ -1,9 +1,9 @@
 """Look at what Python objects hold. Nothing is copied, and no code of the user's runs.
 
-    constants_of   the quick look, at every call: which arrays can a function read? None: perhaps
-                   others, too
-    survey         does an object lead to a tracer, or to functions whose variables may change?
-    named          the names that the user has for some values, for messages
+constants_of   the quick look, at every call: which arrays can a function read? None: perhaps
+others, too
+survey         does an object lead to a tracer, or to functions whose variables may change?
+named          the names that the user has for some values, for messages
 """
 
 import collections
@@ -26,7 +26,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, get_opaque_trace_state
 
 from tfgrad_jax._jax.types import Copied, Inert
 
-Object: TypeAlias = object
+Object: TypeAlias = Any  # any Python object
 Id: TypeAlias = int  # of an object that is kept alive meanwhile
 Matches: TypeAlias = Callable[[Object], bool]
 Roots: TypeAlias = Sequence[tuple[str, Object]]  # with their names; "": it needs none
@@ -64,6 +64,11 @@ class _Empty(Inert):
 
 
 EMPTY = _Empty()
+
+
+def is_of_objects(array: Object) -> bool:
+    """Return whether an array is one of NumPy that holds Python objects."""
+    return isinstance(array, np.ndarray) and array.dtype.kind == "O"
 
 
 def is_of_library(value: Object) -> bool:
@@ -121,7 +126,7 @@ def constants_of(held: Iterable[Object], may_change: bool = False) -> list[Objec
         if cls in PLAIN or cls is _Empty:
             continue
         if isinstance(one, ARRAYS):
-            if isinstance(one, Tracer) or (cls is np.ndarray and one.dtype == object):
+            if isinstance(one, Tracer) or is_of_objects(one):
                 return None
             found.append(one)
         elif cls is types.FunctionType:
@@ -144,7 +149,7 @@ def constants_of(held: Iterable[Object], may_change: bool = False) -> list[Objec
                 return None
             if id(one) not in seen and not is_inert(one):
                 seen.add(id(one))
-                pending += [*one, *dict.values(one)] if issubclass(cls, dict) else one  # type: ignore
+                pending += [*one, *dict.values(one)] if issubclass(cls, dict) else one
         elif not is_known(one, cls):
             return None
     return found
@@ -155,10 +160,10 @@ def is_known(one: Object, cls: type) -> bool:
     if issubclass(cls, _KNOWN):
         return True
     if cls is types.ModuleType:
-        return one.__name__.partition(".")[0] in _LIBRARIES  # type: ignore[attr-defined]
+        return one.__name__.partition(".")[0] in _LIBRARIES
     if cls is types.BuiltinFunctionType:
-        return type(one.__self__) in (*PLAIN, types.ModuleType)  # type: ignore[attr-defined]
-    if cls is JITTED and type(one.__wrapped__) is not types.FunctionType:  # type: ignore[attr-defined]
+        return type(one.__self__) in (*PLAIN, types.ModuleType)
+    if cls is JITTED and type(one.__wrapped__) is not types.FunctionType:
         return False
     return cls in _CALLABLES and is_of_library(one)
 
@@ -245,7 +250,7 @@ def _is_end(value: Object, cls: type) -> bool:
     if cls in PLAIN or isinstance(value, _ENDS):
         return True
     if isinstance(value, ARRAYS):
-        return cls is not np.ndarray or value.dtype != object  # type: ignore[attr-defined]
+        return not is_of_objects(value)
     return cls in _CONTAINERS and is_inert(value)
 
 

@@ -17,7 +17,16 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
 from tfgrad_jax._jax.compat import explicit_sharding, summed_over, varying
-from tfgrad_jax._jax.types import AnyFunction, Aval, Copied, Cotangents, Inert, Leaf, PyTree, is_array
+from tfgrad_jax._jax.types import (
+    AnyFunction,
+    Aval,
+    Copied,
+    Cotangents,
+    Inert,
+    Leaf,
+    PyTree,
+    is_array,
+)
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.runs import annotate_rule, annotate_run
 from tfgrad_jax._messages.source import Source, Where

@@ -23,6 +23,7 @@ from .compat import LINEARIZED, is_ref
 with jax.core.eval_context():
     _IDLE = _current_trace(())
 
+
 class _Local(threading.local):
     plain: Any = None  # the trace of a value that JAX does not differentiate
 

@@ -42,6 +42,10 @@ class Copied:
     __slots__ = ()
     _declaration: Any  # what the user has declared
 
+    def as_rule(self) -> "Copied":
+        """Return this function as the rule of another one."""
+        raise NotImplementedError
+
 
 # Names for what a type checker cannot know: it takes a tracer for a `jax.Array`, and an aval has no
 # declared shape. They tell the reader what a value is, and an index into what.

@@ -17,38 +17,27 @@ import contextlib
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jax.errors import UnexpectedTracerError
 from jax.extend.core import find_top_trace as _current_trace
 from jax.extend.core import set_current_trace as _set_trace
 from jax.extend.linear_util import wrap_init
-from jax.extend.source_info_util import current as _here
 from jax.extend.source_info_util import register_exclusion
 
-from . import trace as _trace
 from .compat import is_ref
-from .trace import Transparent, concrete, has_values, is_of, is_staging, plainly, revived
-from .types import AnyFunction, Leaf, PyTree, is_differentiable
+from .shown import Mask, Run, Shown, Trace, has_derivative, running
+from .trace import Transparent, has_values, is_of, is_staging, plainly, revived
+from .types import AnyFunction, Leaf, PyTree
 
 # Where JAX names the line that led to an operation, it is no line of this module.
 register_exclusion(__file__)
 
-Trace: TypeAlias = Any  # one of JAX's; a type checker does not know them
 # Is told of each operation: what it takes, its parameters, and its results.
 Note: TypeAlias = Callable[[Sequence[Leaf], Mapping[str, Any], Sequence[Leaf]], None]
-Mask: TypeAlias = int  # a set of what a run takes: bit `i` stands for `taken[i]`
-
-
-class Use(NamedTuple):
-    """A value from outside that an operation takes, and where the first one does."""
-
-    value: Leaf
-    line: object  # as JAX records it
 
 
 class _Local(threading.local):
@@ -57,147 +46,10 @@ class _Local(threading.local):
         # trace that has been, and searches through them: after 6,000 traces an operation
         # took 1.2 ms instead of 0.04. So each trace is used again. Remove when JAX mends that.
         self.free: list[Watch] = []
-        self.running: list[Watch] = []
         self.replacing = 0  # how many `replacing` run
 
 
 _local = _Local()
-
-
-class Run(jax.core.Trace):
-    """What one run of a function takes. It is also the trace of what the run shows.
-
-    The values that a run computes may be left in an object of the user's. JAX asks whether the
-    trace of an operand is still valid: it is, in every run under the same derivative.
-    """
-
-    def __init__(self, of: Trace, inputs: Sequence[Leaf], left: Callable[[], Exception]) -> None:
-        super().__init__()
-        self.of = of
-        self.taken: list[Leaf] = list(inputs)
-        self.inputs = len(self.taken)
-        self.uses: list[Use] = []  # in their order
-        self.numbers: dict[int, tuple[Leaf, Leaf]] = {}  # tracers, and arrays for what is inside
-        self.returned: Mask | None = None  # what results depend on; None: it is not known
-        self._used: Mask = 0
-        self._moving: Mask = 0  # what an operation takes whose result has a derivative
-        self._bits: dict[int, Mask] = {}
-        self._left = left
-
-    def is_valid(self) -> bool:
-        """Return True, or raise an error that names the function which has left a value behind."""
-        if not self.is_known():
-            raise self._left()
-        return True
-
-    def is_known(self) -> bool:
-        """Return whether a run under the same derivative is on, in this thread."""
-        return any(self.of is of for watch in _local.running for of in watch.ofs)
-
-    def is_outside(self, v: Leaf) -> bool:
-        """Return whether a value is none of this run."""
-        return not (isinstance(v, Tracer) and v._trace is self)
-
-    def is_on(self) -> bool:
-        return any(watch.run is self for watch in _local.running)
-
-    def bit(self, v: Leaf) -> Mask:
-        """Return the bit of a value from outside."""
-        if id(v) not in self._bits:
-            self._bits[id(v)] = 1 << len(self.taken)
-            self.taken.append(v)
-        return self._bits[id(v)]
-
-    def of_mask(self, mask: Mask) -> list[Leaf]:
-        return [v for i, v in enumerate(self.taken) if mask >> i & 1]
-
-    def use(self, mask: Mask, results: Sequence[Leaf] = (), moves: bool = False) -> None:
-        """Note that an operation with results takes some values, or that the code returns them."""
-        new = (mask & ~self._used) >> self.inputs << self.inputs
-        if new:
-            line = _here()
-            self.uses += [Use(v, line) for v in self.of_mask(new)]
-            self._used |= new
-        if mask & ~self._moving and (moves or any(map(_has_derivative, results))):
-            self._moving |= mask
-
-    def may_return(self, v: Leaf) -> bool:
-        """Return whether what the code returns may depend on a value from outside."""
-        return self.returned is None or bool(self._bits[id(v)] & self.returned)
-
-    def is_compared(self, v: Leaf) -> bool:
-        """Return whether operations without a derivative alone take a value from outside."""
-        return not self._bits[id(v)] & self._moving
-
-
-class Shown(Tracer):
-    """What a run has computed from what it takes. It shows its value to Python.
-
-    A plain value would do, but for what is left in an object: a `cached_property` that `f` fills
-    was a constant for the loss that read it later, and its gradient was lost without an error.
-    """
-
-    __slots__ = ("mask", "value")
-
-    def __init__(self, run: Run, value: Leaf, mask: Mask) -> None:
-        super().__init__(run, jax.typeof(value))
-        self.value, self.mask = value, mask
-
-    def _now(self) -> Any:
-        self._trace.is_valid()
-        return concrete(self.value)
-
-    def to_concrete_value(self) -> Any:
-        value = self._now()
-        return None if isinstance(value, Tracer) else value
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return np.asarray(self._now(), *args, **kwargs)
-
-    def __float__(self) -> float:
-        return float(self._now())
-
-    def __int__(self) -> int:
-        return int(self._now())
-
-    def __complex__(self) -> complex:
-        return complex(self._now())
-
-    def __bool__(self) -> bool:
-        return bool(self._now())
-
-    def __index__(self) -> int:
-        return self._now().__index__()
-
-    def __format__(self, spec: str) -> str:
-        return format(self._now(), spec)
-
-    def item(self, *args: int) -> Any:
-        return self._now().item(*args)
-
-    def tolist(self) -> Any:
-        return self._now().tolist()
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-    __str__ = __repr__
-
-
-def _has_derivative(v: Leaf) -> bool:
-    return not is_ref(v) and is_differentiable(v.dtype)
-
-
-def is_live(v: object) -> bool:
-    """Return whether a value must be an operand: a tracer whose trace runs, or a Ref."""
-    if not isinstance(v, Tracer):
-        return is_ref(v)
-    if type(v) is Shown:
-        return v._trace.is_known()
-    # Which derivatives enclose this one, the current trace does not always tell.
-    return v._trace.is_valid() and (
-        hasattr(v._trace, "to_primal_tangent_pair") or _trace.is_live(v)
-    )
 
 
 class Watch(Transparent):
@@ -210,6 +62,9 @@ class Watch(Transparent):
     outer: "Watch | None" = None  # in a call of another function: the watch of that one
     run: Run
     is_plain = False
+    _made: dict[int, Leaf]  # what operations make of nothing, and arguments of inner functions
+    _own: tuple[Trace, ...] = ()  # traces whose tracers are not from outside
+    _touched: Mask = 0  # what operations have taken since this was set to 0
     # By identity: what operations take instead, and of that what `replacing` put there.
     instead: Mapping[int, Leaf] = types.MappingProxyType({})
     replaced: Mapping[int, Leaf] = instead
@@ -239,16 +94,13 @@ class Watch(Transparent):
         self.replaced = replaced or (outer.replaced if outer else {})
         self.instead = {**self.replaced, **aliases} if aliases else self.replaced
         self.requires_low = parent.requires_low
-        # What operations make of nothing, and the arguments of inner functions: not from outside.
-        self._made: dict[int, Leaf] = {}
-        self._own = own  # traces whose tracers are not from outside
-        self._touched: Mask = 0  # what operations have taken since this was set to 0
-        _local.running.append(self)
+        self._made, self._own, self._touched = {}, own, 0
+        running().append(self)
         try:
             with _set_trace(self):
                 yield self
         finally:
-            _local.running.remove(self)
+            running().remove(self)
             self.parent_trace = self.above = self.outer = None
             self.ofs, self._made, self._own, self.note = (), {}, (), None
             self.instead = self.replaced = {}
@@ -302,7 +154,7 @@ class Watch(Transparent):
             return mask
         return self.run.bit(v)
 
-    def returned(self, values: Sequence[Leaf]) -> list[Leaf]:
+    def returned(self, values: Sequence[Leaf]) -> Sequence[Leaf]:
         """Return what stands for values that the code returns: one may be from outside."""
         bare, mask = self._opened(values)
         self.run.use(mask, moves=True)
@@ -316,7 +168,7 @@ class Watch(Transparent):
             return results
         marks, marked = self.run.of is not None and mask, []
         for r in results:
-            if marks and _has_derivative(r):
+            if marks and has_derivative(r):
                 r = Shown(self.run, r, mask)
             elif isinstance(r, Tracer):
                 self._made[id(r)] = r
@@ -419,7 +271,7 @@ class Watch(Transparent):
 
         def run(*args: Leaf) -> Any:
             # JAX may keep it, and run it later, in any thread: then another run may be on.
-            if getattr(self, "run", None) is not of_run or self not in _local.running:
+            if getattr(self, "run", None) is not of_run or self not in running():
                 return call(*args)
             before = self.parent_trace, self.above, self._own, self._made
             self.parent_trace, self.above = _current_trace(()), None

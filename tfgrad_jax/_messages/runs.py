@@ -6,7 +6,6 @@ its text.
 
 import dis
 import itertools
-from typing import Any
 
 from jax.core import Tracer
 from jax.errors import UnexpectedTracerError

@@ -63,7 +63,7 @@ class Problem:
         if not isinstance(variables, str):  # JAX differentiates these as it does without a rule
             self._look_at_the_rest(value)
 
-    def holding(self, xs: Sequence[Leaf]) -> contextlib.AbstractContextManager[None]:
+    def holding(self, xs: Sequence[Leaf]) -> contextlib.AbstractContextManager[object]:
         """Let the function hold other values than its declared variables, the last of `xs`."""
         held = self._declared, xs[self.arguments :]
         return replacing(*held) if self._declared else contextlib.nullcontext()

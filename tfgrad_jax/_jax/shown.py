@@ -1,0 +1,182 @@
+"""What a run of `f` computes from what it takes: tracers that show their values, and end with it.
+
+`Run` notes what one run takes; `Shown` is a value that it has computed. `watch.py` makes both.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.extend.source_info_util import current as _here
+
+from . import trace as _trace
+from .compat import is_ref
+from .trace import concrete
+from .types import Leaf, is_differentiable
+
+Trace: TypeAlias = Any  # one of JAX's; a type checker does not know them
+Mask: TypeAlias = int  # a set of what a run takes: bit `i` stands for `taken[i]`
+
+
+class _Running(Protocol):
+    ofs: tuple[Trace, ...]  # the derivatives under which it runs
+    run: "Run"
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:  # runs once in each thread
+        self.watches: list[_Running] = []
+
+
+_local = _Local()
+
+
+def running() -> list[_Running]:
+    """Return the watches under which code runs in this thread, from the outside in."""
+    return _local.watches
+
+
+class Use(NamedTuple):
+    """A value from outside that an operation takes, and where the first one does."""
+
+    value: Leaf
+    line: object  # as JAX records it
+
+
+def has_derivative(v: Leaf) -> bool:
+    return not is_ref(v) and is_differentiable(v.dtype)
+
+
+def is_live(v: object) -> bool:
+    """Return whether a value must be an operand: a tracer whose trace runs, or a Ref."""
+    if not isinstance(v, Tracer):
+        return is_ref(v)
+    if type(v) is Shown:
+        return v._trace.is_known()
+    # Which derivatives enclose this one, the current trace does not always tell.
+    return v._trace.is_valid() and (
+        hasattr(v._trace, "to_primal_tangent_pair") or _trace.is_live(v)
+    )
+
+
+class Run(jax.core.Trace):
+    """What one run of a function takes. It is also the trace of what the run shows.
+
+    The values that a run computes may be left in an object of the user's. JAX asks whether the
+    trace of an operand is still valid: it is, in every run under the same derivative.
+    """
+
+    def __init__(self, of: Trace, inputs: Sequence[Leaf], left: Callable[[], Exception]) -> None:
+        super().__init__()
+        self.of = of
+        self.taken: list[Leaf] = list(inputs)
+        self.inputs = len(self.taken)
+        self.uses: list[Use] = []  # in their order
+        self.numbers: dict[int, tuple[Leaf, Leaf]] = {}  # tracers, and arrays for what is inside
+        self.returned: Mask | None = None  # what results depend on; None: it is not known
+        self._used: Mask = 0
+        self._moving: Mask = 0  # what an operation takes whose result has a derivative
+        self._bits: dict[int, Mask] = {}
+        self._left = left
+
+    def is_valid(self) -> bool:
+        """Return True, or raise an error that names the function which has left a value behind."""
+        if not self.is_known():
+            raise self._left()
+        return True
+
+    def is_known(self) -> bool:
+        """Return whether a run under the same derivative is on, in this thread."""
+        return any(self.of is of for watch in _local.watches for of in watch.ofs)
+
+    def is_outside(self, v: Leaf) -> bool:
+        """Return whether a value is none of this run."""
+        return not (isinstance(v, Tracer) and v._trace is self)
+
+    def is_on(self) -> bool:
+        return any(watch.run is self for watch in _local.watches)
+
+    def bit(self, v: Leaf) -> Mask:
+        """Return the bit of a value from outside."""
+        if id(v) not in self._bits:
+            self._bits[id(v)] = 1 << len(self.taken)
+            self.taken.append(v)
+        return self._bits[id(v)]
+
+    def of_mask(self, mask: Mask) -> list[Leaf]:
+        return [v for i, v in enumerate(self.taken) if mask >> i & 1]
+
+    def use(self, mask: Mask, results: Sequence[Leaf] = (), moves: bool = False) -> None:
+        """Note that an operation with results takes some values, or that the code returns them."""
+        new = (mask & ~self._used) >> self.inputs << self.inputs
+        if new:
+            line = _here()
+            self.uses += [Use(v, line) for v in self.of_mask(new)]
+            self._used |= new
+        if mask & ~self._moving and (moves or any(map(has_derivative, results))):
+            self._moving |= mask
+
+    def may_return(self, v: Leaf) -> bool:
+        """Return whether what the code returns may depend on a value from outside."""
+        return self.returned is None or bool(self._bits[id(v)] & self.returned)
+
+    def is_compared(self, v: Leaf) -> bool:
+        """Return whether operations without a derivative alone take a value from outside."""
+        return not self._bits[id(v)] & self._moving
+
+
+class Shown(Tracer):
+    """What a run has computed from what it takes. It shows its value to Python.
+
+    A plain value would do, but for what is left in an object: a `cached_property` that `f` fills
+    was a constant for the loss that read it later, and its gradient was lost without an error.
+    """
+
+    __slots__ = ("mask", "value")
+
+    def __init__(self, run: Run, value: Leaf, mask: Mask) -> None:
+        super().__init__(run, jax.typeof(value))
+        self.value, self.mask = value, mask
+
+    def _now(self) -> Any:
+        self._trace.is_valid()
+        return concrete(self.value)
+
+    def to_concrete_value(self) -> Any:
+        value = self._now()
+        return None if isinstance(value, Tracer) else value
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.asarray(self._now(), *args, **kwargs)
+
+    def __float__(self) -> float:
+        return float(self._now())
+
+    def __int__(self) -> int:
+        return int(self._now())
+
+    def __complex__(self) -> complex:
+        return complex(self._now())
+
+    def __bool__(self) -> bool:
+        return bool(self._now())
+
+    def __index__(self) -> int:
+        return self._now().__index__()
+
+    def __format__(self, spec: str) -> str:
+        return format(self._now(), spec)
+
+    def item(self, *args: int) -> Any:
+        return self._now().item(*args)
+
+    def tolist(self) -> Any:
+        return self._now().tolist()
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    __str__ = __repr__
