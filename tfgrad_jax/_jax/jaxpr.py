@@ -132,14 +132,6 @@ def dependence(jaxpr: Jaxpr) -> list[Mask]:
     return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], Dependence())
 
 
-@functools.cache
-def _collective_effect() -> type:
-    """Return the type of the effect that marks operations over a named axis."""
-    total = jax.make_jaxpr(lambda x: jax.lax.psum(x, "i"), axis_env=[("i", 1)])(1.0)
-    (effect,) = total.effects
-    return type(effect)
-
-
 class _Mapped(Dependence):
     """Follow for which operands `vmap` certainly maps a value, if it maps one of them."""
 
@@ -151,8 +143,12 @@ class _Mapped(Dependence):
         return follow(eqn, operands, self)
 
     def step(self, eqn: Eqn, operands: Sequence[Mask]) -> list[Mask]:
-        if any(isinstance(e, _collective_effect()) for e in eqn.effects):
-            return [0] * len(eqn.outvars)  # all examples share a sum over them
+        # All examples share the result of a collective, which has an effect. So has what reads or
+        # writes a Ref, which says nothing here. Any other effect counts as a collective's: then
+        # `depend` is in vain, and compiles to nothing. To learn the type of a collective's effect
+        # takes a trace, and JAX fails to make one inside a checked `shard_map`.
+        if eqn.effects and not any(is_ref_type(v.aval) for v in (*eqn.invars, *eqn.outvars)):
+            return [0] * len(eqn.outvars)
         return super().step(eqn, operands)
 
 
