@@ -95,7 +95,16 @@ def rounded(x):
 
 @custom_gradient
 def tripled(x):
-    return 3 * x, lambda dy: 11 * dy
+    return 3 * x, lambda dy: 3 * dy
+
+
+def refilled(dy):
+    """Fill a Ref that the rule makes: in part, in all, and by adding to it."""
+    ref = jax.new_ref(ZEROS)
+    ref[1:] += 3 * dy[:-1]
+    old = jax.ref.swap(ref, (...,), 5 * dy)
+    ref[0] += 7 * dy[1]
+    return X * old + ref[...]
 
 
 def called_back(f, dy):
@@ -289,9 +298,11 @@ LINEAR = {
     "constant custom_jvp": lambda dy: bent(X) * dy,
     "constant of jax.nn": lambda dy: jax.nn.softmax(X) * (dy - jnp.sum(dy * jax.nn.relu(X))),
     "constant callback": lambda dy: called_back(lambda x: np.float32(3) * x, X) * dy,
-    "of a function with another gradient": lambda dy: X * tripled(dy),
+    "of a decorated function": lambda dy: X * tripled(dy),
     "of such functions in loops": scanned(lambda c, x: x * jax.jit(tripled)(c) + bent(X)[0] * c),
     "of one in a branch": lambda dy: lax.cond(X[0] > 0, tripled, lambda dy: dy, dy),
+    "a Ref": refilled,
+    "a Ref in a loop": lambda dy: lax.fori_loop(0, 3, lambda i, c: refilled(c), dy),
     "stopped": lambda dy: dy + 2 * lax.stop_gradient(dy),
     "stopped in scan": scanned(lambda c, x: c + x * lax.stop_gradient(c)),
     "stopped sum in scan": lambda dy: lax.scan(
@@ -368,7 +379,24 @@ def affine(x):
 
 affine.defvjp(lambda x: (3 * x + 1, x), lambda x, dy: (3 * dy,), optimize_remat=True)
 
+
+def added_to_a_constant(dy):
+    ref = jax.new_ref(X)
+    jax.ref.addupdate(ref, ..., dy)
+    return ref[...]
+
+
+OUTSIDE = jax.new_ref(ZEROS)
+
+
+def written_outside(dy):
+    OUTSIDE[...] = dy
+    return OUTSIDE[...]
+
+
 NOT_LINEAR = {
+    "a Ref with a constant": (added_to_a_constant, "a Ref that holds an upstream"),
+    "a Ref from outside": (written_outside, "written to a Ref, which outlives"),
     "power": (lambda dy: dy**2, "integer_pow|square|mul"),
     "product": (lambda dy: dy * dy[::-1], "`mul` of two upstreams"),
     "square in a dot": (lambda dy: jnp.dot(dy, dy), "`dot_general` of two upstreams"),
@@ -515,6 +543,7 @@ if hasattr(lax, "polynomial"):  # from JAX 0.12 on
     )
 # JAX itself has no derivative of these in reverse mode: the rule is right at the first order alone.
 FIRST_ORDER_ALONE = {
+    "a Ref from outside",
     "forward pass of a custom_vjp",
     "callback",
     "a callback in a jit",
