@@ -5,8 +5,6 @@ shape alone has the wrong type. Rules are wrong by factors of 7 and 5; the oracl
 `jax.custom_jvp` with the same factors, which has both modes.
 """
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +16,7 @@ from jax.sharding import PartitionSpec as P
 from support.helpers import assert_same, sample
 from support.pairs import RULES, STYLES, Rule
 
-from tfgrad_jax import custom_gradient, explain, grad_pass_through, recompute_grad
-from tfgrad_jax.testing import check_gradient
+from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
 
 pytestmark = needs_eight_devices
 _uniform = np.random.default_rng(0).uniform
@@ -322,15 +319,6 @@ def test_a_value_that_is_reduced_or_a_part_of_a_sum_stays_so(mode, reduced):
     assert_same(jax.device_get(jax.reshard(y, P())), np.float32(2 * _ROWS.T @ _ROWS), rtol=1e-4)
 
 
-def test_explain_shows_that_it_is_reduced(reduced):
-    found = explain(OVER_REDUCED["inputs"][0], *reduced)
-    assert [i.type for i in found.inputs] == ["float32[16,4]{R:data}", "float32[8@data,16]"]
-    assert found.forward_mode
-    w, x = reduced
-    found = explain(custom_gradient(lambda x: (x @ w, lambda dy: dy @ w.T)), x)
-    assert [c.type for c in found.captured] == ["float32[16,4]{R:data}"]
-
-
 def test_a_gradient_that_is_summed_too_early_is_refused(reduced):
     def f(w, x):
         return x @ w, lambda dy: (jnp.matmul(x.T, dy, out_sharding=P()), None)
@@ -341,58 +329,3 @@ def test_a_gradient_that_is_summed_too_early_is_refused(reduced):
     )
     with pytest.raises(ValueError, match=said):
         jax.grad(lambda w, x: jnp.sum(custom_gradient(f)(w, x)))(*reduced)
-
-
-SPECS = (
-    P(None, None),
-    P(("data", "model"), None),
-    P("data", "model"),
-    P("model", None, reduced={"data"}),
-    P(None, None, reduced={"data", "model"}),
-)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_types_are_written_as_jax_writes_them(spec, over):
-    with jax.set_mesh(over):
-        array = jax.device_put(jnp.ones((8, 16)), spec)
-        found = explain(custom_gradient(lambda x: (x, lambda dy: dy)), array)
-    # The order of several axes of a sum is that of a set there.
-    written = sorted(str(jax.typeof(array)))
-    assert [sorted(i.type) for i in found.inputs] == [written]
-
-
-# --- `check_gradient` -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_set", [True, False], ids=["the mesh is set", "not set"])
-@pytest.mark.parametrize("factor", [1, 5])
-def test_check_gradient_of_sharded_inputs(factor, is_set, over):
-    def f(w, x):
-        def grad(dy):
-            dw = jnp.matmul(factor * x.T, dy, out_sharding=NamedSharding(over, P(None, "model")))
-            return dw, jnp.matmul(dy, w.T, out_sharding=NamedSharding(over, P("data", None)))
-
-        return jnp.matmul(x, w), grad
-
-    w = jax.device_put(_WEIGHT, NamedSharding(over, P(None, "model")))
-    x = jax.device_put(_ROWS, NamedSharding(over, P("data", None)))
-    with jax.set_mesh(over) if is_set else contextlib.nullcontext():
-        report = check_gradient(custom_gradient(f), w, x, order=1 if factor == 5 else 2)
-    rows = [(r.argument, r.type, r.note) for r in report.rows if r.order == 1]
-    wrong = "declared = 5 x expected" if factor == 5 else ""
-    assert rows == [("w", "float32[16,4@model]", wrong), ("x", "float32[8@data,16]", "")]
-    assert all(r.ok for r in report.rows) is report.ok is (factor == 1), report
-    assert [f.ok for f in report.facts if f.name == "jit(vmap)"] == [True]
-
-
-def test_check_gradient_of_a_weight_that_is_reduced(reduced):
-    def f(w, x):
-        return x @ w, lambda dy: (jnp.matmul(x.T, dy, out_sharding=UNREDUCED), dy @ w.T)
-
-    report = check_gradient(custom_gradient(f), *reduced)
-    assert report.ok and [r.note for r in report.rows] == ["", ""]
-    # JAX cannot map plain code of such a weight, so this is no judgment of the rule.
-    assert [f.ok for f in report.facts if f.name == "jit(vmap)"] == [None]
-    wrong = custom_gradient(lambda *xs: (f(*xs)[0], lambda dy: f(*xs)[1](dy + dy)))
-    assert [r.note for r in check_gradient(wrong, *reduced).rows] == ["declared = 2 x expected"] * 2
