@@ -122,6 +122,12 @@ def by_kernel(matrix, x):
     return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(matrix, x)
 
 
+def by_loop(matrix, x):
+    """Fill the product row by row, in a `while_loop`, which JAX cannot transpose."""
+    step = lambda c: (c[0] + 1, c[1].at[c[0]].set(jnp.asarray(matrix)[c[0]] @ x))  # noqa: E731
+    return lax.while_loop(lambda c: c[0] < N, step, (0, 0 * x))[1]
+
+
 foreign_p = Primitive("foreign")  # of another library, without a derivative
 foreign_p.def_impl(lambda matrix, x: matrix @ x)
 foreign_p.def_abstract_eval(lambda matrix, x: x)
@@ -132,6 +138,7 @@ batching.primitive_batchers[foreign_p] = lambda args, dims: (
 )
 # What applies a matrix in code that JAX cannot look into.
 OPAQUE = {"callback": by_callback, "kernel": by_kernel, "primitive": foreign_p.bind}
+OPAQUE["loop"] = by_loop
 
 
 def pair(apply):

@@ -40,10 +40,7 @@ class NotLinearError(Exception):
     """The rule is not linear in its upstream gradients; the text names the operation."""
 
     def __init__(
-        self,
-        text: str,
-        eqn: Eqn | None = None,
-        obstacle: Obstacle = Obstacle.NOT_LINEAR,
+        self, text: str, eqn: Eqn | None = None, obstacle: Obstacle = Obstacle.NOT_LINEAR
     ) -> None:
         super().__init__(text)
         self.eqn = eqn  # of the operation, or of the `jit` that calls it
@@ -243,7 +240,7 @@ class Linearity(Analysis[Degree]):
     def call(
         self, eqn: Eqn, operands: Kinds, follow: Callable[..., Followed[Degree]]
     ) -> Followed[Degree]:
-        if eqn.primitive.name == "while" and LINEAR in operands:
+        if eqn.primitive.name == "while" and LINEAR in operands and not self._may_be_opaque:
             text = "`while`, which JAX cannot transpose"
             raise NotLinearError(text, eqn, Obstacle.LOOP)
         around, has_own = (self._may_be_opaque, self._in_shard_map), is_declared(eqn)
