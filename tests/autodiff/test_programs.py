@@ -300,10 +300,8 @@ MORE = {
     for n, d in DERIVATIVES.items()
     for k, f in INSIDE.items()
 }
-for name, derivative in DERIVATIVES.items():
-    MORE |= {
-        f"while({name})": in_while(derivative),
-    } | {f"{k}({name})": under(setting, derivative) for k, setting in SETTINGS.items()}
+MORE |= {f"while({name})": in_while(derivative) for name, derivative in DERIVATIVES.items()}
+MORE |= {f"{name}(grad)": under(setting, gradient) for name, setting in SETTINGS.items()}
 MORE["grad(custom_vjp)"] = lambda loss: gradient(in_custom_vjp(loss))
 WAYS = {**REVERSE, **FORWARD, **SECOND, **MORE}
 

@@ -128,9 +128,6 @@ class Pull:
             )
             return each(list(residuals[: len(dims)]), list(values))  # `push` may add one more
 
-        if (forward := self.forward) is not None:  # all is mapped
-            both = (functools.partial(over_axis, at, of=0) for at in (self.at, forward))
-            return dataclasses.replace(self, at=next(both), forward=next(both))
         is_mapped = dict(zip(self.perturbed, mapped, strict=True))
 
         def run(
@@ -142,4 +139,5 @@ class Pull:
                 for i, g in zip(wanted, gradients, strict=True)
             ]
 
-        return dataclasses.replace(self, at=run)
+        forward = self.forward and functools.partial(over_axis, self.forward, of=0)
+        return dataclasses.replace(self, at=run, forward=forward)
