@@ -95,7 +95,16 @@ def rounded(x):
 
 @custom_gradient
 def tripled(x):
-    return 3 * x, lambda dy: 11 * dy
+    return 3 * x, lambda dy: 3 * dy
+
+
+def refilled(dy):
+    """Fill a Ref that the rule makes: in part, in all, and by adding to it."""
+    ref = jax.new_ref(ZEROS)
+    ref[1:] += 3 * dy[:-1]
+    old = jax.ref.swap(ref, (...,), 5 * dy)
+    ref[0] += 7 * dy[1]
+    return X * old + ref[...]
 
 
 def called_back(f, dy):
@@ -113,6 +122,12 @@ def by_kernel(matrix, x):
     return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(matrix, x)
 
 
+def by_loop(matrix, x):
+    """Fill the product row by row, in a `while_loop`, which JAX cannot transpose."""
+    step = lambda c: (c[0] + 1, c[1].at[c[0]].set(jnp.asarray(matrix)[c[0]] @ x))  # noqa: E731
+    return lax.while_loop(lambda c: c[0] < N, step, (0, 0 * x))[1]
+
+
 foreign_p = Primitive("foreign")  # of another library, without a derivative
 foreign_p.def_impl(lambda matrix, x: matrix @ x)
 foreign_p.def_abstract_eval(lambda matrix, x: x)
@@ -123,6 +138,7 @@ batching.primitive_batchers[foreign_p] = lambda args, dims: (
 )
 # What applies a matrix in code that JAX cannot look into.
 OPAQUE = {"callback": by_callback, "kernel": by_kernel, "primitive": foreign_p.bind}
+OPAQUE["loop"] = by_loop
 
 
 def pair(apply):
@@ -289,9 +305,11 @@ LINEAR = {
     "constant custom_jvp": lambda dy: bent(X) * dy,
     "constant of jax.nn": lambda dy: jax.nn.softmax(X) * (dy - jnp.sum(dy * jax.nn.relu(X))),
     "constant callback": lambda dy: called_back(lambda x: np.float32(3) * x, X) * dy,
-    "of a function with another gradient": lambda dy: X * tripled(dy),
+    "of a decorated function": lambda dy: X * tripled(dy),
     "of such functions in loops": scanned(lambda c, x: x * jax.jit(tripled)(c) + bent(X)[0] * c),
     "of one in a branch": lambda dy: lax.cond(X[0] > 0, tripled, lambda dy: dy, dy),
+    "a Ref": refilled,
+    "a Ref in a loop": lambda dy: lax.fori_loop(0, 3, lambda i, c: refilled(c), dy),
     "stopped": lambda dy: dy + 2 * lax.stop_gradient(dy),
     "stopped in scan": scanned(lambda c, x: c + x * lax.stop_gradient(c)),
     "stopped sum in scan": lambda dy: lax.scan(
@@ -368,7 +386,24 @@ def affine(x):
 
 affine.defvjp(lambda x: (3 * x + 1, x), lambda x, dy: (3 * dy,), optimize_remat=True)
 
+
+def added_to_a_constant(dy):
+    ref = jax.new_ref(X)
+    jax.ref.addupdate(ref, ..., dy)
+    return ref[...]
+
+
+OUTSIDE = jax.new_ref(ZEROS)
+
+
+def written_outside(dy):
+    OUTSIDE[...] = dy
+    return OUTSIDE[...]
+
+
 NOT_LINEAR = {
+    "a Ref with a constant": (added_to_a_constant, "a Ref that holds an upstream"),
+    "a Ref from outside": (written_outside, "written to a Ref, which outlives"),
     "power": (lambda dy: dy**2, "integer_pow|square|mul"),
     "product": (lambda dy: dy * dy[::-1], "`mul` of two upstreams"),
     "square in a dot": (lambda dy: jnp.dot(dy, dy), "`dot_general` of two upstreams"),
@@ -515,6 +550,7 @@ if hasattr(lax, "polynomial"):  # from JAX 0.12 on
     )
 # JAX itself has no derivative of these in reverse mode: the rule is right at the first order alone.
 FIRST_ORDER_ALONE = {
+    "a Ref from outside",
     "forward pass of a custom_vjp",
     "callback",
     "a callback in a jit",

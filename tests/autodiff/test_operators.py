@@ -50,6 +50,103 @@ def test_an_adjoint_that_has_no_rule_serves_the_first_order(mode):
     assert_same(tangent, 7 * jnp.cos(X) * (OPERATOR.T @ T), rtol=1e-5)
 
 
+# --- what is declared inside a rule holds ---------------------------------------------------------
+
+# Megatron's f and g: each device has its own loss, so these are each other's transposes, and not
+# what JAX makes of a `psum` (`vmap` and an unchecked `shard_map` transpose it to another one).
+
+
+@custom_gradient
+def spread(x):
+    return x, lambda dy: added(dy)
+
+
+@custom_gradient
+def added(x):
+    return lax.psum(x, "i"), lambda dy: spread(dy)
+
+
+TANGENTS = {spread: lambda t: t, added: lambda t: lax.psum(t, "i")}
+OVER = {"vmap": lambda f: jax.vmap(f, axis_name="i"), "shard_map": lambda f: on_devices(f)}
+
+
+def on_devices(f):
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    ins = jax.P("i")
+    return jax.shard_map(f, mesh=mesh, in_specs=ins, out_specs=ins, check_vma=False)
+
+
+def by_hand(h):
+    """Return a function with the value and the tangents of `h`, as JAX has it."""
+    value = TANGENTS[h]
+    own = jax.custom_jvp(lambda x: value(x))
+    own.defjvp(lambda primals, tangents: (value(*primals), value(*tangents)))
+    return own
+
+
+# The derivative of a loss has the pair in it in reverse, its transpose in forward mode.
+WAYS = {
+    "jvp": lambda h: lambda x: jax.jvp(h, (x,), (x + 1,))[1],
+    "jacfwd": lambda h: lambda x: jax.jacfwd(h)(x),
+    "jvp of a square": lambda h: lambda x: jax.jvp(lambda x: h(x) ** 2, (x,), (x + 1,))[1],
+    "jvp of jvp": lambda h: (
+        lambda x: jax.jvp(lambda x: jax.jvp(lambda x: h(x) ** 3, (x,), (x,))[1], (x,), (x + 1,))[1]
+    ),
+}
+
+
+@eager_and_jit
+@pytest.mark.parametrize("over", OVER)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("h", [spread, added], ids=["spread", "added"])
+def test_forward_mode_keeps_each_rule_of_a_pair_over_an_axis(h, way, over, mode):
+    x = jnp.float32([1, 2, 3, 4])
+    got, expected = (mode(OVER[over](WAYS[way](f)))(x) for f in (h, by_hand(h)))
+    assert_same(got, expected)
+
+
+@eager_and_jit
+@pytest.mark.parametrize("over", OVER)
+@pytest.mark.parametrize(("h", "of"), [(spread, added), (added, spread)], ids=["spread", "added"])
+def test_the_tangent_of_their_gradient_is_that_of_the_other_one(h, of, over, mode):
+    """Of `h(x)**2` the gradient is `of(2 h(x))`, and so `of(2 h(t))` its tangent."""
+    x = jnp.float32([1, 2, 3, 4])
+    gradient = lambda x: jax.vjp(h, x)[1](2 * h(x))[0]  # noqa: E731
+    got = mode(OVER[over](lambda x: jax.jvp(gradient, (x,), (x + 1,))[1]))(x)
+    assert_same(got, OVER[over](lambda t: TANGENTS[of](2 * TANGENTS[h](t)))(x + 1))
+
+
+@eager_and_jit
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda f: f,
+        jax.jit,
+        jax.checkpoint,
+        lambda f: lambda d: lax.cond(X[0] > 0, f, jnp.zeros_like, d),
+        lambda f: lambda d: lax.scan(lambda c, _: (f(c), None), d, None, length=1)[0],
+    ],
+    ids=["plain", "jit", "checkpoint", "cond", "scan"],
+)
+def test_another_gradient_than_that_of_its_value_is_the_transpose(around, mode):
+    """Reverse mode runs `11 d`; what is declared of it is 5, and forward mode transposes that."""
+    inner = custom_gradient(lambda d: (11 * d, lambda dy: 5 * dy))
+    of_jax = jax.custom_jvp(lambda d: 11 * d)
+    of_jax.defjvp(lambda primals, tangents: (of_jax(*primals), 5 * tangents[0]))
+    for declared in (inner, of_jax):
+        h = custom_gradient(lambda x, d=declared: (jnp.sin(x), lambda dy: around(d)(x * dy)))
+        assert_same(mode(lambda x, h=h: jax.vjp(h, x)[1](T)[0])(X), 11 * X * T)
+        assert_same(mode(lambda x, h=h: jax.jvp(h, (x,), (T,))[1])(X), 5 * X * T)
+
+
+def test_a_gradient_that_is_not_linear_is_no_transpose():
+    clipped = custom_gradient(lambda d: (d, lambda dy: jnp.clip(dy, -1, 1)))
+    h = custom_gradient(lambda x: (x, lambda dy: 3 * clipped(dy)))
+    assert_same(jax.vjp(h, X)[1](T)[0], 3 * T)
+    with pytest.raises(TypeError, match=r"max|min|clamp"):
+        jax.jvp(h, (X,), (T,))
+
+
 # --- jax.linear_transpose -------------------------------------------------------------------------
 
 

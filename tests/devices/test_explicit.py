@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from support.helpers import assert_same, sample
 from support.pairs import RULES, STYLES, Rule
 
-from tfgrad_jax import custom_gradient, explain, grad_pass_through, recompute_grad
+from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
 
 pytestmark = needs_eight_devices
 _uniform = np.random.default_rng(0).uniform
@@ -319,12 +319,6 @@ def test_a_value_that_is_reduced_or_a_part_of_a_sum_stays_so(mode, reduced):
     assert_same(jax.device_get(jax.reshard(y, P())), np.float32(2 * _ROWS.T @ _ROWS), rtol=1e-4)
 
 
-def test_explain_shows_that_it_is_reduced(reduced):
-    found = explain(OVER_REDUCED["inputs"][0], *reduced)
-    assert [i.type for i in found.inputs] == ["float32[16,4]{R:data}", "float32[8@data,16]"]
-    assert found.forward_mode
-
-
 def test_a_gradient_that_is_summed_too_early_is_refused(reduced):
     def f(w, x):
         return x @ w, lambda dy: (jnp.matmul(x.T, dy, out_sharding=P()), None)
@@ -335,22 +329,3 @@ def test_a_gradient_that_is_summed_too_early_is_refused(reduced):
     )
     with pytest.raises(ValueError, match=said):
         jax.grad(lambda w, x: jnp.sum(custom_gradient(f)(w, x)))(*reduced)
-
-
-SPECS = (
-    P(None, None),
-    P(("data", "model"), None),
-    P("data", "model"),
-    P("model", None, reduced={"data"}),
-    P(None, None, reduced={"data", "model"}),
-)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_types_are_written_as_jax_writes_them(spec, over):
-    with jax.set_mesh(over):
-        array = jax.device_put(jnp.ones((8, 16)), spec)
-        found = explain(custom_gradient(lambda x: (x, lambda dy: dy)), array)
-    # The order of several axes of a sum is that of a set there.
-    written = sorted(str(jax.typeof(array)))
-    assert [sorted(i.type) for i in found.inputs] == [written]

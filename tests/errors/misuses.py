@@ -636,18 +636,19 @@ FORWARD_MODE = [
             ("Forget to multiply by the upstream", "2 * x", "does not depend on the upstreams"),
             ("Square the upstream", "dy * dy", "`mul` of two"),
             ("Drop negative gradients", "jnp.where(dy > 0, dy, 0)", "`gt`, which is not linear"),
-            ("Branch on the upstream", "dy if dy.sum() > 0 else -dy",
-             "a branch on the upstream, at model.py:3."),
         )
     ),
     *(
-        misuse(title, forward(returned), f"(model.py:1) contains {what}, at model.py:3.", WHY,
-               "Write it with `jax.numpy`", FIRST)
-        for title, returned, what in (
+        misuse(title, forward(returned), "Write it with `jax.numpy`",
+               "its upstream gradients have no values there", "Use reverse mode (`jax.grad`",
+               error=error, jitted=False)
+        for title, returned, error in (
+            ("Branch on the upstream", "dy if dy.sum() > 0 else -dy",
+             jax.errors.TracerBoolConversionError),
             ("Use NumPy on the upstream", "2 * np.asarray(dy) * x",
-             "NumPy code that reads the upstream"),
+             jax.errors.TracerArrayConversionError),
             ("Convert the upstream to a Python number", "x * float(dy.sum())",
-             "Python code that reads the value of the upstream"),
+             jax.errors.ConcretizationTypeError),
         )
     ),
     misuse("Compute the gradient outside of JAX",

@@ -11,7 +11,7 @@ linear in some operands alone, has a row in `_OPERATIONS`, and no other place kn
 
 import enum
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias, cast
 
 import jax
@@ -20,15 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive
 
 from tfgrad_jax._jax.compat import can_differentiate, can_transpose, is_ref
-from tfgrad_jax._jax.jaxpr import (
-    ONE_BY_ONE,
-    Analysis,
-    Followed,
-    Identity,
-    flow,
-    is_declared,
-    without_consts,
-)
+from tfgrad_jax._jax.jaxpr import ONE_BY_ONE, Analysis, Followed, Identity, is_declared
 from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import Aval, Eqn, Leaf, is_differentiable, is_kind
 from tfgrad_jax._messages.errors import Obstacle
@@ -48,20 +40,11 @@ class NotLinearError(Exception):
     """The rule is not linear in its upstream gradients; the text names the operation."""
 
     def __init__(
-        self,
-        text: str,
-        eqn: Eqn | None = None,
-        error: Exception | None = None,
-        obstacle: Obstacle = Obstacle.NOT_LINEAR,
+        self, text: str, eqn: Eqn | None = None, obstacle: Obstacle = Obstacle.NOT_LINEAR
     ) -> None:
         super().__init__(text)
         self.eqn = eqn  # of the operation, or of the `jit` that calls it
-        self.error = error  # or the error of Python code that needs a value
         self.obstacle = obstacle
-
-    def at(self, eqn: Eqn, text: str) -> "NotLinearError":
-        """Return the same error at an equation, with another text."""
-        return NotLinearError(text, eqn, obstacle=self.obstacle)
 
 
 # --- what each operation does -------------------------------------------------------------------
@@ -106,15 +89,15 @@ def _product(eqn: Eqn, kinds: Kinds) -> Degree:
     return LINEAR if LINEAR in kinds else min(kinds)
 
 
-def _only(position: int) -> How:
-    """One that is linear in the operand at this position, and in no other."""
+def _only(places: slice) -> How:
+    """One that is linear in these operands together, and in no other."""
 
     def how(eqn: Eqn, kinds: Kinds) -> Degree:
+        name, these = eqn.primitive.name, range(len(kinds))[places]
         for i, kind in enumerate(kinds):
-            if kind == LINEAR and i != position:
-                name = eqn.primitive.name
+            if kind == LINEAR and i not in these:
                 raise NotLinearError(f"`{name}`, which is not linear in its operand {i}")
-        return kinds[position]
+        return functools.reduce(functools.partial(_join, name), kinds[places])
 
     return how
 
@@ -127,14 +110,6 @@ def _gather(eqn: Eqn, kinds: Kinds) -> Degree:
     return _join("gather", operand, CONSTANT) if fill and not np.isnan(fill) else operand
 
 
-def _polynomial(eqn: Eqn, kinds: Kinds) -> Degree:
-    """One that is linear in its coefficients."""
-    point, *coefficients = kinds
-    if point == LINEAR:
-        raise NotLinearError("`polynomial`, which is not linear in its operand 0")
-    return functools.reduce(functools.partial(_join, "polynomial"), coefficients)
-
-
 def _convert(eqn: Eqn, kinds: Kinds) -> Degree:
     dtype = _aval(eqn.outvars[0]).dtype
     if kinds[0] == LINEAR and not is_kind(dtype, jnp.inexact):
@@ -142,9 +117,15 @@ def _convert(eqn: Eqn, kinds: Kinds) -> Degree:
     return kinds[0]
 
 
+def _bit_cast(eqn: Eqn, kinds: Kinds) -> Degree:
+    """A mark if it keeps the dtype: `custom.py` has these around the value of a function."""
+    is_mark = eqn.params["new_dtype"] == _aval(eqn.invars[0]).dtype
+    return kinds[0] if is_mark else _not_linear(eqn, kinds)
+
+
 def _push(eqn: Eqn, kinds: Kinds) -> Degree:
     """The derivative of a decorated function: linear in its tangents."""
-    if LINEAR in kinds[: eqn.params["n_residuals"]]:
+    if LINEAR in kinds[: eqn.params["sizes"][0]]:
         raise NotLinearError("the derivative of a decorated function at an upstream")
     return _any_operand(eqn, kinds)
 
@@ -160,11 +141,17 @@ def _opaque(eqn: Eqn, kinds: Kinds) -> Degree:
     return LINEAR if LINEAR in kinds else CONSTANT
 
 
-_ADD = """add add_any addupdate complex concatenate dynamic_update_slice pad ragged_all_to_all
-    scatter scatter-add scatter-sub select_n stack sub swap"""
+def _first(eqn: Eqn, kinds: Kinds) -> Degree:
+    """What reads a Ref, or makes one. What is written to it, `Linearity.written` says."""
+    return kinds[0]
+
+
+_ADD = """add add_any complex concatenate dynamic_update_slice pad ragged_all_to_all scatter
+    scatter-add scatter-sub select_n stack sub"""
 _MULTIPLY = "mul dot_general conv_general_dilated ragged_dot_general"
 # These are linear, but some version of JAX does not transpose them by its registry.
-_ANY = "slice dynamic_slice copy_p stop_gradient reshard mesh_cast pcast get relayout"
+_ANY = "slice dynamic_slice copy_p stop_gradient reshard mesh_cast pcast relayout"
+_REF = "new_ref get swap addupdate freeze"
 # JAX cannot differentiate or transpose the code in these. Some are in its registries all the same:
 # with a rule that raises, in words that do not say which rule of the user's it is.
 _CODE = "pure_callback io_callback ffi_call pallas_call mpmd_map"
@@ -173,17 +160,19 @@ _OPERATIONS: dict[str, How] = {
     **dict.fromkeys(_ADD.split(), _sum),
     **dict.fromkeys(_MULTIPLY.split(), _product),
     **dict.fromkeys(_ANY.split(), _any_operand),
+    **dict.fromkeys(_REF.split(), _first),
     **dict.fromkeys(_CODE.split(), _opaque),
+    "bitcast_convert_type": _bit_cast,
     "convert_element_type": _convert,
-    "div": _only(0),
+    "div": _only(slice(0, 1)),
     "gather": _gather,
-    "polynomial": _polynomial,
+    "polynomial": _only(slice(1, None)),
     "push": _push,
-    "scatter-mul": _only(0),
-    "select_and_gather_add": _only(0),
-    "select_and_scatter_add": _only(0),
-    "triangular_solve": _only(1),
-    "tridiagonal_solve": _only(3),
+    "scatter-mul": _only(slice(0, 1)),
+    "select_and_gather_add": _only(slice(0, 1)),
+    "select_and_scatter_add": _only(slice(0, 1)),
+    "triangular_solve": _only(slice(1, 2)),
+    "tridiagonal_solve": _only(slice(3, 4)),
 }
 
 
@@ -203,41 +192,39 @@ def _how(primitive: Primitive, has_results: bool) -> How:
 # The size up to which we check whether all entries of a constant are zero.
 _READABLE = 1 << 16
 
-EqnPath: TypeAlias = tuple[int, ...]  # the ids of the equations around one, and its own
-
 
 def check(closed: ClosedJaxpr, upstreams: int | None = None) -> "Linearity":
     """Raise unless the traced rule is linear; return what was found.
 
-    `upstreams` says how many of the last arguments are upstreams; None: all of them.
+    `upstreams` says how many of the last arguments are upstreams. None: all of them, and the rule
+    is to be transposed, which code that is opaque to JAX cannot be.
     """
-    analysis, inputs = Linearity(), len(closed.jaxpr.invars)
+    inputs, n = len(closed.jaxpr.invars), len(closed.consts)
+    found = Linearity(may_be_opaque=upstreams is not None)
     others = 0 if upstreams is None else inputs - upstreams
-    kinds = [*map(analysis.constant, closed.consts), *[CONSTANT] * others]
+    kinds = [*map(found.constant, closed.consts), *[CONSTANT] * others]
     kinds += [LINEAR] * (inputs - others)
-    results = flow(without_consts(closed), kinds, analysis)
-    if analysis.opaque and upstreams is None:
-        text = f"`{analysis.opaque[0].primitive.name}`, which JAX cannot transpose"
-        raise NotLinearError(text, analysis.opaque[0], obstacle=Obstacle.OPAQUE)
+    results, after = found.follow(closed.jaxpr, kinds)
     if CONSTANT in results:
         raise NotLinearError("a gradient that is not zero and does not depend on the upstreams")
-    return analysis
+    if upstreams is None and LINEAR in after[:n]:
+        raise NotLinearError("an upstream that is written to a Ref, which outlives the rule")
+    return found
 
 
 class Linearity(Analysis[Degree]):
     """Classify each value as a function of the upstreams; raise where it is not linear."""
 
-    def __init__(self) -> None:
-        self.opaque: list[Eqn] = []  # what JAX cannot transpose, outside of `declared`
-        # Calls of functions with a rule that have some inside: only the rule transposes these.
+    def __init__(self, may_be_opaque: bool = False) -> None:
+        super().__init__()
+        # Calls with a derivative of their own that an upstream reaches: it is their transpose.
         self.declared: list[Eqn] = []
-        # What only affects derivatives: other such calls, and `stop_gradient`. The id of an
-        # equation is not enough: JAX traces a jitted function once, and all its calls share the
-        # equations. An upstream may reach one call alone, and the others keep their derivatives.
-        self.inlined: set[EqnPath] = set()
-        self._path: EqnPath = ()
-        self.declares = False  # whether there is a call with a derivative, at an upstream or not
-        self._in_shard_map = False
+        self.declares = False  # whether there is such a call, at an upstream or not
+        self.stops = False  # whether something at an upstream only affects derivatives
+        self._may_be_opaque, self._in_shard_map = may_be_opaque, False
+
+    def state(self) -> Hashable:
+        return self._may_be_opaque
 
     def constant(self, value: Leaf) -> Degree:
         """Return whether a constant is zero; a large one counts as not zero."""
@@ -253,46 +240,51 @@ class Linearity(Analysis[Degree]):
     def call(
         self, eqn: Eqn, operands: Kinds, follow: Callable[..., Followed[Degree]]
     ) -> Followed[Degree]:
-        if eqn.primitive.name == "while" and LINEAR in operands:
+        if eqn.primitive.name == "while" and LINEAR in operands and not self._may_be_opaque:
             text = "`while`, which JAX cannot transpose"
-            raise NotLinearError(text, eqn, obstacle=Obstacle.LOOP)
-        outside, self.opaque = self.opaque, []
-        before, self._in_shard_map = self._in_shard_map, eqn.primitive.name == "shard_map"
-        self._in_shard_map |= before
-        around, self._path = self._path, (*self._path, id(eqn))
+            raise NotLinearError(text, eqn, Obstacle.LOOP)
+        around, has_own = (self._may_be_opaque, self._in_shard_map), is_declared(eqn)
+        # A wrong derivative in a decorated function does not make it linear: so its body is looked
+        # through, too. Only its rule transposes it, so there may be anything else in it.
+        self._may_be_opaque |= has_own
+        self._in_shard_map |= eqn.primitive.name == "shard_map"
         try:
             followed = follow(eqn, operands, self)
         except NotLinearError as error:
-            if eqn.primitive.name != "jit":
-                raise
-            # JAX traces the function once for all calls: the lines inside may be of another call.
-            raise error.at(eqn, f"{error} (in `{eqn.params['name']}`)") from None
-        path, self._path, self._in_shard_map = self._path, around, before
-        self.declares |= is_declared(eqn)
-        if self.opaque and is_declared(eqn):
-            self.declared.append(eqn)
-            self.opaque = []
-        elif LINEAR in operands and (is_declared(eqn) or eqn.primitive.name == "custom_vmap_call"):
-            self.inlined.add(path)
-        self.opaque = outside + self.opaque
+            if eqn.primitive.name == "jit":
+                # JAX traces it once for all calls: the lines inside may be of another call.
+                error.args, error.eqn = (f"{error} (in `{eqn.params['name']}`)",), eqn
+            raise
+        finally:
+            self._may_be_opaque, self._in_shard_map = around
+        self.declares |= has_own
+        if LINEAR in operands:
+            self.declared += [eqn] * has_own
+            self.stops |= only_for_derivatives(eqn)
         return followed
 
     def step(self, eqn: Eqn, operands: Kinds) -> list[Degree]:
-        name = eqn.primitive.name
-        is_put = _names_no_device(eqn) and not self._in_shard_map
-        if name == "stop_gradient" or is_put or _is_no_cast(eqn):
-            if LINEAR in operands:
-                self.inlined.add((*self._path, id(eqn)))
-            return list(operands)
-        if isinstance(eqn.primitive, Identity) or name in ONE_BY_ONE:
+        is_put = eqn.primitive.name == "device_put" and self._in_shard_map
+        self.stops |= LINEAR in operands and only_for_derivatives(eqn) and not is_put
+        if isinstance(eqn.primitive, Identity) or eqn.primitive.name in ONE_BY_ONE:
             return list(operands[: len(eqn.outvars)])
         how = _how(eqn.primitive, bool(eqn.outvars))
-        if how is _opaque and LINEAR in operands and eqn.outvars:
-            self.opaque.append(eqn)
+        if how is _opaque and LINEAR in operands and eqn.outvars and not self._may_be_opaque:
+            text = f"`{eqn.primitive.name}`, which JAX cannot transpose"
+            raise NotLinearError(text, eqn, Obstacle.OPAQUE)
         try:
             return [how(eqn, operands)] * len(eqn.outvars)
         except NotLinearError as error:
-            raise error.at(eqn, str(error)) from None
+            error.eqn = eqn
+            raise
+
+    def written(self, eqn: Eqn, operands: Kinds) -> Degree:
+        kinds = _with_derivative(eqn, operands)
+        if eqn.primitive.name == "swap" and len(eqn.invars) == 2:  # all of it is written
+            return kinds[1]
+        if {CONSTANT, LINEAR} <= {*kinds}:
+            raise NotLinearError("a Ref that holds an upstream and a constant", eqn)
+        return max(kinds)
 
     def join(self, name: str, a: Degree, b: Degree) -> Degree:
         return _join(name, a, b)
@@ -301,13 +293,11 @@ class Linearity(Analysis[Degree]):
         return result  # no predicate is an upstream: `step` has refused, or it is opaque
 
 
-def _names_no_device(eqn: Eqn) -> bool:
-    """Return whether a `device_put` names no device. JAX may be unable to differentiate it."""
-    is_put = eqn.primitive.name == "device_put"
-    return is_put and all(device is None for device in eqn.params["devices"])
+def only_for_derivatives(eqn: Eqn) -> bool:
+    """Return whether an equation only affects how JAX differentiates or maps something.
 
-
-def _is_no_cast(eqn: Eqn) -> bool:
-    """Return whether a bit cast keeps its dtype: `custom.py` marks values by one."""
-    is_cast = eqn.primitive.name == "bitcast_convert_type"
-    return is_cast and eqn.params["new_dtype"] == _aval(eqn.invars[0]).dtype
+    A `device_put` that names no device is one: JAX may be unable to differentiate it.
+    """
+    if eqn.primitive.name == "device_put":
+        return all(device is None for device in eqn.params["devices"])
+    return eqn.primitive.name in ("stop_gradient", "custom_vmap_call")

@@ -5,7 +5,7 @@ tangents of the `xs` to tangents of the `ys`. Its transpose is the rule, so reve
 rule as it is; forward mode evaluates `push` by transposing the rule (`transpose.py`). `depend` is
 the identity on `ys`; its results are batched if any operand is.
 
-Their operands are flat lists. `n_ys`, `n_xs` and `n_residuals` say where each part ends.
+Their operands are flat lists, in parts of these `sizes`, and the rest.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,15 @@ from tfgrad_jax._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tang
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.tracebacks import hidden
 
-from .linearity import NotLinearError
 from .rule import Axis, Pull, replaced
-from .transpose import explained, push_forward, refusal, transposed
+from .transpose import explained, push_forward
 
 _Values: TypeAlias = Sequence[Leaf]
 _Batched: TypeAlias = tuple[list[Leaf], list[Dim]]  # values, and which axis of each is mapped
 _WithTangents: TypeAlias = tuple[list[Leaf], list[Leaf]]
+_Dims: TypeAlias = Sequence[Dim]
+_Sizes: TypeAlias = tuple[int, ...]
+_Types: TypeAlias = tuple[Aval, ...]
 
 
 attach_p, depend_p, push_p = Identity("attach"), Identity("depend"), Primitive("push")
@@ -44,7 +46,7 @@ def _nonzero(tangents: Tangents) -> list[int]:
     return [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
 
-def _split(values: _Values, *sizes: int) -> list[list[Leaf]]:
+def _split(values: _Values, sizes: _Sizes) -> list[list[Leaf]]:
     """Return parts of these sizes, and the rest."""
     parts, start = [], 0
     for size in sizes:
@@ -53,7 +55,7 @@ def _split(values: _Values, *sizes: int) -> list[list[Leaf]]:
     return [*parts, list(values[start:])]
 
 
-def _mapped(values: _Values, dims: Sequence[Dim], axis: Axis) -> _Batched:
+def _mapped(values: _Values, dims: _Dims, axis: Axis) -> _Batched:
     """Return the values, all with a mapped axis; a value without one gets it in front."""
     # To move each axis to the front would be simpler. But under `vmap`, JAX assumes that a staged
     # value has the type of the value that it differentiates, mapped axis included. With the axis in
@@ -62,7 +64,7 @@ def _mapped(values: _Values, dims: Sequence[Dim], axis: Axis) -> _Batched:
     return with_axis, [0 if d is None else d for d in dims]
 
 
-def _in_front(values: _Values, dims: Sequence[Dim]) -> list[Leaf]:
+def _in_front(values: _Values, dims: _Dims) -> list[Leaf]:
     """Return the values with the mapped axis in front, where there is one."""
     return [v if d is None else jnp.moveaxis(v, d, 0) for v, d in zip(values, dims, strict=True)]
 
@@ -87,24 +89,28 @@ def depend(ys: _Values, others: _Values) -> list[Leaf]:
     # A staged call may be mapped later, and then differentiated: `vmap(jit(h), in_axes=(0, None))`
     # where `y` ignores the first input. An output that ignores a mapped operand must be mapped with
     # it, because the rule may use that operand. JAX's custom_vjp is wrong or raises there.
-    return depend_p.bind(*ys, *others, n_ys=len(ys))
+    return depend_p.bind(*ys, *others, sizes=(len(ys),))
 
 
-def _depend_value(*args: Leaf, n_ys: int) -> list[Leaf]:
-    return list(args[:n_ys])
+# Both identities compile to nothing. Mosaic and Triton, which compile kernels, do not know them,
+# and their tables are not ours to extend. So a Pallas kernel may compute a gradient, because JAX
+# then drops the value and its `attach`; but not both a value and its gradient.
+def _identity(*args: Leaf, sizes: _Sizes, **others: Any) -> list[Leaf]:
+    return list(args[: sizes[0]])
 
 
-def _depend_jvp(primals: _Values, tangents: Tangents, *, n_ys: int) -> _WithTangents:
-    return depend_p.bind(*primals, n_ys=n_ys), list(tangents[:n_ys])
+def _depend_jvp(primals: _Values, tangents: Tangents, *, sizes: _Sizes) -> _WithTangents:
+    return depend_p.bind(*primals, sizes=sizes), list(tangents[: sizes[0]])
 
 
-def _depend_transpose(cotangents: Cotangents, *args: Leaf, n_ys: int) -> list[Leaf]:
-    return [*cotangents, *[None] * (len(args) - n_ys)]
+def _depend_transpose(cotangents: Cotangents, *args: Leaf, sizes: _Sizes) -> list[Leaf]:
+    return [*cotangents, *[None] * (len(args) - sizes[0])]
 
 
-def _depend_batch(axis: Axis, args: _Values, dims: Sequence[Dim], *, n_ys: int) -> _Batched:
-    ys, at = _mapped(args[:n_ys], dims[:n_ys], axis)
-    return depend(ys, _in_front(args[n_ys:], dims[n_ys:])), at
+def _depend_batch(axis: Axis, args: _Values, dims: _Dims, *, sizes: _Sizes) -> _Batched:
+    (ys, others), (y_dims, dims) = _split(args, sizes), _split(dims, sizes)
+    ys, at = _mapped(ys, y_dims, axis)
+    return depend(ys, _in_front(others, dims)), at
 
 
 # --- attach -------------------------------------------------------------------------------------
@@ -112,23 +118,15 @@ def _depend_batch(axis: Axis, args: _Values, dims: Sequence[Dim], *, n_ys: int) 
 
 def attach(pull: Pull, residuals: _Values, xs: _Values, ys: _Values) -> list[Leaf]:
     """Return `ys` with the rule as their derivative with respect to `xs`."""
-    sizes = {"n_ys": len(ys), "n_xs": len(xs)}
-    return _bind(attach_p, *ys, *xs, *residuals, **sizes, pull=pull)
-
-
-# It is the identity, and compiles to nothing. Mosaic and Triton, which compile kernels, do not know
-# it, and their tables are not ours to extend. So a Pallas kernel may compute a gradient, because
-# JAX then drops the value and its `attach`; but not both a value and its gradient.
-def _attach_value(*args: Leaf, n_ys: int, **others: Any) -> list[Leaf]:
-    return list(args[:n_ys])
+    sizes = len(ys), len(xs)
+    return _bind(attach_p, *ys, *xs, *residuals, sizes=sizes, pull=pull)
 
 
 def _attach_jvp(
-    primals: _Values, tangents: Tangents, *, n_ys: int, n_xs: int, pull: Pull, **life: Any
+    primals: _Values, tangents: Tangents, *, sizes: _Sizes, pull: Pull, **life: Any
 ) -> _WithTangents:
-    out = _bind(attach_p, *primals, n_ys=n_ys, n_xs=n_xs, pull=pull)
-    ys, _, residuals = _split(primals, n_ys, n_xs)
-    dys, dxs, _ = _split(tangents, n_ys, n_xs)
+    out = _bind(attach_p, *primals, sizes=sizes, pull=pull)
+    (ys, _, residuals), (dys, dxs, _) = _split(primals, sizes), _split(tangents, sizes)
     nonzero = _nonzero(dxs)
     if nonzero:
         residuals = pull.reading(residuals, out)
@@ -142,21 +140,13 @@ def _attach_jvp(
 
 
 def _attach_batch(
-    axis: Axis,
-    args: _Values,
-    dims: Sequence[Dim],
-    *,
-    n_ys: int,
-    n_xs: int,
-    pull: Pull,
-    **life: Any,
+    axis: Axis, args: _Values, dims: _Dims, *, sizes: _Sizes, pull: Pull, **life: Any
 ) -> _Batched:
-    ys, xs, residuals = _split(args, n_ys, n_xs)
-    y_dims, x_dims, residual_dims = _split(dims, n_ys, n_xs)
-    ys, at = _mapped(ys, y_dims, axis)
-    residuals, residual_dims = pull.reading(residuals, ys), pull.reading(residual_dims, at)
-    new = pull.batched(axis, residual_dims, at, [d is not None for d in x_dims])
-    return attach(new, residuals, _in_front(xs, x_dims), ys), at
+    (ys, xs, residuals), parts = _split(args, sizes), _split(dims, sizes)
+    ys, at = _mapped(ys, parts[0], axis)
+    residuals, residual_dims = pull.reading(residuals, ys), pull.reading(parts[2], at)
+    new = pull.batched(axis, residual_dims, at, [d is not None for d in parts[1]])
+    return attach(new, residuals, _in_front(xs, parts[1]), ys), at
 
 
 # --- push ---------------------------------------------------------------------------------------
@@ -173,86 +163,48 @@ def push(pull: Pull, residuals: _Values, ys: _Values, tangents: Tangents) -> lis
     return push_by_type(residuals, tangents, pull, tuple(map(tangent_type, ys)))
 
 
-def push_by_type(
-    residuals: _Values, tangents: Tangents, pull: Pull, types: tuple[Aval, ...]
-) -> list[Leaf]:
-    n = len(residuals)
-    return _bind(push_p, *residuals, *tangents, n_residuals=n, pull=pull, types=types)
+def push_by_type(residuals: _Values, tangents: Tangents, pull: Pull, types: _Types) -> list[Leaf]:
+    sizes = (len(residuals),)
+    return _bind(push_p, *residuals, *tangents, sizes=sizes, pull=pull, types=types)
 
 
-def _push_type(*args: Leaf, types: Sequence[Aval], **_: Any) -> list[Aval]:
+def _push_type(*args: Leaf, types: _Types, **_: Any) -> list[Aval]:
     return list(types)
 
 
-def _push_value(
-    *args: Leaf, n_residuals: int, pull: Pull, types: Sequence[Aval], **life: Any
-) -> list[Leaf]:
-    residuals, tangents = _split(args, n_residuals)
+def _push_value(*args: Leaf, sizes: _Sizes, pull: Pull, types: _Types, **life: Any) -> list[Leaf]:
+    residuals, tangents = _split(args, sizes)
     if pull.forward is not None:
         return pull.forward(residuals, tangents, pull.perturbed)
     return push_forward(lambda cts: pull.run(residuals, cts), types, tangents, pull.source)
 
 
 def _push_jvp(
-    primals: _Values,
-    tangents: Tangents,
-    *,
-    n_residuals: int,
-    pull: Pull,
-    types: tuple[Aval, ...],
-    **life: Any,
+    primals: _Values, tangents: Tangents, *, sizes: _Sizes, pull: Pull, types: _Types, **life: Any
 ) -> _WithTangents:
-    out = _bind(push_p, *primals, n_residuals=n_residuals, pull=pull, types=types)
-    residuals, ts = _split(primals, n_residuals)
-    dots, dts = _split(tangents, n_residuals)
+    out = _bind(push_p, *primals, sizes=sizes, pull=pull, types=types)
+    (residuals, ts), (dots, dts) = _split(primals, sizes), _split(tangents, sizes)
     parts = []
     if _nonzero(dts):
         parts.append(push_by_type(residuals, list(map(_instantiated, dts)), pull, types))
-    if some := _nonzero(dots):
-        parts.append(_derivative(pull, residuals, ts, types, some, [dots[i] for i in some]))
+    if some := _nonzero(dots):  # JAX differentiates the code that evaluates a `push`
+
+        def of_some(*values: Leaf) -> list[Leaf]:
+            mixed = replaced(residuals, some, values)
+            return _push_value(*mixed, *ts, sizes=sizes, pull=pull, types=types)
+
+        at = [residuals[i] for i in some], [dots[i] for i in some]
+        parts.append(jax.jvp(of_some, *at)[1])
     if not parts:
         return out, [ad.Zero(t) for t in types]
     first, *others = parts
     return out, [jnp.add(a, b) for a, b in zip(first, *others, strict=True)] if others else first
 
 
-def _derivative(
-    pull: Pull,
-    residuals: _Values,
-    ts: Tangents,
-    types: tuple[Aval, ...],
-    some: Sequence[int],
-    dots: Tangents,
-) -> list[Leaf]:
-    """Return the derivative of a `push` in some of its residuals."""
-
-    def of_some(*values: Leaf) -> list[Leaf]:
-        mixed = replaced(residuals, some, values)
-        if pull.forward is not None:
-            return pull.forward(mixed, ts, pull.perturbed)
-        return transposed(lambda cts: pull.run(mixed, cts), types, ts)
-
-    # JAX differentiates the code that evaluates the `push`. There the rule runs on tracers of this
-    # derivative, and staging hides their values: in `jax.grad` of `jax.jvp`, `if x > 0` in a rule
-    # looked like a branch on the upstream. `Pull.derivative` shows the values. It is not the only
-    # way, because it differentiates the rule in reverse mode: a rule may have a `while_loop`.
-    try:
-        return jax.jvp(of_some, [residuals[i] for i in some], list(dots))[1]
-    except NotLinearError as error:
-        if error.error is None:
-            raise refusal(pull.source, error) from None
-        return push_by_type([*residuals, *ts], dots, pull.derivative(len(residuals), some), types)
-
-
 def _push_transpose(
-    cotangents: Cotangents,
-    *args: Leaf,
-    n_residuals: int,
-    pull: Pull,
-    types: Sequence[Aval],
-    **life: Any,
+    cotangents: Cotangents, *args: Leaf, sizes: _Sizes, pull: Pull, types: _Types, **life: Any
 ) -> list[Leaf]:
-    residuals, tangents = _split(args, n_residuals)
+    residuals, tangents = _split(args, sizes)
     if any(map(ad.is_undefined_primal, residuals)):
         text = "a gradient that depends on its inputs"
         raise errors.not_linear(pull.source, text)
@@ -267,27 +219,26 @@ def _push_transpose(
         None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g
         for g, t in zip(gradients, tangents, strict=True)
     ]
-    return [*[None] * n_residuals, *back]
+    return [*[None] * len(residuals), *back]
 
 
 def _push_batch(
     axis: Axis,
     args: _Values,
-    dims: Sequence[Dim],
+    dims: _Dims,
     *,
-    n_residuals: int,
+    sizes: _Sizes,
     pull: Pull,
-    types: Sequence[Aval],
+    types: _Types,
     **life: Any,
 ) -> _Batched:
-    residuals, tangents = _split(args, n_residuals)
-    residual_dims, x_dims = _split(dims, n_residuals)
+    (residuals, tangents), (residual_dims, x_dims) = _split(args, sizes), _split(dims, sizes)
     if pull.forward is not None:
         tangents, x_dims = _mapped(tangents, x_dims, axis)
-    new = pull.batched(axis, residual_dims, [0] * len(types), [d is not None for d in x_dims])
+    in_front: list[Dim] = [0] * len(types)
+    new = pull.batched(axis, residual_dims, in_front, [d is not None for d in x_dims])
     out_types = tuple(batched_type(t, axis) for t in types)
-    out = push_by_type(residuals, _in_front(tangents, x_dims), new, out_types)
-    return out, [0] * len(types)
+    return push_by_type(residuals, _in_front(tangents, x_dims), new, out_types), in_front
 
 
 def _push_lowering(context: Any, *args: Any, pull: Pull, **params: Any) -> Any:
@@ -306,7 +257,7 @@ def _push_lowering(context: Any, *args: Any, pull: Pull, **params: Any) -> Any:
 def _only_mapped(primitive: Primitive, rule: AnyFunction) -> AnyFunction:
     """Return the rule for `vmap`, skipped if no operand is mapped: JAX calls it then, too."""
 
-    def batch(axis: Axis, args: _Values, dims: Sequence[Dim], **params: Any) -> _Batched:
+    def batch(axis: Axis, args: _Values, dims: _Dims, **params: Any) -> _Batched:
         if any(d is not None for d in dims):
             return rule(axis, args, dims, **params)
         out = primitive.bind(*args, **params)
@@ -316,21 +267,23 @@ def _only_mapped(primitive: Primitive, rule: AnyFunction) -> AnyFunction:
 
 
 def _register(
-    primitive: Primitive, value: AnyFunction, jvp: AnyFunction, batch: AnyFunction
+    primitive: Primitive,
+    value: AnyFunction,
+    abstract: AnyFunction,
+    jvp: AnyFunction,
+    batch: AnyFunction,
+    lowering: AnyFunction,
 ) -> None:
     primitive.def_impl(hidden(value))
+    primitive.def_abstract_eval(abstract)
     ad.primitive_jvps[primitive] = hidden(jvp)
     batching.fancy_primitive_batchers[primitive] = hidden(_only_mapped(primitive, batch))
+    mlir.register_lowering(primitive, lowering)
 
 
-_register(depend_p, _depend_value, _depend_jvp, _depend_batch)
-_register(attach_p, _attach_value, _attach_jvp, _attach_batch)
-_register(push_p, _push_value, _push_jvp, _push_batch)
-depend_p.def_abstract_eval(_depend_value)
-attach_p.def_abstract_eval(_attach_value)
-push_p.def_abstract_eval(_push_type)
-mlir.register_lowering(depend_p, mlir.lower_fun(_depend_value, multiple_results=True))
-mlir.register_lowering(attach_p, mlir.lower_fun(_attach_value, multiple_results=True))
-mlir.register_lowering(push_p, hidden(_push_lowering))
+_LOWERED = mlir.lower_fun(_identity, multiple_results=True)
+_register(depend_p, _identity, _identity, _depend_jvp, _depend_batch, _LOWERED)
+_register(attach_p, _identity, _identity, _attach_jvp, _attach_batch, _LOWERED)
+_register(push_p, _push_value, _push_type, _push_jvp, _push_batch, hidden(_push_lowering))
 ad.primitive_transposes[depend_p] = hidden(_depend_transpose)
 ad.primitive_transposes[push_p] = hidden(_push_transpose)

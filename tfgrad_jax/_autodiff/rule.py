@@ -2,8 +2,8 @@
 
 `Rule` is a pytree whose leaves are the residuals: JAX carries it from the forward to the backward
 pass. `Pull` has no residuals: it is a parameter of our primitives, which take the residuals as
-operands. `Pull.batched` is the rule under `vmap`, `Pull.derivative` that of its transpose. Both
-store which operands are being differentiated (JAX calls them *perturbed*).
+operands; `Pull.batched` is the rule under `vmap`. Both store which operands are being
+differentiated (JAX calls them *perturbed*).
 """
 
 import dataclasses
@@ -128,9 +128,6 @@ class Pull:
             )
             return each(list(residuals[: len(dims)]), list(values))  # `push` may add one more
 
-        if (forward := self.forward) is not None:  # all is mapped
-            both = (functools.partial(over_axis, at, of=0) for at in (self.at, forward))
-            return dataclasses.replace(self, at=next(both), forward=next(both))
         is_mapped = dict(zip(self.perturbed, mapped, strict=True))
 
         def run(
@@ -142,28 +139,5 @@ class Pull:
                 for i, g in zip(wanted, gradients, strict=True)
             ]
 
-        return dataclasses.replace(self, at=run)
-
-    def derivative(self, n_residuals: int, some: Sequence[int]) -> "Pull":
-        """Return the rule of the derivative of `push` in `some` of the residuals.
-
-        Its residuals are those of this rule, r, and the tangents, t. With cotangents c,
-        `<c, push(r, t)>` is `<rule(r, c), t>`. So the derivative in r is a `push`, too: its rule
-        pulls t back through `r -> rule(r, c)`.
-        """
-        this = self.run
-
-        def run(
-            kept: Sequence[Leaf], cotangents: Cotangents, wanted: Sequence[XIndex]
-        ) -> list[Leaf]:
-            residuals, tangents = kept[:n_residuals], kept[n_residuals:]
-            at = [some[i] for i in wanted]
-
-            def gradients(values: Sequence[Leaf]) -> list[Leaf]:
-                return this(replaced(residuals, at, values), cotangents)
-
-            every, pull_back = jax.vjp(gradients, [residuals[i] for i in at])
-            given = [None if g is None else t for g, t in zip(every, tangents, strict=True)]
-            return pull_back(given)[0]
-
-        return dataclasses.replace(self, at=run, perturbed=range(len(some)), own=(), forward=None)
+        forward = self.forward and functools.partial(over_axis, self.forward, of=0)
+        return dataclasses.replace(self, at=run, forward=forward)

@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import jax
-from jax.core import AbstractValue
-from jax.errors import TracerArrayConversionError, TracerBoolConversionError
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
-from tfgrad_jax._jax.compat import zeros
+from tfgrad_jax._jax.compat import is_ref_type, zeros
 from tfgrad_jax._jax.jaxpr import (
-    Atom,
+    Analysis,
     Body,
+    Followed,
     call_body,
     dependence,
     depends_on,
     evaluate,
+    flow,
+    is_call,
+    is_declared,
     name_of,
     open_jaxpr,
     without_consts,
@@ -35,7 +37,7 @@ from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.errors import Obstacle
 from tfgrad_jax._messages.source import Source
 
-from .linearity import EqnPath, Linearity, NotLinearError, check
+from .linearity import LINEAR, Degree, Kinds, Linearity, NotLinearError, check, only_for_derivatives
 
 Transposable: TypeAlias = Callable[[Cotangents], list[Leaf]]  # a rule at a point
 _Types: TypeAlias = Sequence[Aval]  # of the cotangents, which are the tangents of the result
@@ -50,9 +52,16 @@ def push_forward(
     """
     try:
         with explained(source):
-            return transposed(rule, types, tangents)
+            return transposed(source.named(rule, ()), types, tangents)
     except NotLinearError as error:
-        raise refusal(source, error) from None
+        line = source.line_of(error.eqn)
+        text = f"{error}{line and f', at {line}'}"
+        raise errors.not_linear(source, text, error.obstacle) from None
+    except NEEDS_VALUES as error:
+        text = errors.has_no_value(source)
+        if text not in getattr(error, "__notes__", ()):  # as in a `jvp` of a `jvp`
+            error.add_note(text)
+        raise
 
 
 @contextlib.contextmanager
@@ -70,12 +79,6 @@ def explained(source: Source) -> Iterator[None]:
         raise
 
 
-def refusal(source: Source, error: NotLinearError) -> TypeError:
-    """Return the error that says why the rule of a function has no transpose, and at which line."""
-    line = source.line_in(error.error) if error.error else source.line_of(error.eqn)
-    return errors.not_linear(source, f"{error}{line and f', at {line}'}", error.obstacle)
-
-
 def transposed(rule: Transposable, types: _Types, tangents: Tangents) -> list[Leaf]:
     """Return the transpose of `rule`, applied to `tangents`; `NotLinearError` if it has none."""
     closed, given = _traced(rule, types)
@@ -83,7 +86,7 @@ def transposed(rule: Transposable, types: _Types, tangents: Tangents) -> list[Le
     # An eager `jvp` takes 6 times as long as a hand-written `custom_jvp`, and 10 times without this
     # short way. It is no way where a call has a derivative of its own: `jax.linear_transpose` would
     # refuse it, or transpose its body where the next order needs its rule.
-    if not (found.declares or found.inlined):
+    if not (found.declares or found.stops):
         with contextlib.suppress(Exception):  # the type depends on the operation
             return list(jax.linear_transpose(jaxpr_as_fun(closed), *types)(dots))
     return _pulled_back(closed, found, types, dots)
@@ -96,48 +99,23 @@ def _traced(rule: Transposable, types: _Types) -> tuple[ClosedJaxpr, list[int]]:
     """
     context = recording()
 
+    @functools.wraps(rule)  # JAX's errors show the name and the line of the user's function
     def gradients(cotangents: Cotangents) -> list[Leaf]:
         with context():
             return list(rule(cotangents))
 
-    def trace() -> tuple[ClosedJaxpr, list[int]]:
-        closed, shapes = jax.make_jaxpr(gradients, return_shape=True)(types)
-        return closed, [i for i, shape in enumerate(shapes) if shape is not None]
-
-    with contextlib.suppress(*NEEDS_VALUES):
-        return trace()
-    try:
-        with jax.ensure_compile_time_eval():  # of operations on values
-            return trace()
-    except NEEDS_VALUES as error:
-        text, obstacle = _READS.get(type(error), _READS_VALUE)
-        # Does it read the upstream, or a value that `jit` or `vmap` traces? Then it raises for any
-        # upstream: with JAX's own error, as in reverse mode. "A branch on the upstream" was untrue.
-        try:
-            with jax.ensure_compile_time_eval():
-                rule(list(map(zeros, types)))
-        except NEEDS_VALUES:
-            raise
-        except Exception:  # any other does not count, such as of a rule that does not accept zeros
-            pass
-        raise NotLinearError(text, error=error, obstacle=obstacle) from None
-
-
-_READS: dict[type, tuple[str, Obstacle]] = {
-    TracerBoolConversionError: ("a branch on the upstream", Obstacle.NOT_LINEAR),
-    TracerArrayConversionError: ("NumPy code that reads the upstream", Obstacle.READS_VALUE),
-}
-_READS_VALUE = "Python code that reads the value of the upstream", Obstacle.READS_VALUE
+    closed, shapes = jax.make_jaxpr(gradients, return_shape=True)(types)
+    return closed, [i for i, shape in enumerate(shapes) if shape is not None]
 
 
 def _pulled_back(
     closed: ClosedJaxpr, found: Linearity, types: _Types, tangents: Tangents
 ) -> list[Leaf]:
     """Return the vjp of a traced rule, applied to tangents."""
-    linear = _Inlined(found.inlined)
 
     def pull(points: Cotangents, tangents: Tangents) -> Cotangents:
-        rule = lambda *cts: linear.evaluate(_needed(closed.jaxpr), closed.consts, cts)  # noqa: E731
+        jaxpr = _needed(closed.jaxpr)
+        rule = lambda *cts: _evaluated(found, jaxpr, closed.consts, cts)  # noqa: E731
         return jax.vjp(rule, *points)[1](tangents)
 
     eqn = found.declared[0] if found.declared else None
@@ -147,7 +125,7 @@ def _pulled_back(
         raise
     except Exception as error:  # the type depends on the operation and the version of JAX
         text = f"an operation that JAX cannot transpose ({error})".partition("\n")[0]
-        raise NotLinearError(text, eqn, obstacle=Obstacle.OPAQUE) from error
+        raise NotLinearError(text, eqn, Obstacle.OPAQUE) from error
     jaxpr, first = _needed(without_consts(pulled)), len(pulled.consts)
     # The vjp is taken at a point. It is the transpose only if it does not depend on that point: the
     # derivative of a linear map is constant. JAX's own operations are checked already. A function
@@ -157,74 +135,92 @@ def _pulled_back(
         raise NotLinearError(f"{of}, whose derivative depends on the upstream", eqn)
     if eqn:  # the vjp runs the rule of another function: is it linear, too?
         check(pulled, len(tangents))
-    operands = zip(jaxpr.invars, [*pulled.consts, *types, *tangents], strict=True)
-    used = {id(a) for e in jaxpr.eqns for a in e.invars}.union(map(id, jaxpr.outvars))
-    needed = {v: o for v, o in operands if id(v) in used}  # hardly ever the points
-    args = [zeros(o) if isinstance(o, AbstractValue) else o for o in needed.values()]
-    return evaluate(jaxpr.replace(invars=list(needed)), *args)
-
-
-class _Inlined:
-    """Evaluates a jaxpr without the derivatives that functions of the upstreams declare."""
-
-    # The transpose of a rule is made of those of the functions that it calls. The derivative that
-    # one of them declares may be something else: that of a `custom_jvp` may be clipped, that of
-    # `stop_gradient` is zero. So where `check` found that an upstream reaches such a call, the call
-    # becomes its body, and `stop_gradient` does nothing. All others keep their derivatives: the
-    # next order needs them.
-    def __init__(self, paths: set[EqnPath]) -> None:
-        self._paths = paths
-
-    def evaluate(
-        self, jaxpr: Jaxpr, consts: Sequence[Leaf], args: Sequence[Leaf], path: EqnPath = ()
-    ) -> list[Leaf]:
-        if not self._paths:
-            return jax.core.eval_jaxpr(jaxpr, consts, *args)
-        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-
-        def read(atom: Atom) -> Leaf:
-            return atom.val if isinstance(atom, Literal) else values[atom]
-
-        for eqn in jaxpr.eqns:
-            results = self._equation(eqn, list(map(read, eqn.invars)), (*path, id(eqn)))
-            values.update(zip(eqn.outvars, results, strict=True))
-        return list(map(read, jaxpr.outvars))
-
-    def _equation(self, eqn: Eqn, values: list[Leaf], path: EqnPath) -> list[Leaf]:
-        if path in self._paths:
-            body = call_body(eqn)
-            return values if body is None else self._called(body, values, path)
-        if any(inner[: len(path)] == path for inner in self._paths):
-            if eqn.primitive.name == "shard_map":  # its body runs on each device
-                raise NotLinearError("a `stop_gradient`, or the like, in a `shard_map`", eqn)
-            params = {name: self._traced(value, path) for name, value in eqn.params.items()}
-            eqn = eqn.replace(params=params)
-        atoms = {a: v for a, v in zip(eqn.invars, values, strict=True) if type(a) is not Literal}
-        one = _empty().replace(invars=list(atoms), outvars=list(eqn.outvars), eqns=[eqn])
-        return evaluate(one, *atoms.values())
-
-    def _called(self, body: Body, values: Sequence[Leaf], path: EqnPath) -> list[Leaf]:
-        return self.evaluate(open_jaxpr(body), getattr(body, "consts", ()), values, path)
-
-    def _traced(self, parameter: object, path: EqnPath) -> object:
-        if isinstance(parameter, tuple):
-            return tuple(self._traced(part, path) for part in parameter)
-        if not isinstance(parameter, ClosedJaxpr):
-            return parameter
-        types = [v.aval for v in parameter.jaxpr.invars]
-        return jax.make_jaxpr(lambda *args: self._called(parameter, args, path))(*types)
-
-
-@functools.cache
-def _empty() -> Jaxpr:
-    return jax.make_jaxpr(lambda: ())().jaxpr
+    return evaluate(jaxpr, *pulled.consts, *map(zeros, types), *tangents)
 
 
 def _needed(jaxpr: Jaxpr) -> Jaxpr:
     """Return a jaxpr without its dead code, such as the value at the point, or a log."""
     needed, eqns = set(map(id, jaxpr.outvars)), []
     for eqn in reversed(jaxpr.eqns):
-        if any(id(v) in needed for v in eqn.outvars):
+        # What writes to a Ref has no result: without it, a later one would read what was before.
+        touches_ref = any(is_ref_type(a.aval) for a in eqn.invars)
+        if touches_ref or any(id(v) in needed for v in eqn.outvars):
             needed.update(map(id, eqn.invars))
             eqns.append(eqn)
     return jaxpr.replace(eqns=eqns[::-1])
+
+
+# --- the map ------------------------------------------------------------------------------------
+
+Valued: TypeAlias = tuple[Degree, Leaf]
+
+
+def _evaluated(
+    found: Linearity, jaxpr: Jaxpr, consts: Sequence[Leaf], upstreams: Sequence[Leaf]
+) -> list[Leaf]:
+    """Evaluate a rule that was checked, such that its derivative is the rule itself."""
+    # The derivative of `stop_gradient` is zero, so at an upstream it does nothing. At any other
+    # value it keeps its derivative: the next order needs that.
+    if not found.stops:
+        return jax.core.eval_jaxpr(jaxpr, consts, *upstreams)
+    operands = [*((found.constant(c), c) for c in consts), *((LINEAR, u) for u in upstreams)]
+    return [value for _, value in flow(jaxpr, operands, _Evaluation(found))]
+
+
+class _Evaluation(Analysis[Valued]):
+    """Evaluate each equation, knowing the degrees of its operands."""
+
+    def __init__(self, found: Linearity) -> None:
+        self._found = found
+        # A jitted function that is called twice is put together once.
+        self._inside: dict[tuple[int, tuple[Degree, ...]], tuple[Eqn, Eqn]] = {}
+
+    def constant(self, value: Leaf) -> Valued:
+        return self._found.constant(value), value
+
+    def equation(self, eqn: Eqn, operands: list[Valued]) -> Followed[Valued]:
+        kinds, values = [k for k, _ in operands], [v for _, v in operands]
+        degrees, after = self._found.equation(eqn, kinds)
+        if LINEAR in kinds and only_for_derivatives(eqn):
+            body = call_body(eqn)
+            results = values if body is None else self._called(body, kinds, values)
+        else:
+            if LINEAR in kinds and is_call(eqn) and not is_declared(eqn):
+                # The operands of a loop have the degrees of its body, which come of the loop.
+                eqn = self._put_together(eqn, after if eqn.primitive.name == "scan" else kinds)
+            given = zip(eqn.invars, values, strict=True)
+            atoms = {a: v for a, v in given if not isinstance(a, Literal)}
+            one = _empty().replace(invars=[*atoms], outvars=[*eqn.outvars], eqns=[eqn])
+            results = evaluate(one, *atoms.values())
+        return list(zip(degrees, results, strict=True)), list(zip(after, values, strict=True))
+
+    def _called(self, body: Body, kinds: Kinds, values: Sequence[Leaf]) -> list[Leaf]:
+        operands = [*map(self.constant, getattr(body, "consts", ()))]
+        operands += zip(kinds, values, strict=True)
+        return [value for _, value in flow(open_jaxpr(body), operands, self)]
+
+    def _put_together(self, eqn: Eqn, kinds: Kinds) -> Eqn:
+        """Return the equation with what it calls as these degrees have it."""
+        key = id(eqn), tuple(kinds)
+        if key not in self._inside:
+            if eqn.primitive.name == "shard_map":  # its body runs on each device
+                (alone := Linearity()).equation(eqn, [*kinds])
+                if alone.stops:
+                    raise NotLinearError("a `stop_gradient`, or the like, in a `shard_map`", eqn)
+            params = {name: self._traced(value, kinds) for name, value in eqn.params.items()}
+            self._inside[key] = eqn, eqn.replace(params=params)
+        return self._inside[key][1]
+
+    def _traced(self, parameter: object, kinds: Kinds) -> object:
+        if isinstance(parameter, tuple):
+            return tuple(self._traced(part, kinds) for part in parameter)
+        if not isinstance(parameter, ClosedJaxpr):
+            return parameter
+        types = [v.aval for v in parameter.jaxpr.invars]
+        kinds = kinds[len(kinds) - len(types) :]  # without the predicate of a `cond`
+        return jax.make_jaxpr(lambda *args: self._called(parameter, kinds, args))(*types)
+
+
+@functools.cache
+def _empty() -> Jaxpr:
+    return jax.make_jaxpr(lambda: ())().jaxpr

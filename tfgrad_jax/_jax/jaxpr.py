@@ -3,25 +3,24 @@
 `flow` runs an `Analysis` over a jaxpr. Each variable gets a value, such as "linear in the
 upstreams" (`_autodiff/linearity.py`) or "depends on these operands" (`dependence`). Only this
 module knows how a `jit`, a `scan`, a `while_loop`, a `cond` and a `checkpoint` pass values to their
-bodies. A Ref has the joined value of everything that was written to it.
+bodies. A Ref has the value of everything that was written to it.
 """
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, TypeAlias, TypeVar, cast
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
 
 from .compat import is_ref_type
-from .types import Aval, Eqn, Leaf, is_differentiable
+from .types import Aval, Eqn, Leaf
 
 _V = TypeVar("_V")  # the fact that is followed
 Atom: TypeAlias = Var | Literal
 Followed: TypeAlias = tuple[list[_V], list[_V]]  # of results; of operands, after writes to Refs
 Body: TypeAlias = Jaxpr | ClosedJaxpr  # a parameter of the equation that calls it
-SourceInfo: TypeAlias = object  # where an operation comes from, as JAX records it
 Mask: TypeAlias = int  # a set of operands: bit `i` stands for operand `i`
 
 
@@ -40,13 +39,14 @@ ONE_BY_ONE = ("device_put", "optimization_barrier", "psum", "psum2", "psum_invar
 
 def without_consts(closed: ClosedJaxpr) -> Jaxpr:
     """Return the jaxpr with its constants as leading arguments, and without their values."""
-    return _opened(closed.jaxpr)
-
-
-def _opened(jaxpr: Jaxpr) -> Jaxpr:
+    jaxpr = closed.jaxpr
     if not jaxpr.constvars:
         return jaxpr
-    return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    return jaxpr.replace(constvars=[], invars=_inputs(jaxpr))
+
+
+def _inputs(jaxpr: Jaxpr) -> list[Var]:
+    return [*jaxpr.constvars, *jaxpr.invars]
 
 
 def evaluate(jaxpr: Jaxpr, *args: Leaf) -> list[Leaf]:
@@ -56,6 +56,16 @@ def evaluate(jaxpr: Jaxpr, *args: Leaf) -> list[Leaf]:
 
 class Analysis(Generic[_V]):
     """The fact to follow. Values can be compared for equality, and `join` is monotone."""
+
+    def __init__(self) -> None:
+        # What came of each jaxpr that was followed, which is kept so that no other gets its id. A
+        # jitted function is traced once: without this, 16 of them that each call the next one twice
+        # would be followed 65,536 times.
+        self._memo: dict[Hashable, tuple[Jaxpr, Followed[_V]]] = {}
+
+    def state(self) -> Hashable:
+        """Return what the values depend on beside the operands."""
+        return None
 
     def constant(self, value: Leaf) -> _V:
         """Return the value of a constant."""
@@ -71,6 +81,10 @@ class Analysis(Generic[_V]):
         """Return the values of the results of an equation that calls nothing."""
         raise NotImplementedError
 
+    def written(self, eqn: Eqn, operands: Sequence[_V]) -> _V:
+        """Return the value of the Refs of an equation that calls nothing, after it."""
+        return functools.reduce(functools.partial(self.join, eqn.primitive.name), operands)
+
     def join(self, name: str, a: _V, b: _V) -> _V:
         """Return the value of a result that is either `a` or `b`; `name` is the operation."""
         raise NotImplementedError
@@ -79,36 +93,55 @@ class Analysis(Generic[_V]):
         """Return the value of a result that a predicate chooses (`cond`) or ends (`while`)."""
         return self.join(name, predicate, result)
 
+    def equation(self, eqn: Eqn, operands: list[_V]) -> Followed[_V]:
+        """Return the values of the results of one equation, and of its operands after it."""
+        if (follow := _LOOPS_AND_BRANCHES.get(eqn.primitive.name)) is not None:
+            return self.call(eqn, operands, follow)
+        if (body := call_body(eqn)) is not None:
+            return self.call(eqn, operands, lambda _, *others: _body(body, *others))
+        results = self.step(eqn, operands)
+        if not any(is_ref_type(a.aval) for a in eqn.invars):
+            return results, operands
+        # What one iteration of a `scan` writes, the next one reads, so a Ref that misses it here
+        # has the value that it had before the loop.
+        return results, [self.written(eqn, operands)] * len(operands)
+
+    def follow(self, jaxpr: Jaxpr, operands: Iterable[_V]) -> Followed[_V]:
+        """Return the values of the results, and of the operands after writes to Refs.
+
+        Those of constants come first.
+        """
+        values: dict[Var, _V] = dict(zip(_inputs(jaxpr), operands, strict=True))
+
+        def read(atom: Atom) -> _V:
+            return self.constant(atom.val) if isinstance(atom, Literal) else values[atom]
+
+        for eqn in jaxpr.eqns:
+            inputs = [read(a) for a in eqn.invars]
+            results, after = self.equation(eqn, inputs)
+            values.update(zip(eqn.outvars, results, strict=True))
+            if after is inputs:
+                continue
+            for atom, value in zip(eqn.invars, after, strict=True):
+                if isinstance(atom, Var) and is_ref_type(atom.aval):
+                    values[atom] = value
+        return [read(v) for v in jaxpr.outvars], [values[v] for v in _inputs(jaxpr)]
+
+    def called(self, jaxpr: Jaxpr, operands: Sequence[_V]) -> Followed[_V]:
+        """Return the same for what an equation calls."""
+        key = id(jaxpr), self.state(), tuple(operands)
+        if key not in self._memo:
+            self._memo[key] = jaxpr, self.follow(jaxpr, operands)
+        return self._memo[key][1]
+
 
 def flow(jaxpr: Jaxpr, operands: Iterable[_V], analysis: Analysis[_V]) -> list[_V]:
-    """Return the values of the results of a jaxpr without constants, from those of its operands."""
-    return _flow(jaxpr, operands, analysis)[0]
-
-
-def _flow(jaxpr: Jaxpr, operands: Iterable[_V], analysis: Analysis[_V]) -> Followed[_V]:
-    """Return the values of the results, and of the operands after the jaxpr has written to Refs."""
-    values: dict[Var, _V] = dict(zip(jaxpr.invars, operands, strict=True))
-
-    def read(atom: Atom) -> _V:
-        return analysis.constant(atom.val) if isinstance(atom, Literal) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        inputs = [read(a) for a in eqn.invars]
-        results, after = flow_of_one(eqn, inputs, analysis)
-        values.update(zip(eqn.outvars, results, strict=True))
-        if after is inputs:
-            continue
-        for atom, value in zip(eqn.invars, after, strict=True):
-            if isinstance(atom, Var) and is_ref_type(atom.aval):
-                values[atom] = value
-    return [read(v) for v in jaxpr.outvars], [values[v] for v in jaxpr.invars]
+    """Return the values of the results of a jaxpr, from those of its constants and operands."""
+    return analysis.follow(jaxpr, operands)[0]
 
 
 class Dependence(Analysis[Mask]):
     """Follow which operands a value depends on."""
-
-    def __init__(self, ends: Mask = 0) -> None:
-        self._ends = ends  # with what has no derivative, as a comparison has none
 
     def constant(self, value: Leaf) -> Mask:
         return 0
@@ -117,11 +150,7 @@ class Dependence(Analysis[Mask]):
         n = len(eqn.outvars)
         if isinstance(eqn.primitive, Identity) or eqn.primitive.name in ONE_BY_ONE:
             return list(operands[:n])
-        joined = functools.reduce(operator.or_, operands, 0)
-        if not joined & self._ends:
-            return [joined] * n
-        dtypes = [cast("Aval", v.aval).dtype for v in eqn.outvars]
-        return [joined if is_differentiable(d) else joined & ~self._ends for d in dtypes]
+        return [functools.reduce(operator.or_, operands, 0)] * n
 
     def join(self, name: str, a: Mask, b: Mask) -> Mask:
         return a | b
@@ -130,14 +159,6 @@ class Dependence(Analysis[Mask]):
 def dependence(jaxpr: Jaxpr) -> list[Mask]:
     """Return, for each result of a jaxpr without constants, which operands it depends on."""
     return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], Dependence())
-
-
-@functools.cache
-def _collective_effect() -> type:
-    """Return the type of the effect that marks operations over a named axis."""
-    total = jax.make_jaxpr(lambda x: jax.lax.psum(x, "i"), axis_env=[("i", 1)])(1.0)
-    (effect,) = total.effects
-    return type(effect)
 
 
 class _Mapped(Dependence):
@@ -151,8 +172,12 @@ class _Mapped(Dependence):
         return follow(eqn, operands, self)
 
     def step(self, eqn: Eqn, operands: Sequence[Mask]) -> list[Mask]:
-        if any(isinstance(e, _collective_effect()) for e in eqn.effects):
-            return [0] * len(eqn.outvars)  # all examples share a sum over them
+        # All examples share the result of a collective, which has an effect. So has what reads or
+        # writes a Ref, which says nothing here. Any other effect counts as a collective's: then
+        # `depend` is in vain, and compiles to nothing. To learn the type of a collective's effect
+        # takes a trace, and JAX fails to make one inside a checked `shard_map`.
+        if eqn.effects and not any(is_ref_type(v.aval) for v in (*eqn.invars, *eqn.outvars)):
+            return [0] * len(eqn.outvars)
         return super().step(eqn, operands)
 
 
@@ -211,23 +236,14 @@ def call_body(eqn: Eqn) -> Body | None:
     return None
 
 
+def is_call(eqn: Eqn) -> bool:
+    """Return whether a fact is followed into what an equation calls."""
+    return eqn.primitive.name in _LOOPS_AND_BRANCHES or call_body(eqn) is not None
+
+
 def is_declared(eqn: Eqn) -> bool:
     """Return whether an equation is a call with a derivative of its own."""
     return eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
-
-
-def _bodies(eqn: Eqn) -> Iterator[tuple[Jaxpr, Sequence[Atom]]]:
-    """Yield what an equation calls, each with its operands."""
-    name, atoms = eqn.primitive.name, eqn.invars
-    if name == "cond":
-        yield from ((open_jaxpr(body), atoms[1:]) for body in eqn.params["branches"])
-    elif name == "while":
-        first = eqn.params["cond_nconsts"]
-        second = first + eqn.params["body_nconsts"]
-        yield open_jaxpr(eqn.params["cond_jaxpr"]), [*atoms[:first], *atoms[second:]]
-        yield open_jaxpr(eqn.params["body_jaxpr"]), atoms[first:]
-    elif (body := eqn.params["jaxpr"] if name == "scan" else call_body(eqn)) is not None:
-        yield open_jaxpr(body), atoms
 
 
 def name_of(eqn: Eqn) -> str:
@@ -242,56 +258,39 @@ def open_jaxpr(body: Body) -> Jaxpr:
 
 def _body(body: Body, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
     consts = [analysis.constant(c) for c in getattr(body, "consts", ())]
-    results, after = _flow(_opened(open_jaxpr(body)), [*consts, *operands], analysis)
+    results, after = analysis.called(open_jaxpr(body), [*consts, *operands])
     return results, after[len(consts) :]
 
 
-def flow_of_one(eqn: Eqn, operands: list[_V], analysis: Analysis[_V]) -> Followed[_V]:
-    """Return the values of the results of one equation, and of its operands after it."""
-    name = eqn.primitive.name
-    if name in _LOOPS_AND_BRANCHES:
-        return analysis.call(eqn, operands, _LOOPS_AND_BRANCHES[name])
-    if (body := call_body(eqn)) is not None:
-        return analysis.call(eqn, operands, lambda _, *others: _body(body, *others))
-    results = analysis.step(eqn, operands)
-    if not any(is_ref_type(a.aval) for a in eqn.invars):
-        return results, operands
-    # The operation may write any operand to the Ref. What one iteration of a `scan` writes, the
-    # next one reads, so a Ref that misses it here has the value that it had before the loop.
-    written = functools.reduce(functools.partial(analysis.join, name), operands)
-    return results, [written] * len(operands)
+def _joined(name: str, these: Sequence[_V], those: Sequence[_V], by: Analysis[_V]) -> list[_V]:
+    return [by.join(name, a, b) for a, b in zip(these, those, strict=True)]
 
 
 def _loop(
     name: str, body: Body, parts: Sequence[Sequence[_V]], analysis: Analysis[_V]
 ) -> Followed[_V]:
-    """Return the values of the results of a loop."""
+    """Return the values of the results of a loop; those of its operands are those of the body."""
     # What one iteration computes, the next one gets. So the body is followed until its carry has
     # the values that it had before: a delay line passes an upstream on three steps late.
     consts, carry, xs = map(list, parts)
     while True:
         results, after = _body(body, [*consts, *carry, *xs], analysis)
-        joined = [analysis.join(name, a, b) for a, b in zip(carry, results, strict=False)]
-        consts, before = after[: len(consts)], consts  # a body may write to Refs among these
-        if joined == carry and consts == before:
+        before = consts, carry
+        consts = _joined(name, consts, after[: len(consts)], analysis)  # there may be Refs
+        carry = _joined(name, carry, results[: len(carry)], analysis)
+        if (consts, carry) == before:
             return [*carry, *results[len(carry) :]], [*consts, *carry, *xs]
-        carry = joined
 
 
 def _scan(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
-    start, end = carry_of(eqn)
-    parts = operands[:start], operands[start:end], operands[end:]
-    return _loop("scan", eqn.params["jaxpr"], parts, analysis)
-
-
-def carry_of(eqn: Eqn) -> tuple[int, int]:
-    """Return where the carry of a scan begins and ends among its operands."""
-    # The parameters of the equation say so, but their names differ between versions of JAX (such as
-    # `num_consts`). The shapes do not: the sequences, which follow the carry, have one axis more in
-    # the equation than in the body.
+    # The parameters of the equation say where the carry is, but their names differ between versions
+    # of JAX (such as `num_consts`). The shapes do not: the sequences, which follow the carry, have
+    # one axis more in the equation than in the body.
     body = open_jaxpr(eqn.params["jaxpr"])
     end = len(eqn.invars) - _unequal(eqn.invars, body.invars)
-    return end - (len(eqn.outvars) - _unequal(eqn.outvars, body.outvars)), end
+    start = end - (len(eqn.outvars) - _unequal(eqn.outvars, body.outvars))
+    parts = operands[:start], operands[start:end], operands[end:]
+    return _loop("scan", eqn.params["jaxpr"], parts, analysis)
 
 
 def _unequal(these: Sequence[Atom], those: Sequence[Atom]) -> int:
@@ -311,11 +310,9 @@ def _while(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed
 
 def _cond(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
     predicate, *rest = operands
-    first, *others = (_body(branch, rest, analysis) for branch in eqn.params["branches"])
-    results, after = first
-    for more, later in others:
-        results = [analysis.join("cond", a, b) for a, b in zip(results, more, strict=True)]
-        after = [analysis.join("cond", a, b) for a, b in zip(after, later, strict=True)]
+    each = [_body(branch, rest, analysis) for branch in eqn.params["branches"]]
+    join = lambda these, those: _joined("cond", these, those, analysis)  # noqa: E731
+    results, after = (functools.reduce(join, parts) for parts in zip(*each, strict=True))
     return [analysis.branch("cond", predicate, value) for value in results], [predicate, *after]
 
 
