@@ -181,7 +181,9 @@ keep(
     lambda w: jax.tree.structure(jax.tree_util.Partial(lambda: w)),
     lambda t: jax.tree.unflatten(t, [])(),
 )
-keep("partial", lambda w: functools.partial(lambda v, factor: v * factor, w), lambda f: f(factor=1.0))
+keep(
+    "partial", lambda w: functools.partial(lambda v, factor: v * factor, w), lambda f: f(factor=1.0)
+)
 keep("a lock beside", lambda w: (threading.Lock(), w), lambda p: p[1])
 keep("jitted function", lambda w: jax.jit(lambda: w * 1), lambda f: f())
 keep("cached function", lambda w: functools.cache(lambda: w), lambda f: f())
@@ -206,7 +208,11 @@ keep(
     lambda w: attributed(custom_gradient(lambda x: (x, lambda dy: dy)), w),
     lambda f: f.w,
 )
-keep("several leaves", lambda w: {"w": 3 * w, "b": [-2 * w], "unused": w}, lambda d: d["w"] + d["b"][0])
+keep(
+    "several leaves",
+    lambda w: {"w": 3 * w, "b": [-2 * w], "unused": w},
+    lambda d: d["w"] + d["b"][0],
+)
 keep(
     "integer beside",
     lambda w: (jnp.stack([0 * w, w]), jnp.sign(w).astype(int)),

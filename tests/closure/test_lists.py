@@ -84,12 +84,12 @@ USES = {
         lambda c, _: (c + jax.jit(closed_over(z, a))(x), 0), 0 * x, None, 1
     )[0],
     "a decorated closure in a cond": lambda z, a, x: lax.cond(x > 0, closed_over(z, a), abs, x),
-    "a custom_jvp": lambda z, a, x: z * 0 + with_its_own_derivative(
-        jax.custom_jvp, lambda a, z, x: z * x + a * x**2
-    )(a, z, x),
-    "a custom_vjp": lambda z, a, x: z * 0 + with_its_own_derivative(
-        jax.custom_vjp, lambda a, z, x: z * x + a * x**2
-    )(a, z, x),
+    "a custom_jvp": lambda z, a, x: (
+        z * 0 + with_its_own_derivative(jax.custom_jvp, lambda a, z, x: z * x + a * x**2)(a, z, x)
+    ),
+    "a custom_vjp": lambda z, a, x: (
+        z * 0 + with_its_own_derivative(jax.custom_vjp, lambda a, z, x: z * x + a * x**2)(a, z, x)
+    ),
     "a Ref": lambda z, a, x: jax.new_ref(z * x)[...] + a * x**2,
 }
 

@@ -274,11 +274,15 @@ ORDERS = {
     "penalty": penalty,
     "jit(jvp of grad)": lambda loss: jax.jit(hvp(loss)),
     "jvp of grad(jit)": lambda loss: hvp(jax.jit(loss)),
-    "vmap(grad of grad)": lambda loss: lambda *args: jax.tree.map(
-        lambda g: g[0], jax.vmap(nested_gradient(loss))(*(a[None] for a in args))
+    "vmap(grad of grad)": lambda loss: (
+        lambda *args: jax.tree.map(
+            lambda g: g[0], jax.vmap(nested_gradient(loss))(*(a[None] for a in args))
+        )
     ),
     "grad(scan(jit(grad)))": lambda loss: gradient(
-        lambda *args: sum(lax.map(lambda a: jax.jit(gradient(loss))(*a), tuple(a[None] for a in args)))[0]
+        lambda *args: sum(
+            lax.map(lambda a: jax.jit(gradient(loss))(*a), tuple(a[None] for a in args))
+        )[0]
     ),
     "grad(checkpoint(grad))": lambda loss: gradient(
         lambda *args: sum(jax.checkpoint(gradient(loss))(*args)) ** 2

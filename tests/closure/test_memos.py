@@ -1,0 +1,299 @@
+"""Memos: what `f` or its rule computes once, and leaves for others: right or an error, never silent.
+
+A memo of `exp(w)` is filled by `f` or by the rule, and read by `f` in another call, by the rule, or
+by the loss. The declared derivatives of `f`, `exp(w) x`, are `7 exp(w)` by `x` and `5 x` by `w`.
+"""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from support.helpers import assert_same, sample
+from support.ways import gradient, hand_written, jvp
+
+from tfgrad_jax import custom_gradient
+
+# --- memos: each takes `w` and returns what computes `exp(w)` at the first call --------------------
+
+
+def cached_property(w):
+    class Model:
+        e = functools.cached_property(lambda self: jnp.exp(w))
+
+    held = Model()
+    return lambda: held.e
+
+
+def cached_method(w):
+    class Model:
+        def __init__(self):
+            self.w = w
+
+        @functools.cache
+        def e(self):
+            return jnp.exp(self.w)
+
+    held = Model()
+    return lambda: held.e()
+
+
+def attribute(w):
+    class Model:
+        def __init__(self):
+            self.w, self.kept = w, None
+
+        def e(self):
+            if self.kept is None:
+                self.kept = jnp.exp(self.w)
+            return self.kept
+
+    return Model().e
+
+
+def in_a_dict(w):
+    table = {}
+
+    def e():
+        if "e" not in table:
+            table["e"] = jnp.exp(w)
+        return table["e"]
+
+    return e
+
+
+def nonlocal_variable(w):
+    kept = None
+
+    def e():
+        nonlocal kept
+        if kept is None:
+            kept = jnp.exp(w)
+        return kept
+
+    return e
+
+
+def nnx_variable(w):
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.w, self.kept, self.is_filled = nnx.Param(w), nnx.Cache(jnp.float32(0)), [False]
+
+        def e(self):
+            if not self.is_filled[0]:
+                self.kept.set_value(jnp.exp(self.w[...]))
+                self.is_filled[0] = True
+            return self.kept[...]
+
+    return Model().e
+
+
+def equinox_table(w):
+    eqx = pytest.importorskip("equinox")
+
+    class Model(eqx.Module):
+        w: jax.Array
+        table: dict = eqx.field(static=True, default_factory=dict)
+
+        def e(self):
+            if "e" not in self.table:
+                self.table["e"] = jnp.exp(self.w)
+            return self.table["e"]
+
+    return Model(w).e
+
+
+def linen_variable(w):
+    nn = pytest.importorskip("flax.linen")
+
+    class Model(nn.Module):
+        def e(self):
+            if not self.has_variable("memo", "e"):
+                self.put_variable("memo", "e", jnp.exp(w))
+            return self.get_variable("memo", "e")
+
+    return Model().bind({}, mutable=["memo"]).e
+
+
+MEMOS = {
+    "cached property": cached_property,
+    "cached method": cached_method,
+    "attribute": attribute,
+    "dict": in_a_dict,
+    "nonlocal variable": nonlocal_variable,
+    "nnx Variable": nnx_variable,
+    "equinox table": equinox_table,
+    "linen variable": linen_variable,
+}
+
+
+# --- who fills it, and who reads it ---------------------------------------------------------------
+
+
+def layer(w, in_f, in_rule=None):
+    """Return `exp(w) x`: `in_f()` and, if it is there, `in_rule()` give `exp(w)`."""
+
+    @custom_gradient
+    def memoized(x):
+        e = in_f()
+
+        def grad(dy, variables=()):
+            dx = 7 * dy * (in_rule() if in_rule else e)
+            return (dx, [5 * dy * x for _ in variables]) if len(variables) else dx
+
+        return e * x, grad
+
+    return memoized
+
+
+H = hand_written(lambda w, x: jnp.exp(w) * x, lambda w, x: 5 * x, lambda w, x: 7 * jnp.exp(w))
+
+OF_THE_MEMO = hand_written(lambda e, x: e * x, lambda e, x: 5 * x, lambda e, x: 7 * e)
+
+
+def slope(f, x):
+    return jax.vjp(f, x)[1](jnp.ones_like(x))[0]
+
+
+def by_f_then_f(w, x, memo):
+    f = layer(w, memo)
+    return f(x) + f(2 * x)
+
+
+def by_f_then_another(w, x, memo):
+    return layer(w, memo)(x) + layer(w, memo)(2 * x)
+
+
+def by_f_then_its_rule(w, x, memo):
+    return layer(w, memo, memo)(x)
+
+
+def by_f_then_the_loss(w, x, memo):
+    return layer(w, memo)(x) + memo()
+
+
+def by_the_rule_then_the_rule(w, x, memo):
+    f = layer(w, lambda: jnp.exp(w), memo)
+    return f(x) + f(2 * x)
+
+
+def by_the_rule_then_f(w, x, memo):
+    return slope(layer(w, lambda: jnp.exp(w), memo), x) + layer(w, memo)(x)
+
+
+def by_the_rule_then_the_loss(w, x, memo):
+    return slope(layer(w, lambda: jnp.exp(w), memo), x) + memo()
+
+
+PROGRAMS = {
+    by_f_then_f: lambda w, x: H(w, x) + H(w, 2 * x),
+    by_f_then_another: lambda w, x: H(w, x) + H(w, 2 * x),
+    by_f_then_its_rule: H,
+    by_f_then_the_loss: lambda w, x: H(w, x) + jnp.exp(w),
+    by_the_rule_then_the_rule: lambda w, x: H(w, x) + H(w, 2 * x),
+    # Here the memo is a value of the loss, so the list of `f` has it in the place of `w`.
+    by_the_rule_then_f: lambda w, x: 7 * jnp.exp(w) + OF_THE_MEMO(jnp.exp(w), x),
+    by_the_rule_then_the_loss: lambda w, x: 7 * jnp.exp(w) + jnp.exp(w),
+}
+WORLDS = {
+    "grad": gradient,
+    "jvp": jvp,
+    "jit(grad)": lambda f: jax.jit(gradient(f)),
+    "grad(jit)": lambda f: gradient(jax.jit(f)),
+    "vmap(grad)": lambda f: (
+        lambda *args: jax.tree.map(lambda g: g[0], jax.vmap(gradient(f))(*(a[None] for a in args)))
+    ),
+    "grad(scan)": lambda f: gradient(
+        lambda *args: lax.map(lambda a: f(*a), tuple(a[None] for a in args))[0]
+    ),
+    "hessian": lambda f: jax.hessian(f, (0, 1)),
+}
+# What must be right, in eager derivatives: another call, and the rule.
+RIGHT = by_f_then_f, by_f_then_another, by_f_then_its_rule, by_the_rule_then_the_rule
+OWN = "nnx Variable", "linen variable"  # the library may refuse the assignment, in its words
+ERRORS = TypeError, ValueError, jax.errors.UnexpectedTracerError
+
+EVERY = itertools.product(MEMOS, PROGRAMS, WORLDS)
+CORE = [
+    *itertools.product(["cached property", "attribute"], PROGRAMS, WORLDS),
+    *itertools.product(MEMOS, PROGRAMS, ["grad", "jit(grad)"]),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*which only its")
+@pytest.mark.parametrize(
+    ("memo", "program", "world"),
+    sample(EVERY, 20, dict.fromkeys(CORE)),
+    ids=lambda v: getattr(v, "__name__", v),
+)
+def test_a_memo_is_right_or_an_error_with_its_remedy(memo, program, world):
+    args = jnp.float32(1.3), jnp.float32(0.5)
+    make = MEMOS[memo]
+    expected = WORLDS[world](PROGRAMS[program])(*args)
+    try:
+        got = WORLDS[world](lambda w, x: program(w, x, make(w)))(*args)
+    except Exception if memo in OWN else ERRORS as error:
+        if memo not in OWN:
+            assert not (program in RIGHT and world in ("grad", "jvp"))
+            text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+            assert "memoized" in text and re.search("before|return it|new_ref", text)
+    else:
+        assert_same(got, expected)
+
+
+def test_after_the_derivative_a_memo_is_an_error_and_not_a_number():
+    memos = []
+
+    def loss(w):
+        memos.append(in_a_dict(w))
+        return layer(w, memos[-1])(jnp.float32(2))
+
+    assert_same(jax.grad(loss)(jnp.float32(1)), jnp.float32(10))
+    with pytest.raises(ERRORS) as caught:
+        memos[0]() + 1
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "memoized" in text and "return it" in text
+
+
+@pytest.mark.parametrize("world", ["grad", "jvp", "jit(grad)", "vmap(grad)"])
+def test_a_memo_that_is_filled_before_is_right(world):
+    """The first remedy."""
+
+    def loss(w, x):
+        memo = attribute(w)
+        memo()
+        return layer(w, memo, memo)(x) + memo()
+
+    args = jnp.float32(1.3), jnp.float32(0.5)
+    got = WORLDS[world](loss)(*args)
+    e = jnp.exp(args[0])  # what `f` uses: 5 x is its gradient, and not that of `w`
+    assert_same(got, (e * (5 * args[1] + 1), 7 * e))
+
+
+@pytest.mark.parametrize("world", ["eager", "jit", "vmap"])
+def test_a_memo_of_constants_keeps_no_tracer(world):
+    table = functools.cache(lambda: jnp.arange(3.0))
+
+    def loss(w, x):
+        @custom_gradient
+        def f(x):
+            y = w * x * jnp.sum(jnp.ones(3)) if world != "eager" else w * x * table().sum()
+            return y, lambda dy, variables: (7 * dy * w, [5 * dy * x for _ in variables])
+
+        return f(x)
+
+    around = {
+        "eager": lambda f: f,
+        "jit": jax.jit,
+        "vmap": lambda f: (
+            lambda *a: jax.tree.map(lambda g: g[0], jax.vmap(f)(*(x[None] for x in a)))
+        ),
+    }[world]
+    w, x = jnp.float32(3), jnp.float32(2)
+    assert_same(around(gradient(loss))(w, x), (5 * x, 7 * w))
+    assert not isinstance(table(), jax.core.Tracer)
