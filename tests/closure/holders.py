@@ -12,7 +12,7 @@ import itertools
 import threading
 import types
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ class Slots:
 class Registered:
     """Its attribute is a property over a registry."""
 
-    registry: Any = weakref.WeakKeyDictionary()
+    registry: ClassVar[Any] = weakref.WeakKeyDictionary()
 
     def __init__(self, w):
         self.registry[self] = w

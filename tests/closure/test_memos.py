@@ -1,4 +1,4 @@
-"""Memos: what `f` or its rule computes once, and leaves for others: right or an error, never silent.
+"""Memos: what `f` or its rule computes once and leaves for others: right, or an error.
 
 A memo of `exp(w)` is filled by `f` or by the rule, and read by `f` in another call, by the rule, or
 by the loss. The declared derivatives of `f`, `exp(w) x`, are `7 exp(w)` by `x` and `5 x` by `w`.
@@ -17,7 +17,7 @@ from support.ways import gradient, hand_written, jvp
 
 from tfgrad_jax import custom_gradient
 
-# --- memos: each takes `w` and returns what computes `exp(w)` at the first call --------------------
+# --- memos: each takes `w` and returns what computes `exp(w)` at the first call -------------------
 
 
 def cached_property(w):

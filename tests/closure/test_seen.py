@@ -52,7 +52,7 @@ SEEN = {
     "max": lambda a: float(max(a - 1, a)) / 3,
     "iteration": lambda a: sum(float(b) for b in jnp.stack([a, a])) / 6,
     "a key of a table": lambda a: {3.0: 1}[float(a)],
-    "an assertion": lambda a: [1 for _ in range(1) if a.shape == () and a.dtype == np.float32][0],
+    "an assertion": lambda a: int(a.shape == () and a.dtype == np.float32 and a.ndim == 0),
     "in a jit": lambda a: float(jax.jit(lambda b: b + a)(a)) / 6,
     "in a scan": lambda a: float(lax.scan(lambda c, _: (c + a, 0), 0 * a, None, 2)[0]) / 6,
     "in a vmap": lambda a: float(jax.vmap(lambda b: b + a)(a[None])[0]) / 6,
