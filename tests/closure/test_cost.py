@@ -145,10 +145,7 @@ def calls(run):
     return counted
 
 
-MODES = {
-    "eager": lambda f: f,
-    "jit(grad)": lambda f: lambda *args: jax.jit(f)(*args),
-}
+MODES = {"eager": lambda f: f, "jit(grad)": lambda f: lambda *args: jax.jit(f)(*args)}
 
 
 @pytest.mark.parametrize("mode", ["eager", "jit(grad)", "grad(jit)"])

@@ -54,9 +54,7 @@ def outer_of(w, call, **options):
 def outer_oracle(s_of):
     """Of the same: the outer rule declares all that there is by `w` and by `x`."""
     return hand_written(
-        lambda w, x: w * s_of(w, x),
-        lambda w, x: 11 * s_of(w, x),
-        lambda w, x: 7 * s_of(w, x),
+        lambda w, x: w * s_of(w, x), lambda w, x: 11 * s_of(w, x), lambda w, x: 7 * s_of(w, x)
     )
 
 
