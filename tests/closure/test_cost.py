@@ -2,7 +2,6 @@
 
 import collections
 import gc
-import itertools
 import sys
 import types
 import weakref
@@ -12,28 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from support.helpers import assert_same, eager_and_jit, sample
+from support.helpers import assert_same, eager_and_jit, product
+from support.ways import gradient
 
 from tfgrad_jax import custom_gradient
 
-W, X = ARGS = jnp.float32(1.5), jnp.float32(0.5)
+ARGS = W, X = jnp.float32(1.5), jnp.float32(0.5)
 RUNS: collections.Counter[str] = collections.Counter()
 
 
-def counted(w, read, **options):
-    """Return a function with the value `read() x`, declared `7 w` by x and 5 by w."""
-
-    def f(x):
-        RUNS["f"] += 1
-
-        def rule(dy, variables=()):
-            RUNS["rule"] += 1
-            dx = 7 * dy * read()
-            return (dx, [5 * dy * x for _ in variables]) if len(variables) else dx
-
-        return read() * x, rule
-
-    return custom_gradient(f, **options)
+def counted(get, **options):
+    note = lambda name: lambda *_: RUNS.update([name]) or 1  # noqa: E731
+    return product(get, note("f"), note("rule"), **options)
 
 
 class Layer:
@@ -42,21 +31,22 @@ class Layer:
 
     @custom_gradient
     def __call__(self, x):
-        return counted(self.w, lambda: self.w).__wrapped__(x)
+        return counted(lambda: self.w).__wrapped__(x)
 
 
 CALLERS = {
-    "closure": lambda w, x: counted(w, lambda: w)(x),
-    "declared": lambda w, x: counted(w, lambda: w, variables=[w])(x),
-    "autodiff": lambda w, x: counted(w, lambda: w, variables="autodiff")(x),
+    "closure": lambda w, x: counted(w)(x),
+    "declared": lambda w, x: counted(w, variables=[w])(x),
+    "autodiff": lambda w, x: counted(w, variables="autodiff")(x),
     "method": lambda w, x: Layer(w)(x),
-    "constants": lambda w, x: counted(1.5, lambda: 1.5)(x),
+    "constants": lambda w, x: counted(jnp.float32(1.5))(x),
 }
 
 
 def pulled(times):
     def run(loss):
         _, pull = jax.vjp(loss, *ARGS)
+        assert RUNS["rule"] == 0  # it runs in the backward pass
         for _ in range(times):
             pull(jnp.float32(1))
 
@@ -64,22 +54,21 @@ def pulled(times):
 
 
 def mapped(loss):
-    return jax.vmap(jax.grad(loss, (0, 1)))(W[None], X[None])
+    return jax.vmap(gradient(loss))(W[None], X[None])
 
 
 def scanned(loss):
-    return lax.scan(lambda c, a: (c, jax.grad(loss, (0, 1))(*a)), 0, (W[None], X[None]))
+    return lax.scan(lambda c, a: (c, gradient(loss)(*a)), 0, (W[None], X[None]))
 
 
-# What runs, and how often `f` and its rule do: eagerly, once for each pull-back.
-WORLDS = {
+WORLDS = {  # what runs, and how often `f` and its rule do
     "value": (lambda loss: loss(*ARGS), 1, 0),
-    "grad": (lambda loss: jax.grad(loss, (0, 1))(*ARGS), 1, 1),
+    "grad": (lambda loss: gradient(loss)(*ARGS), 1, 1),
     "never pulled back": (pulled(0), 1, 0),
     "pulled back twice": (pulled(2), 1, 2),
     "jit of the value": (lambda loss: jax.jit(loss)(*ARGS), 1, 0),
-    "jit(grad)": (lambda loss: jax.jit(jax.grad(loss, (0, 1)))(*ARGS), 1, 1),
-    "grad(jit)": (lambda loss: jax.grad(jax.jit(loss), (0, 1))(*ARGS), 1, 1),
+    "jit(grad)": (lambda loss: jax.jit(gradient(loss))(*ARGS), 1, 1),
+    "grad(jit)": (lambda loss: gradient(jax.jit(loss))(*ARGS), 1, 1),
     "vmap(grad)": (mapped, 1, 1),
     "scan(grad)": (scanned, 1, 1),
 }
@@ -91,40 +80,14 @@ def test_how_often_f_and_its_rule_run(caller, world):
     run, f, rule = WORLDS[world]
     RUNS.clear()
     run(lambda *args: CALLERS[caller](*args))  # a new function, which JAX has not compiled
-    traced = "jit" in world or world in ("vmap(grad)", "scan(grad)")
+    traced = any(word in world for word in ("jit", "vmap", "scan"))
     # A rule of an object is recorded once where JAX traces; a value may be recorded before.
     rules = {1, rule} if caller == "method" and traced else {rule}
     runs = {f, f + 1} if world == "grad(jit)" else {f}
     assert RUNS["f"] in runs and RUNS["rule"] in rules, dict(RUNS)
 
 
-@pytest.mark.parametrize("caller", CALLERS)
-def test_eagerly_a_rule_runs_in_the_backward_pass(caller):
-    RUNS.clear()
-    y, pull = jax.vjp(CALLERS[caller], *ARGS)
-    assert_same(y, W * X)
-    assert RUNS["rule"] == 0
-    pull(jnp.float32(1))
-    assert RUNS["rule"] == 1
-
-
 # --- growth: counted in calls of functions, of Python and of C ------------------------------------
-
-
-def tower(declared, depth):
-    def loss(w, x):
-        h = lambda x: x  # noqa: E731
-        for _ in range(depth):
-            below = h
-
-            def f(x, below=below):
-                rule = lambda dy, variables: (7 * dy * w, [5 * dy for _ in variables])  # noqa: E731
-                return w * below(x), rule
-
-            h = custom_gradient(lambda x, f=f: f(x), variables=[w] if declared else None)
-        return h(x)
-
-    return loss
 
 
 def calls(run):
@@ -145,67 +108,72 @@ def calls(run):
     return counted
 
 
-MODES = {"eager": lambda f: f, "jit(grad)": lambda f: lambda *args: jax.jit(f)(*args)}
+def tower(declared, depth):
+    def loss(w, x):
+        h = lambda x: x  # noqa: E731
+        for _ in range(depth):
+            rule = lambda dy, variables: (7 * dy * w, [5 * dy for _ in variables])  # noqa: E731
+            f = lambda x, below=h, rule=rule: (w * below(x), rule)  # noqa: E731
+            h = custom_gradient(lambda x, f=f: f(x), variables=[w] if declared else None)
+        return h(x)
+
+    return loss
 
 
-@pytest.mark.parametrize("mode", ["eager", "jit(grad)", "grad(jit)"])
+MODES = {
+    "eager": gradient,
+    "jit(grad)": lambda f: lambda *args: jax.jit(gradient(f))(*args),
+    "grad(jit)": lambda f: lambda *args: gradient(jax.jit(f))(*args),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("declared", [False, True])
 def test_a_level_of_a_deep_nest_costs_what_one_of_a_flat_one_does(declared, mode):
-    def gradient(depth):
-        loss = tower(declared, depth)
-        if mode == "grad(jit)":
-            return jax.grad(jax.jit(loss), (0, 1))(*ARGS)
-        return MODES[mode](jax.grad(loss, (0, 1)))(*ARGS)
-
-    assert_same(gradient(40), (jnp.float32(5), 7 * W))
-    assert calls(lambda: gradient(40)) <= 4.6 * calls(lambda: gradient(10))
+    run = lambda depth: MODES[mode](tower(declared, depth))(*ARGS)  # noqa: E731
+    assert_same(run(40), (jnp.float32(5), 7 * W))
+    assert calls(lambda: run(40)) <= 4.6 * calls(lambda: run(10))
 
 
-@eager_and_jit
-@pytest.mark.parametrize("declared", [False, True])
-def test_each_of_many_weights_costs_what_one_of_few_does(declared, mode):
-    def loss(weights, x):
-        @custom_gradient(variables=weights if declared else None)
-        def f(x):
-            grad = lambda dy, variables: (7 * dy * sum(weights), [5 * dy for _ in variables])  # noqa: E731
-            return sum(weights) * x, grad
+def many_weights(size, declared):
+    def loss(*args):
+        *weights, x = args
+        return product(lambda: sum(weights), variables=weights if declared else None)(x)
 
-        return f(x)
-
-    def run(size):
-        return mode(lambda *a: jax.grad(loss, (0, 1))(*a))([jnp.float32(2)] * size, X)
-
-    assert_same(run(40), ([jnp.float32(5)] * 40, jnp.float32(7 * 80)))
-    assert calls(lambda: run(160)) <= 9 * calls(lambda: run(20))
+    return loss, [jnp.float32(2)] * size + [X]
 
 
-def model_of(kind, depth):
-    """Return the gradient of layers that reach all weights: by a closure, or by an object."""
+def many_layers(size, kind):
+    """Return layers that reach all weights: by a closure, or by an object."""
 
-    def loss(weights, x):
+    def loss(*args):
+        *weights, x = args
         model = types.SimpleNamespace(weights=weights)
-        for i in range(depth):
-            read = (lambda i=i: weights[i]) if kind == "closure" else lambda i=i: model.weights[i]
-
-            def f(x, read=read):
-                rule = lambda dy, variables: (dy * read(), [5 * dy * x for _ in variables])  # noqa: E731
-                return read() * x, rule
-
-            options = {"variables": [read()]} if kind == "declared" else {}
-            x = custom_gradient(lambda x, f=f: f(x), **options)(x)
+        for i in range(size):
+            x = product(lambda i=i: weights[i] if kind == "closure" else model.weights[i])(x) / x
         return x
 
-    return lambda: jax.grad(loss)([jnp.float32(1)] * depth, X)
+    return loss, [jnp.float32(2)] * size + [X]
 
 
-@pytest.mark.sampled(3)
-@eager_and_jit
-@pytest.mark.parametrize("kind", ["closure", "object", "declared"])
-def test_a_layer_of_a_large_model_costs_what_one_of_a_small_one_does(kind, mode):
-    few, many = (model_of(kind, depth) for depth in (10, 40))
-    assert_same(many()[0], 5 * X)
-    count = lambda run: calls(lambda: mode(lambda *_: run())(*ARGS))  # noqa: E731
-    assert count(many) <= 2.5 * 4 * count(few)
+GROWING = {
+    "weights": (lambda size: many_weights(size, False), 1.2),
+    "declared weights": (lambda size: many_weights(size, True), 1.2),
+    "layers with closures": (lambda size: many_layers(size, "closure"), 2.5),
+    "layers with an object": (lambda size: many_layers(size, "object"), 2.5),
+}
+
+
+@pytest.mark.parametrize("mode", ["eager", "jit(grad)"])
+@pytest.mark.parametrize("kind", GROWING)
+def test_each_of_many_weights_costs_what_one_of_few_does(kind, mode):
+    make, factor = GROWING[kind]
+
+    def count(size):
+        loss, args = make(size)
+        return calls(lambda: MODES[mode](loss)(*args)) / size
+
+    assert count(40) <= factor * count(10)
 
 
 Entry = collections.namedtuple("Entry", "name number")
@@ -225,28 +193,14 @@ MANY = {  # of which none holds a weight
 def test_values_are_seen_beside_much_else(kind, by):
     """And a call beside 150,000 numbers makes about as many calls as beside ten."""
 
-    def gradient(many):
-        def loss(w, x):
-            held = types.SimpleNamespace(many=many, w=w)
-
-            @custom_gradient
-            def f(x):
-                y = held.w * x if x > 0 and (by != "f" or held.many is many) else -x
-
-                def rule(dy, variables):
-                    assert by != "rule" or held.many is many
-                    return (7 if dy > 0 else 11) * dy * w, [5 * dy * x for _ in variables]
-
-                return y, rule
-
-            return f(x)
-
-        return jax.grad(loss, (0, 1))(*ARGS)
+    def run(many):
+        see = lambda *values: 1 if all(v > 0 for v in values) and many is not None else 9  # noqa: E731
+        return gradient(lambda w, x: product(w, **{f"in_{by}": see})(x))(*ARGS)
 
     small, large = MANY[kind](1), MANY[kind](15_000)
-    assert_same(gradient(large), (5 * X, 7 * W))
+    assert_same(run(large), (5 * X, 7 * W))
     if kind in ("numbers", "words"):
-        assert calls(lambda: gradient(large)) <= calls(lambda: gradient(small)) + 20_000
+        assert calls(lambda: run(large)) <= calls(lambda: run(small)) + 20_000
 
 
 LARGE = {  # how the weight is held, and how to get at it
@@ -255,10 +209,7 @@ LARGE = {  # how the weight is held, and how to get at it
         lambda w: {**dict.fromkeys(range(20_000)), (lambda: w): None},
         lambda held: [*held][-1](),
     ),
-    "object array": (
-        lambda w: np.array([*range(20_000), lambda: w], object),
-        lambda held: held[-1](),
-    ),
+    "object array": (lambda w: np.array([*range(20_000), lambda: w], object), lambda a: a[-1]()),
     "one of many records": (
         lambda w: [*([i] for i in range(2_000)), {"get": lambda: w}],
         lambda held: held[-1]["get"](),
@@ -269,37 +220,30 @@ LARGE = {  # how the weight is held, and how to get at it
 @eager_and_jit
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_weight_at_the_end_of_a_large_container_is_found(kind, mode):
-    def loss(w, x):
-        hold, get = LARGE[kind]
-        held = hold(w)
-        return counted(w, lambda: get(held))(x)
+    hold, get = LARGE[kind]
 
-    assert_same(mode(jax.grad(loss, (0, 1)))(*ARGS), (5 * X, 7 * W))
+    def loss(w, x):
+        held = hold(w)
+        return product(lambda: get(held))(x)
+
+    assert_same(mode(gradient(loss))(*ARGS), (5 * X, 7 * W))
 
 
 # --- what is kept ---------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("world", ["grad", "jit(grad)", "grad(jit)"])
-@pytest.mark.parametrize("caller", ["closure", "declared"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("hold", ["instance", "class"])
-def test_a_class_that_is_made_in_a_function_is_freed_with_the_call(hold, caller, world):
+def test_a_class_that_is_made_in_a_function_is_freed_with_the_call(hold, mode):
     gone = []
 
     def loss(w, x):
-        class Local:
-            weight = w
+        held = type("Local", (), {"weight": w})
+        gone.append(weakref.ref(held))
+        held = held() if hold == "instance" else held
+        return product(lambda: held.weight)(x)
 
-            def __init__(self):
-                self.w = w
-
-        gone.append(weakref.ref(Local))
-        held = Local() if hold == "instance" else Local
-        options = {"variables": [w]} if caller == "declared" else {}
-        return counted(w, lambda: held.weight, **options)(x)
-
-    WORLDS[world][0](loss)
+    assert_same(MODES[mode](loss)(*ARGS), (5 * X, 7 * W))
     jax.clear_caches()
     gc.collect()
     assert {cls() for cls in gone} == {None}
@@ -320,33 +264,3 @@ def test_a_variable_that_f_only_reaches_is_not_kept_alive(kept):
     gc.collect()
     assert alive() is None
     assert_same(jax.tree.leaves(gradient(X)), [7 * X if kept == "pullback" else jnp.float32(7)])
-
-
-SIZES = itertools.product(["undeclared", "declared"], ["list", "dicts", "jit"], WORLDS)
-
-
-@pytest.mark.parametrize(("protocol", "kind", "world"), sample(SIZES, 6))
-def test_a_rule_of_a_large_closure_holds_all_weights(protocol, kind, world):
-    hold = {
-        "list": list,
-        "dicts": lambda ws: [{"w": w} for w in ws],
-        "jit": lambda ws: jax.jit(lambda d: d * ws[0]),
-    }[kind]
-
-    def loss(w, x):
-        weights = [w] + [w * 1 for _ in range(11)]
-        held = hold(weights)
-
-        @custom_gradient(variables=[w] if protocol == "declared" else None)
-        def f(x):
-            def rule(dy, variables=()):
-                assert held is not None
-                dx = 7 * dy * w
-                return (dx, [5 * dy * x for _ in variables]) if len(variables) else dx
-
-            return w * x, rule
-
-        return f(x)
-
-    WORLDS[world][0](loss)
-    assert_same(jax.grad(loss, (0, 1))(*ARGS), (5 * X, 7 * W))
