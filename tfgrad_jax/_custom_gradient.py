@@ -30,7 +30,7 @@ from jax.core import Tracer
 from jax.tree_util import all_leaves, tree_leaves
 
 from ._call.run import run
-from ._closure.referents import JITTED, is_importable
+from ._closure.walk import JITTED, is_importable
 from ._frontend.grad_fn import Call, CallSpec, Held, checked_outputs, checked_pair, primal_value
 from ._frontend.signature import Signature
 from ._frontend.structure import split

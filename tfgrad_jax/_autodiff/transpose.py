@@ -29,7 +29,7 @@ from tfgrad_jax._jax.jaxpr import (
     open_jaxpr,
     without_consts,
 )
-from tfgrad_jax._jax.trace import at_once
+from tfgrad_jax._jax.watch import recording
 from tfgrad_jax._jax.types import NEEDS_VALUES, Aval, Cotangents, Eqn, Leaf, Tangents
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.errors import Obstacle
@@ -94,7 +94,7 @@ def _traced(rule: Transposable, types: _Types) -> tuple[ClosedJaxpr, list[int]]:
 
     It may branch on values of the forward pass, and fill a cache of constants.
     """
-    context = at_once()
+    context = recording()
 
     def gradients(cotangents: Cotangents) -> list[Leaf]:
         with context():

@@ -1,426 +1,313 @@
-"""A function as a pytree: what its variables hold are its children.
+"""A rule as a function of the arrays that it holds.
 
-`taken_apart` takes the arrays out of a rule that match, through the variables of functions, their
-defaults, `functools.partial`, methods, decorated functions and pytrees, and returns what puts it
-together around others. Where such an array is in another object, nothing can be put together: then
-the rule is recorded instead.
+`taken_apart` takes them out: through the variables of functions, their defaults and attributes,
+methods, partials, decorated functions, exact lists, tuples and dicts, and pytrees without hidden
+state. `Apart.rebuilt` puts the rule together around others. What a function held when it was taken
+apart it holds then, too: layers that are made in a loop keep their own weight. A variable to which
+the code itself assigns is the user's own.
+
+Behind anything else, such as an object, nothing can be put together; the caller decides.
 """
 
-import dis
 import functools
-import gc
-import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, MappingView, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
-import numpy as np
-from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from tfgrad_jax._jax.types import Copied
 
-_ENDS = (
-    str, bytes, int, float, complex, bool, type(None), types.ModuleType, types.CodeType, np.dtype,
-)  # fmt: skip
-_ARRAYS = Tracer, jax.Array, np.ndarray, np.generic
-_JITTED = type(jax.jit(len))
-_CONTAINERS = frozenset({tuple, list, dict})
-_ITERATORS = Iterator, MappingView
-_CODE = types.FunctionType, types.BuiltinFunctionType, classmethod, staticmethod, property
-BUDGET = 10_000
+from .walk import (
+    ARRAYS,
+    EMPTY,
+    JITTED,
+    PLAIN,
+    Id,
+    Matches,
+    Object,
+    content,
+    is_of_library,
+    live_cells,
+    survey,
+)
+
+Make: TypeAlias = Callable[[Sequence[Any]], Any]  # a value, of other parts
+_CODE = types.FunctionType, types.BuiltinFunctionType, JITTED, type
+_CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
 
 
-def content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _EMPTY
+class _Part:
+    """How to put a value together. It holds no tracer: JAX keeps it."""
 
+    __slots__ = ("cells", "code", "inner", "is_outer", "leads", "make", "moves", "place", "value")
 
-_EMPTY = object()
-
-
-@functools.cache
-def assigned_in(code: types.CodeType) -> frozenset[str]:
-    """Return the variables of outer scopes to which code assigns."""
-    names = set(code.co_freevars)
-    stores = (i for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF"))
-    found = {i.argval for i in stores}
-    inner = [assigned_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
-    return frozenset(found.union(*inner) & names)
-
-
-@functools.cache
-def names_in(code: types.CodeType) -> frozenset[str]:
-    inner = [names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
-    return frozenset(code.co_names).union(*inner)
+    def __init__(self, value: Any, inner: "Sequence[_Part]" = (), make: Make | None = None) -> None:
+        self.value, self.inner, self.make = value, inner, make
+        self.place: int | None = None  # of what was taken
+        self.leads = False  # to something that was taken
+        self.moves = False  # or to a function with variables
+        self.cells: Sequence[types.CellType | None] = ()  # of a function; None: a live one
+        self.code: Any = None
+        self.is_outer = False  # a list or dict that was there before the function ran
 
 
 class Apart(NamedTuple):
     """A rule, taken apart."""
 
     taken: list[Any]  # the arrays that it holds
-    # The rule around others, and what tells whether it left containers of the user as they were.
-    remade: Callable[[Sequence[Any]], tuple[Any, Callable[[], bool]]]
-    is_whole: bool  # False: an object holds one that was not taken
-    named: Sequence[Any]  # those of the taken ones that variables of the rule itself hold
+    root: _Part
+    is_whole: bool  # False: something else leads to such an array
+    held: Sequence[Any]  # of those taken, what variables of the rule itself hold
+    functions: Sequence[_Part]  # with variables
+    # The variables of functions behind other objects: their names, and what they hold.
+    hidden: Sequence[tuple[str, types.CellType, Object]]
+    every: Sequence[_Part]
+
+    def rebound(self) -> str | None:
+        """Return the name of a variable behind an object that holds something else now."""
+        return next((name for name, cell, v in self.hidden if content(cell) is not v), None)
+
+    def forget(self) -> "Apart":
+        """Hold no array that was taken, and nothing that leads to one."""
+        for part in self.every:
+            if part.leads:
+                part.value = None
+        return self._replace(taken=[], held=(), every=())
+
+    def rebuilt(self, new: Sequence[Any] | None) -> tuple[Any, Callable[[], bool]]:
+        """Return the rule around other arrays; None: around its own.
+
+        Also what tells whether it has left lists and dicts of outer functions as they were.
+        """
+        made: dict[Id, Any] = {}
+        unfilled: list[Callable[[], None]] = []  # variables: they may lead in a circle
+        outer: list[tuple[Any, Any]] = []
+        changed = any(map(_is_changed, self.functions))
+
+        def of(part: _Part) -> Any:
+            if part.place is not None:
+                return part.value if new is None else new[part.place]
+            if not ((part.leads and new is not None) or (changed and part.moves)):
+                return part.value
+            if id(part) not in made:
+                if part.code is not None:
+                    function(part)
+                elif part.make in (list, _filled):
+                    empty: Any = [] if part.make is list else {}
+                    made[id(part)] = empty
+                    inner = list(map(of, part.inner))
+                    empty.extend(inner) if part.make is list else empty.update(_filled(inner))
+                    if part.is_outer:
+                        outer.append((empty, empty.copy()))
+                else:
+                    assert part.make is not None
+                    made[id(part)] = part.make(list(map(of, part.inner)))
+            return made[id(part)]
+
+        def function(part: _Part) -> None:
+            code, namespace, names, attributes = part.code
+            cells = [cell or types.CellType() for cell in part.cells]
+            fresh = [None if kept else cell for kept, cell in zip(part.cells, cells, strict=True)]
+            g = types.FunctionType(code, namespace, names[0], None, tuple(cells))
+            made[id(part)] = g
+            n = len(cells)
+
+            def fill() -> None:
+                for cell, p in zip(fresh, part.inner[:n], strict=True):
+                    if cell is not None and (v := of(p)) is not EMPTY:
+                        cell.cell_contents = v
+                g.__defaults__, g.__kwdefaults__, held = map(of, part.inner[n:])
+                g.__dict__.update(held)
+
+            unfilled.append(fill)
+            g.__qualname__, g.__module__, g.__doc__ = names[1:]
+
+        root = of(self.root)
+        while unfilled:
+            unfilled.pop()()
+
+        def is_unchanged() -> bool:
+            return all(
+                len(a) == len(b) and all(x is y for x, y in zip(_values(a), _values(b), strict=True))
+                for a, b in outer
+            )
+
+        return root, is_unchanged
 
 
-class _Again:
-    """One time that a rule is put together."""
-
-    def __init__(self, new: Sequence[Any]) -> None:
-        self.new = new
-        self.made: dict[int, Any] = {}
-        self.of_user: list[tuple[Any, Sequence[Any]]] = []
-        self.later: list[Callable[[], None]] = []  # variables to fill: they may lead in a circle
-
-    def of(self, plan: "_Plan | None", value: Any) -> Any:
-        if plan is None:
-            return value
-        if id(plan) not in self.made:
-            self.made[id(plan)] = plan.value
-            plan.make(self)
-        return self.made[id(plan)]
+def _values(container: Any) -> Sequence[Any]:
+    return [*container, *container.values()] if type(container) is dict else container
 
 
-class _Plan:
-    """How to make a value anew. It is the value itself where nothing in it has changed."""
-
-    leads = False  # to something that was taken: then the plan does not hold the value
-    value: Any = None
-    plans: "Sequence[_Plan | None]" = ()
-
-    def forget(self) -> None:
-        """Hold no tracer."""
-
-    def make(self, again: _Again) -> None:
-        raise NotImplementedError
+def _is_changed(part: _Part) -> bool:
+    """Return whether a variable of a function holds something else now."""
+    if part.value is None:
+        return False  # it leads to an array, so it is rebuilt in any case
+    cells = part.value.__closure__ or ()
+    every = zip(cells, part.cells, part.inner, strict=False)
+    return any(live is None and content(c) is not p.value for c, live, p in every)
 
 
-class _Taken(_Plan):
-    leads = True
-
-    def __init__(self, place: int) -> None:
-        self.place = place
-
-    def make(self, again: _Again) -> None:
-        again.made[id(self)] = again.new[self.place]
-
-
-class _Container(_Plan):
-    """A pytree, a method, a decorated function or a `functools.partial`."""
-
-    def __init__(self, value: Any, parts: Sequence[Any], again: Callable[[Any], Any]) -> None:
-        self.value, self.parts, self.again = value, parts, again
-        self.is_of_user = False
-
-    def forget(self) -> None:
-        self.value = None
-        self.parts = _forgotten(self.parts, self.plans)
-
-    def make(self, again: _Again) -> None:
-        now = list(map(again.of, self.plans, self.parts))
-        if self.leads or any(a is not b for a, b in zip(now, self.parts, strict=True)):
-            made = again.made[id(self)] = self.again(now)
-            if self.is_of_user:
-                again.of_user.append((made, now))
-
-
-class _Function(_Plan):
-    """A function whose variables have the values that they had; but those to which it assigns."""
-
-    def __init__(self, f: types.FunctionType) -> None:
-        self.value = f
-        self.code, self.globals, self.name = f.__code__, f.__globals__, f.__name__
-        self.others = f.__qualname__, f.__module__, f.__doc__
-        live = assigned_in(f.__code__)
-        self.cells: list[Any] = list(f.__closure__ or ())
-        held = map(content, self.cells)
-        names = zip(f.__code__.co_freevars, held, strict=True)
-        self.parts = [_EMPTY if n in live else v for n, v in names]
-        self.parts += [f.__defaults__, f.__kwdefaults__, f.__dict__ or None]
-
-    def forget(self) -> None:
-        self.value = None
-        self.parts = _forgotten(self.parts, self.plans)
-        live = [v is _EMPTY for v in self.parts[:-3]]
-        self.cells = [c if is_live else None for c, is_live in zip(self.cells, live, strict=True)]
-
-    def is_changed(self) -> bool:
-        """Return whether a variable has another value now."""
-        pairs = zip(self.cells, self.parts, strict=False)
-        return any(v is not _EMPTY and content(c) is not v for c, v in pairs)
-
-    def make(self, again: _Again) -> None:
-        if self.leads:
-            g = self._new(again)
-            again.later.append(lambda: self._fill(g, map(again.of, self.plans, self.parts)))
-            self._finish(g, map(again.of, self.plans[-3:], self.parts[-3:]))
-            return
-        now = list(map(again.of, self.plans, self.parts))
-        if self.is_changed() or any(a is not b for a, b in zip(now, self.parts, strict=True)):
-            g = self._new(again)
-            self._fill(g, now)
-            self._finish(g, now[-3:])
-
-    def _new(self, again: _Again) -> types.FunctionType:
-        live = zip(self.cells, self.parts, strict=False)
-        cells = [c if v is _EMPTY else types.CellType() for c, v in live]
-        g = types.FunctionType(self.code, self.globals, self.name, None, tuple(cells))
-        again.made[id(self)] = g
-        return g
-
-    def _fill(self, g: Any, held: Iterable[Any]) -> None:
-        for cell, v in zip(g.__closure__ or (), held, strict=False):
-            if v is not _EMPTY:
-                cell.cell_contents = v
-
-    def _finish(self, g: Any, others: Iterable[Any]) -> None:
-        g.__defaults__, g.__kwdefaults__, attributes = others
-        g.__qualname__, g.__module__, g.__doc__ = self.others
-        g.__dict__.update(attributes or {})
-
-
-def constants_of(held: Any) -> list[Any] | None:
-    """Return the arrays that code can read from outside; None if they may be in other places.
-
-    A quick look at functions: their variables, defaults, and named globals.
-    """
-    found: list[Any] = []
-    pending, seen = [*held], set()
-    for one in pending:  # it grows
-        cls = type(one)
-        if cls in _PLAIN and cls is not types.ModuleType:
-            continue
-        if isinstance(one, _ARRAYS):
-            if isinstance(one, Tracer) or (cls is np.ndarray and one.dtype == object):
-                return None
-            found.append(one)
-        elif cls is types.ModuleType:
-            if one.__name__.partition(".")[0] not in _LIBRARIES:
-                return None
-        elif cls is types.FunctionType:
-            if id(one) in seen or _is_ours(one):
-                continue
-            seen.add(id(one))
-            if one.__dict__ or len(seen) > 20:
-                return None
-            named = one.__globals__
-            pending += [named[n] for n in names_in(one.__code__) if n in named]
-            pending += [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
-            pending += map(content, one.__closure__ or ())
-        elif isinstance(one, Copied):
-            pending += one._declaration[:3]
-        elif not (one is _EMPTY or _is_of_library(one, cls)):
-            return None
-    return found
-
-
-def _is_of_library(one: Any, cls: type) -> bool:
-    """Return whether one is a function or a class of a library, which holds nothing of the user's."""
-    if cls is types.BuiltinFunctionType:
-        return type(one.__self__) in _PLAIN
-    if cls not in _CALLABLES:
-        return False
-    if cls is _JITTED and type(one.__wrapped__) is not types.FunctionType:
-        return False
-    return _is_ours(one)
-
-
-def _is_ours(one: Any) -> bool:
-    return str(one.__module__).partition(".")[0] in _LIBRARIES
-
-
-_CALLABLES = frozenset({
-    _JITTED, type, jax.custom_jvp, jax.custom_vjp, type(jax.numpy.float32), type(jax.numpy.add),
-})  # fmt: skip
-_LIBRARIES = frozenset({
-    "jax", "jaxlib", "numpy", "tfgrad_jax", "builtins", "math", "functools", "itertools",
-    "operator", "typing",
-})  # fmt: skip
-
-
-def _forgotten(parts: Sequence[Any], plans: Sequence[_Plan | None]) -> list[Any]:
-    return [None if p is not None and p.leads else v for v, p in zip(parts, plans, strict=True)]
-
-
-Takes: TypeAlias = Callable[[Any], bool]
-
-
-def taken_apart(root: Any, takes: Takes, of_user: Sequence[types.CellType] = ()) -> Apart:
+def taken_apart(rule: Any, takes: Matches, f: Sequence[Object] = ()) -> Apart:
     """Take the arrays out of a rule that `takes` accepts.
 
-    The rule gets other lists and dicts for those that variables `of_user` hold, which it must not
-    change.
+    `f` has what the function that returned it holds: containers there were not made by it.
     """
-    fixed = {id(content(cell)) for cell in of_user}
-    taken: dict[int, _Taken] = {}
-    values: list[Any] = []
-    plans: dict[int, _Plan | None] = {}
+    taken: list[Any] = []
+    parts: dict[Id, _Part] = {}
     keep: list[Any] = []  # so that no id is used twice
-    nodes: list[_Plan] = []
-    unfinished: set[int] = set()  # containers, since the last function
-    is_whole, is_circular = True, False
+    functions: list[_Part] = []
+    hidden: list[tuple[str, types.CellType, Object]] = []
+    is_whole = True
+    open_: set[Id] = set()  # values that cannot be made before their parts
+    live: set[Id] = set()
 
-    def plan(v: Any) -> _Plan | None:
-        nonlocal is_whole, is_circular, unfinished
+    def part_of(v: Any) -> _Part:
+        nonlocal is_whole
         cls = type(v)
-        if cls in _PLAIN:
-            return None
-        if takes(v):
-            if id(v) not in taken:
-                taken[id(v)] = _Taken(len(values))
-                values.append(v)
-            return taken[id(v)]
-        if isinstance(v, _ENDS) or (isinstance(v, _ARRAYS) and cls is not np.ndarray):
-            return None
-        if id(v) in plans:
-            is_circular = is_circular or id(v) in unfinished
-            return plans[id(v)]
+        if cls in PLAIN or v is EMPTY or (cls in _CODE and is_of_library(v)):
+            return _Part(v)
+        if id(v) in parts:
+            is_whole = is_whole and id(v) not in open_
+            return parts[id(v)]
         keep.append(v)
-        node: Any
+        if takes(v):
+            part = parts[id(v)] = _Part(v)
+            part.place, part.leads = len(taken), True
+            taken.append(v)
+            return part
+        part = parts[id(v)] = _Part(v)
+        if isinstance(v, ARRAYS) and not _is_of_objects(v):
+            return part
         if cls is types.FunctionType:
-            if not (v.__closure__ or v.__defaults__ or v.__kwdefaults__ or v.__dict__):
-                return None
-            node = _Function(v)
-        elif cls in _CONTAINERS and _is_plain(v):
-            plans[id(v)] = None
-            return None
-        elif cls is tuple or cls is list:  # the common pytrees, faster
-            node = _Container(v, list(v), cls)
-        elif cls is dict and _PLAIN.issuperset(map(type, v)):
-            node = _Container(v, list(v.values()), functools.partial(_dict, list(v)))
-        elif cls is types.MethodType:
-            node = _Container(v, [v.__func__, v.__self__], _method)
-        elif cls is _JITTED:  # remade without the `jit`
-            node = _Container(v, [v.__wrapped__], _only)
-        elif isinstance(v, Copied):
-            node = _Container(v, *_declared(v))
-        elif cls is functools.partial:
-            node = _Container(v, [v.func, v.args, v.keywords], _partial)
-        else:
-            parts, treedef = _one_level(v) if not isinstance(v, _ITERATORS) else (None, None)
-            if parts is None or leads_to(treedef.node_data()[1], takes):
-                is_whole = is_whole and not leads_to(v, takes)
-                plans[id(v)] = None
-                return None
-            node = _Container(v, parts, functools.partial(tree_unflatten, treedef))
-        if id(v) in fixed and cls in (list, dict):
-            node.is_of_user = True
-        plans[id(v)] = node
-        outside = unfinished
-        unfinished = set() if cls is types.FunctionType else {*outside, id(v)}
-        node.plans = list(map(plan, node.parts))
-        unfinished = outside
-        if cls is not types.FunctionType and not any(node.plans):
-            plans[id(v)] = None
-            return None
-        nodes.append(node)
-        return node
+            if v.__closure__ or v.__defaults__ or v.__kwdefaults__ or v.__dict__:
+                of_function(part, v)
+            return part
+        opened = _opened(v, cls)
+        if opened is None:
+            found = survey(v, takes)
+            is_whole = is_whole and not found.leads
+            hidden.extend(found.variables)
+            return part
+        inner, part.make = opened
+        if cls not in (list, dict):
+            open_.add(id(v))
+        part.inner = list(map(part_of, inner))
+        open_.discard(id(v))
+        return part
+
+    def of_function(part: _Part, v: types.FunctionType) -> None:
+        cells = v.__closure__ or ()
+        live.update(map(id, live_cells(v)))
+        part.cells = cells
+        names = v.__name__, v.__qualname__, v.__module__, v.__doc__
+        part.code = v.__code__, v.__globals__, names, None
+        functions.append(part)
+        inner = [*map(content, cells), v.__defaults__, v.__kwdefaults__, v.__dict__]
+        was = open_.copy()
+        open_.clear()  # what its variables hold is put in later
+        part.inner = list(map(part_of, inner))
+        open_.update(was)
 
     try:
-        top = plan(root)
+        root = part_of(rule)
     except RecursionError:
-        return Apart([], functools.partial(_remade, None, None, None), False, [])
-    changed = bool(values)
-    while changed:
-        changed = False
-        for node in nodes:
-            if not node.leads and any(p is not None and p.leads for p in node.plans):
-                node.leads = changed = True
-    for node in nodes:
-        if node.leads:
-            node.forget()
-    named = [values[p.place] for p in _of_function(root, plans) if isinstance(p, _Taken)]
-    if values:
-        remade = functools.partial(_remade, None, top, None)
-    else:
-        functions = [node for node in nodes if type(node) is _Function]
-        remade = functools.partial(_remade, root, top, functions)
-    return Apart(values, remade, is_whole and not (values and is_circular), named)
+        return Apart([], _Part(rule), False, (), (), (), ())
+    for part in functions:  # the cells of others are filled anew
+        part.cells = [c if id(c) in live else None for c in part.cells]
+        part.moves = None in part.cells
+    every = [*parts.values()]
+    changes = True
+    while changes:
+        changes = False
+        for part in every:
+            leads, moves = part.leads, part.moves
+            part.leads = leads or any(p.leads for p in part.inner)
+            part.moves = moves or any(p.moves for p in part.inner)
+            changes = changes or (leads, moves) != (part.leads, part.moves)
+    mutable = [p for p in every if p.leads and p.make in (list, _filled)]
+    if mutable:
+        before = _containers(f)
+        for part in mutable:
+            part.is_outer = id(part.value) in before
+    own = _variables(root)
+    held = [taken[p.place] for p in own if p.place is not None]
+    moving = [p for p in functions if p.moves]
+    return Apart(taken, root, is_whole, held, moving, hidden, every)
 
 
-def _of_function(root: Any, plans: dict[int, _Plan | None]) -> Sequence[_Plan | None]:
-    """Return the plans for the variables of the function in a rule, and of its values."""
-    _, f = root
-    while type(f) in (types.MethodType, functools.partial):
-        f = getattr(f, "func", None) or f.__func__
-    node = plans.get(id(f))
-    if not isinstance(node, _Function):
-        return []
-    defaults = [p for d in node.plans[-3:-1] if d is not None for p in d.plans]
-    return [*node.plans[:-3], *defaults]
+def _variables(root: _Part) -> Sequence[_Part]:
+    """Return the parts for the variables and defaults of the function in a rule."""
+    while root.code is None and root.inner:  # a method or a partial
+        root = root.inner[0]
+    return [p for part in root.inner for p in (part, *part.inner * (part.make is tuple))]
 
 
-_PLAIN = frozenset({
-    str, bytes, int, float, complex, bool, type(None), types.ModuleType,
-})  # fmt: skip
+def _is_of_objects(v: Any) -> bool:
+    return getattr(v, "dtype", None) == object
 
 
-def _is_plain(v: Any) -> bool:
-    """Return whether a list, a tuple or a dict holds plain values alone."""
-    values = [v, v.values()] if type(v) is dict else [v]
-    return all(_PLAIN.issuperset(map(type, some)) for some in values)
+def _opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
+    """Return the parts of a value, and what makes it of others; None if nothing can."""
+    if cls in _CONTAINERS and not _has_others(v, cls):
+        return (), _only
+    if cls is tuple or cls is list:
+        return v, cls
+    if cls is dict:
+        return [x for pair in v.items() for x in pair], _filled
+    if cls is types.MethodType:
+        return (v.__func__, v.__self__), _method
+    if cls is JITTED:  # rebuilt without the `jit`
+        return (v.__wrapped__,), _only
+    if cls is functools.partial:
+        return (v.func, v.args, v.keywords), _partial
+    if isinstance(v, Copied):
+        return _of_declared(v)
+    return _of_pytree(v, cls)
 
 
-def _dict(keys: Sequence[Any], now: Sequence[Any]) -> Any:
-    return dict(zip(keys, now, strict=True))
+def _has_others(v: Any, cls: type) -> bool:
+    """Return whether a container holds more than numbers and strings."""
+    parts = [v, v.values()] if cls is dict else [v]
+    return not all(PLAIN.issuperset(map(type, part)) for part in parts)
 
 
-def _method(now: Sequence[Any]) -> Any:
-    return types.MethodType(*now)
+def _filled(pairs: Sequence[Any]) -> Any:
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
-def _partial(now: Sequence[Any]) -> Any:
-    return functools.partial(now[0], *now[1], **now[2])
+def _method(parts: Sequence[Any]) -> Any:
+    return types.MethodType(*parts)
 
 
-def _only(now: Sequence[Any]) -> Any:
-    return now[0]
+def _partial(parts: Sequence[Any]) -> Any:
+    return functools.partial(parts[0], *parts[1], **parts[2])
 
 
-def _declared(h: Any) -> tuple[Sequence[Any], Callable[[Any], Any]]:
-    """Return what a decorated function holds, and what makes one anew, without what it holds."""
+def _only(parts: Sequence[Any]) -> Any:
+    return parts[0]
+
+
+def _of_declared(h: Any) -> tuple[Sequence[Any], Make]:
     (f, variables, primal, *options), cls = h._declaration, type(h)
     declaration = type(h._declaration)
     attributes = {k: v for k, v in vars(h).items() if not k.startswith("__")}
 
-    def again(now: Sequence[Any]) -> Any:
-        made = cls(declaration(*now[:3], *options))
-        vars(made).update(now[3])
+    def make(parts: Sequence[Any]) -> Any:
+        made = cls(declaration(*parts[:3], *options))
+        vars(made).update(parts[3])
         return made
 
-    return [f, variables, primal, attributes], again
+    return [f, variables, primal, attributes], make
 
 
-def _remade(
-    root: Any, plan: _Plan | None, functions: Sequence[_Function] | None, new: Sequence[Any]
-) -> tuple[Any, Callable[[], bool]]:
-    if functions is not None and not any(f.is_changed() for f in functions):
-        return root, _unchanged
-    again = _Again(new)
-    made = again.of(plan, root)
-    while again.later:
-        again.later.pop()()
-    if not again.of_user:
-        return made, _unchanged
+def _of_pytree(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
+    """Return the children of a pytree, and what makes it; None if that loses something.
 
-    def check() -> bool:
-        now = ((list(v.values()) if type(v) is dict else v, was) for v, was in again.of_user)
-        return all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in now)
-
-    return made, check
-
-
-def _unchanged() -> bool:
-    return True
-
-
-def _one_level(v: Any) -> tuple[Any, Any]:
-    """Return the children of a pytree, and its structure; None if it is none."""
+    What a class keeps beside its children, `unflatten` may make anew, in its first state; a
+    `defaultdict` has other keys first then. So it is tried on the children themselves.
+    """
     first = True
 
     def is_leaf(_: Any) -> bool:
@@ -429,41 +316,44 @@ def _one_level(v: Any) -> tuple[Any, Any]:
         return not was
 
     try:
-        leaves, treedef = tree_flatten(v, is_leaf=is_leaf)
-    except ValueError:  # keys that cannot be sorted
-        return None, None
-    return (None, None) if len(leaves) == 1 and leaves[0] is v else (leaves, treedef)
+        children, treedef = tree_flatten(v, is_leaf=is_leaf)
+        if len(children) == 1 and children[0] is v:
+            return None
+        again = tree_unflatten(treedef, children)
+    except Exception:  # keys that cannot be sorted; a constructor that does not take its own
+        return None
+    if type(again) is not cls or not _are_same(_state(v), _state(again)):
+        return None
+    return children, functools.partial(tree_unflatten, treedef)
 
 
-def leads_to(value: Any, is_it: Takes) -> bool:
-    """Return whether an object leads to such a value; too large a one may."""
-    pending, seen, keep = [value], set(), []
-    while pending:
-        one = pending.pop()
-        if isinstance(one, _ARRAYS):
-            if is_it(one):
-                return True
-            if type(one) is not np.ndarray or one.dtype != object:
-                continue
-        if isinstance(one, _ENDS) or id(one) in seen:
-            continue
-        seen.add(id(one))
-        keep.append(one)
-        if len(seen) > BUDGET:
-            return True
-        if is_it(one):  # a Ref
-            return True
-        if type(one) is np.ndarray:
-            pending += one.ravel().tolist()
-        elif isinstance(one, types.FunctionType):
-            if not _is_ours(one):
-                some = one.__globals__
-                pending += [some[n] for n in names_in(one.__code__) if n in some]
-            pending += [one.__defaults__, one.__kwdefaults__, one.__dict__]
+def _state(v: Any) -> list[Any]:
+    slots = (s for c in type(v).__mro__ for s in vars(c).get("__slots__", ()))
+    named = {**getattr(v, "__dict__", {}), **{s: getattr(v, s, EMPTY) for s in slots}}
+    items = [x for pair in dict.items(v) for x in pair] if isinstance(v, dict) else ()
+    return [*named, *named.values(), *items, *(v if isinstance(v, (list, tuple)) else ())]
+
+
+def _are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:
+    return len(these) == len(those) and all(
+        a is b or (type(a) in PLAIN and type(b) is type(a) and a == b)
+        for a, b in zip(these, those, strict=True)
+    )
+
+
+def _containers(roots: Sequence[Object]) -> set[Id]:
+    """Return the lists and dicts that functions hold, directly and in one another."""
+    found: set[Id] = set()
+    pending: list[Any] = [*roots]
+    for one in pending:  # it grows
+        if type(one) in (list, dict, tuple):
+            if id(one) not in found:
+                found.add(id(one))
+                pending += one.values() if type(one) is dict else one
+        elif type(one) is types.FunctionType and id(one) not in found:
+            found.add(id(one))
             pending += map(content, one.__closure__ or ())
-        elif isinstance(one, type):
-            if not _is_ours(one):
-                pending += [x for x in vars(one).values() if not isinstance(x, _CODE)]
-        else:
-            pending += gc.get_referents(one)
-    return False
+            pending += [one.__defaults__, one.__kwdefaults__]
+    return found
+
+

@@ -20,12 +20,12 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Jaxpr
 
-from tfgrad_jax._jax.trace import TRACES
 from tfgrad_jax._jax.types import Copied, Inert
 from tfgrad_jax._messages.source import codes_inside, names_in
 
 from .objects import Object, attributes_of, content_of
 
+TRACES = jax.core.Trace, type(jax.extend.core.get_opaque_trace_state(()))
 # In one container: numbers and strings, and records of them, are fast to skip.
 _BUDGET_INERT, _BUDGET_RECORDS, _FEW, _MANY = 2_000_000, 50_000, 1_000, 200
 

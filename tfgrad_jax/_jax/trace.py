@@ -13,11 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.errors import UnexpectedTracerError
 from jax.extend.core import find_top_trace as _current_trace
-from jax.extend.core import get_opaque_trace_state
-from jax.extend.core import set_current_trace as _set_trace
-from jax.extend.source_info_util import register_exclusion
 
 from .compat import LINEARIZED, is_ref
 
@@ -27,24 +23,60 @@ from .compat import LINEARIZED, is_ref
 with jax.core.eval_context():
     _IDLE = _current_trace(())
 
-# Where JAX names the line that led to an operation, it is no line of `AtOnce`.
-register_exclusion(__file__)
-
-# The base classes of JAX's traces, and of the opaque objects that stand for their state.
-TRACES = jax.core.Trace, type(get_opaque_trace_state(()))
-
-
 class _Local(threading.local):
     plain: Any = None  # the trace of a value that JAX does not differentiate
 
-    def __init__(self) -> None:  # runs once in each thread
-        # JAX's cache of compiled functions keeps an entry for each operation on values under each
-        # trace that has been, and searches through them: after 6,000 traces an operation
-        # took 1.2 ms instead of 0.04. So each trace is used again. Remove when JAX mends that.
-        self.free: list[AtOnce] = []
-
 
 _local = _Local()
+
+
+class Transparent(jax.core.Trace):
+    """A trace of ours, which belongs to no transformation: its operations run at its parent."""
+
+    parent_trace: Any = None
+
+
+def innermost() -> Any:
+    """Return the trace of the innermost transformation that is running."""
+    trace = _current_trace(())
+    while isinstance(trace, Transparent):
+        trace = trace.parent_trace
+    return trace
+
+
+def has_values(trace: Any) -> bool:
+    """Return whether operations at this trace run at once."""
+    while isinstance(trace, Transparent):
+        trace = trace.parent_trace
+    return trace == _IDLE
+
+
+def is_of(tracer: Any, derivative: Any) -> bool:
+    """Return whether a tracer is one of a derivative."""
+    # Inside a `shard_map`, each transformation around it has another trace, with the same tag.
+    its = tracer._trace
+    return its is derivative or getattr(its, "tag", its) is getattr(derivative, "tag", derivative)
+
+
+def concrete(value: Any) -> Any:
+    """Return the value that a tracer stands for, if there is one; else what is given."""
+    found = value.to_concrete_value() if isinstance(value, Tracer) else None
+    return value if found is None else found
+
+
+@contextlib.contextmanager
+def revived(derivative: Any) -> Iterator[None]:
+    """Let tracers of a derivative that is over count as running.
+
+    A rule that runs eagerly may read a weight of an object, `self.w`: a tracer that JAX refuses by
+    then, although its value is there. This is the only private attribute that we write; if it is
+    gone, such a rule raises JAX's error for a tracer that is over.
+    """
+    was, derivative._invalidated = derivative._invalidated, False
+    try:
+        yield
+    finally:
+        derivative._invalidated = was
 
 
 def is_idle() -> bool:
@@ -97,8 +129,7 @@ def is_live(tracer: Any) -> bool:
 
 def is_innermost(tracer: Any) -> bool:
     """Return whether a tracer belongs to the innermost trace that is running."""
-    now = _current_trace(())
-    return getattr(tracer, "_trace", None) is getattr(now, "recording", now)
+    return getattr(tracer, "_trace", None) is innermost()
 
 
 def is_staging() -> bool:
@@ -109,85 +140,6 @@ def is_staging() -> bool:
             return True
         trace = trace.parent_trace
     return trace != _IDLE and isinstance(jax.lax.iota(np.int32, 1), Tracer)
-
-
-class AtOnce(jax.core.Trace):
-    """The current trace inside one that records operations on its tracers; all others run.
-
-    They run at the level outside. So the code sees values, and a cache of constants that it fills
-    holds values.
-    """
-
-    # For what is recorded, JAX's `ensure_compile_time_eval` would do, but for Refs: it reads one at
-    # once whose write it has only recorded. The gradient of a Ref that `f` had made was 0, and a
-    # global Ref that was written twice lost a write.
-    parent_trace: Any = None
-    recording: Any = None
-
-    @classmethod
-    @contextlib.contextmanager
-    def inside(cls, recording: Any) -> Iterator[None]:
-        """Run code in a trace that is free, inside one that records what takes its tracers."""
-        self = _local.free.pop() if _local.free else cls()
-        self.parent_trace = self.recording = recording
-        self.requires_low = recording.requires_low
-        try:
-            with _set_trace(self):
-                yield
-        finally:
-            self.parent_trace = self.recording = None
-            _local.free.append(self)
-
-    def _is_recorded(self, values: Sequence[Any]) -> bool:
-        return any(isinstance(v, Tracer) or is_ref(v) for v in values)
-
-    def stage_value(self, val: Any) -> Any:
-        trace = self.recording if self._is_recorded([val]) else self.recording.parent_trace
-        return trace.stage_value(val)
-
-    def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
-        # Effects in order, and the making of a Ref, belong to what is recorded beside them.
-        stays = primitive.name == "new_ref" or params.get("ordered", False)
-        is_recorded = self._is_recorded(values) or stays
-        trace = self.recording if is_recorded else self.recording.parent_trace
-        return trace.process_primitive(primitive, values, params)
-
-    def process_custom_jvp_call(
-        self, primitive: Any, f: Any, jvp: Any, values: Any, /, **params: Any
-    ) -> Any:
-        return self._called("process_custom_jvp_call", values, (primitive, f, jvp, values), params)
-
-    def process_custom_vjp_call(
-        self, primitive: Any, f: Any, fwd: Any, bwd: Any, values: Any, /, **params: Any
-    ) -> Any:
-        parts = primitive, f, fwd, bwd, values
-        return self._called("process_custom_vjp_call", values, parts, params)
-
-    def process_shard_map(self, primitive: Any, f: Any, values: Any, /, **params: Any) -> Any:
-        return self._called("process_shard_map", values, (primitive, f, values), params)
-
-    def _called(self, name: str, values: Any, parts: tuple[Any, ...], params: Any) -> Any:
-        if not self._is_recorded(values):
-            # The function may hold a tracer of what is recorded, beside its arguments.
-            with contextlib.suppress(UnexpectedTracerError):
-                return getattr(self.recording.parent_trace, name)(*parts, **params)
-        return getattr(self.recording, name)(*parts, **params)
-
-
-def at_once() -> Callable[[], Any]:
-    """Return what makes the context for code in a trace that is started next.
-
-    There, operations on values run at once, unless JAX records all operations now, so that there
-    are no values.
-    """
-    recording = getattr(_current_trace(()), "recording", None)
-    if is_staging() and type(recording) is not _staging():
-        return contextlib.nullcontext
-
-    def context() -> Any:
-        return AtOnce.inside(_current_trace(()))
-
-    return context
 
 
 def type_of_trace(transform: Callable[[Callable[[Any], Any]], object]) -> type:

@@ -1,72 +1,118 @@
-"""Run code as it is, and see which tracers it takes from outside.
+"""Run code as it is, under a trace of ours that sees each of its operations.
 
-A `Watch` is a trace, like the tape of TensorFlow that watches variables: every operation of the
-code passes through it. An operand that is a tracer from outside is noted, at its first use. Where
-JAX differentiates the code (`of` is its trace), the value inside such a tracer takes its place, and
-the operation runs one level down. So the code need not be copied around values.
+A `Watch` is the current trace while `f`, or its rule, runs. What it does depends on who starts it:
+
+    watching     `f`, where JAX differentiates it: it runs one level down, on primals
+    recording    code that JAX traces because we ask for it
+    reviving     a rule that runs eagerly, after the derivative of its function is over
+    evaluating   code of which nobody wants a derivative
+    replacing    code in which some arrays are others
+
+All note, as TensorFlow's tape does, which tracers an operation takes from outside. Where JAX
+differentiates the code (`of` is its trace), the value inside such a tracer takes its place. So the
+code runs on the user's own objects, and nothing need be copied around other values.
 """
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.errors import UnexpectedTracerError
 from jax.extend.core import find_top_trace as _current_trace
 from jax.extend.core import set_current_trace as _set_trace
 from jax.extend.linear_util import wrap_init
 from jax.extend.source_info_util import current as _here
 from jax.extend.source_info_util import register_exclusion
 
-from tfgrad_jax._closure.functions import leads_to
-
 from . import trace as _trace
 from .compat import is_ref
-from .types import Leaf, is_differentiable
+from .trace import Transparent, concrete, is_of, is_staging, plainly, revived
+from .types import AnyFunction, Leaf
 
+# Where JAX names the line that led to an operation, it is no line of this module.
 register_exclusion(__file__)
+
+Trace: TypeAlias = Any  # one of JAX's; a type checker does not know them
+Mask: TypeAlias = int  # a set of what a run takes: bit `i` stands for `taken[i]`
 
 
 class Use(NamedTuple):
-    """A value from outside that code takes."""
+    """A value from outside that an operation takes, and where the first one does."""
 
     value: Leaf
-    line: Any
+    line: object  # as JAX records it
 
 
 class _Local(threading.local):
-    def __init__(self) -> None:
-        # JAX caches operations for each trace that has been; so each is used again.
+    def __init__(self) -> None:  # runs once in each thread
+        # JAX's cache of compiled functions keeps an entry for each operation on values under each
+        # trace that has been, and searches through them: after 6,000 traces an operation
+        # took 1.2 ms instead of 0.04. So each trace is used again. Remove when JAX mends that.
         self.free: list[Watch] = []
+        self.running: list[Watch] = []
 
 
 _local = _Local()
 
 
-class _Life(jax.core.Trace):
-    """Ends with the run of a function, and with it what `Shown` tracers may be used for."""
+class Run(jax.core.Trace):
+    """What one run of a function takes. It is also the trace of what the run shows.
+
+    The values that a run computes may be left in an object of the user's. JAX asks whether the
+    trace of an operand is still valid: it is, in every run under the same derivative.
+    """
+
+    def __init__(self, of: Trace, inputs: Sequence[Leaf], left: Callable[[], Exception]) -> None:
+        super().__init__()
+        self.of = of
+        self.taken: list[Leaf] = list(inputs)
+        self.inputs = len(self.taken)
+        self.uses: dict[int, Use] = {}  # by identity, in the order of the first use
+        self._bits: dict[int, Mask] = {}
+        self._left = left
+
+    def is_valid(self) -> bool:
+        """Return True, or raise an error that names the function which has left a value behind."""
+        if not any(watch.of is self.of for watch in _local.running):
+            raise self._left()
+        return True
+
+    def bit(self, v: Leaf) -> Mask:
+        """Return the bit of a value from outside."""
+        if id(v) not in self._bits:
+            self._bits[id(v)] = 1 << len(self.taken)
+            self.taken.append(v)
+        return self._bits[id(v)]
+
+    def of_mask(self, mask: Mask) -> list[Leaf]:
+        return [v for i, v in enumerate(self.taken) if mask >> i & 1]
 
 
 class Shown(Tracer):
-    """What a function has computed from a weight: it shows its value, and ends with the call."""
+    """What a run has computed from what it takes. It shows its value to Python.
 
-    __slots__ = ("value",)
+    A plain value would do, but for what is left in an object: a `cached_property` that `f` fills
+    was a constant for the loss that read it later, and its gradient was lost without an error.
+    """
 
-    def __init__(self, life: _Life, value: Leaf) -> None:
-        super().__init__(life, jax.typeof(value))
-        self.value = value
+    __slots__ = ("mask", "value")
 
-    def _now(self) -> Leaf:
-        if not self._trace.is_valid():
-            raise jax.errors.UnexpectedTracerError("a value that a decorated function has left in an object")
-        return self.value
+    def __init__(self, run: Run, value: Leaf, mask: Mask) -> None:
+        super().__init__(run, jax.typeof(value))
+        self.value, self.mask = value, mask
+
+    def _now(self) -> Any:
+        self._trace.is_valid()
+        return concrete(self.value)
 
     def to_concrete_value(self) -> Any:
         value = self._now()
-        return value.to_concrete_value() if isinstance(value, Tracer) else value
+        return None if isinstance(value, Tracer) else value
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.asarray(self._now(), *args, **kwargs)
@@ -89,7 +135,7 @@ class Shown(Tracer):
     def __format__(self, spec: str) -> str:
         return format(self._now(), spec)
 
-    def item(self, *args: Any) -> Any:
+    def item(self, *args: int) -> Any:
         return self._now().item(*args)
 
     def tolist(self) -> Any:
@@ -98,156 +144,181 @@ class Shown(Tracer):
     def __repr__(self) -> str:
         return repr(self.value)
 
+    __str__ = __repr__
 
-class Watch(jax.core.Trace):
+
+def is_live(v: object) -> bool:
+    """Return whether a value must be an operand: a tracer whose trace runs, or a Ref."""
+    if not isinstance(v, Tracer):
+        return is_ref(v)
+    if type(v) is Shown:
+        return any(watch.of is v._trace.of for watch in _local.running)
+    # Which derivatives enclose this one, the current trace does not always tell.
+    return v._trace.is_valid() and (
+        hasattr(v._trace, "to_primal_tangent_pair") or _trace.is_live(v)
+    )
+
+
+class Watch(Transparent):
     """The current trace while code runs that is watched."""
 
-    parent_trace: Any = None  # where its operations run
-    of: Any = None  # the trace whose tracers stand for values there; None: of none
-    outer: "Watch | None" = None
+    above: Trace = None  # where those on values alone run; None: there, too
+    of: Trace = None  # the derivative whose tracers it opens
+    outer: "Watch | None" = None  # in a call of another function: the watch of that one
+    run: Run
+    is_plain = False
+    instead: Mapping[int, Leaf] = {}
 
     @classmethod
     @contextlib.contextmanager
-    def running(cls, of: Any = None, inputs: Sequence[Leaf] = (), is_plain: bool = False) -> Iterator["Watch"]:
+    def running(
+        cls,
+        parent: Trace,
+        run: Run,
+        *,
+        of: Trace = None,
+        outer: "Watch | None" = None,
+        above: Trace = None,
+        own: tuple[Trace, ...] = (),
+        is_plain: bool = False,
+        instead: Mapping[int, Leaf] | None = None,
+    ) -> Iterator["Watch"]:
+        """Run code under a watch, one that no other code uses now."""
         self = _local.free.pop() if _local.free else cls()
-        self.is_plain = is_plain  # nothing is differentiated: calls with a derivative run their bodies
-        now = _current_trace(())
-        self.outer = now if of is not None and isinstance(now, Watch) else None
-        self.of, self.parent_trace = of, now if of is None else of.parent_trace
-        self.requires_low = self.parent_trace.requires_low
-        self.uses: dict[int, Use] = {}  # in order of first use
-        self.seen: dict[int, Leaf] = {}  # all from outside, also where it has no derivative
-        self._made = {id(v): v for v in inputs}
-        self.of_ref: dict[int, Leaf] = {}  # what depends on what a Ref from outside holds
-        self._results: set[int] = set()  # of values that operations made: what was before is none
-        self._own = [getattr(self.parent_trace, "recording", self.parent_trace)]
-        self._records = of is None
-        self.life = _Life() if of is not None and has_values(of.parent_trace) else None
+        self.parent_trace, self.run, self.of, self.outer, self.above = parent, run, of, outer, above
+        self.is_plain, self.instead = is_plain, instead or {}
+        self.requires_low = parent.requires_low
+        # What operations make of nothing, and the arguments of inner functions: not from outside.
+        self._made: dict[int, Leaf] = {}
+        self._own = own  # traces whose tracers are not from outside
+        self._touched: Mask = 0  # what operations have taken since this was set to 0
+        _local.running.append(self)
         try:
             with _set_trace(self):
                 yield self
         finally:
-            if self.life is not None:
-                self.life.invalidate()
-            self.life = None
-            self.of = self.parent_trace = self.outer = None
-            self._made, self._own, self.uses, self.seen = {}, [], {}, {}
-            self._results, self.of_ref = set(), {}
+            _local.running.remove(self)
+            self.parent_trace = self.above = self.of = self.outer = None
+            self._made, self._own, self.instead = {}, (), {}
+            del self.run
             _local.free.append(self)
 
-    def is_own(self, v: Leaf) -> bool:
-        return isinstance(v, Tracer) and any(v._trace is t for t in self._own)
+    # --- values -------------------------------------------------------------------------------
 
-    def is_outside(self, v: Leaf) -> bool:
-        """Return whether code has a value from outside: no input, and nothing that it made."""
-        if not isinstance(v, Tracer) or type(v) is Shown:
-            return is_ref(v) and id(v) not in self._made
-        if self._records:  # all else is of a trace that ends with this one
-            return not any(v._trace is t for t in self._own) and id(v) not in self._made
-        return id(v) not in self._made
+    def shown(self, inputs: Sequence[Leaf]) -> list[Leaf]:
+        """Return the inputs of the code such that what it computes from them is known."""
+        return [v if is_ref(v) else Shown(self.run, v, 1 << i) for i, v in enumerate(inputs)]
 
-    def bare(self, v: Leaf) -> Leaf:
-        """Return what stands for a value one level down."""
+    def lower(self, v: Leaf) -> Leaf:
+        """Return what stands for a value where the operations run."""
         if self.outer is not None:
-            v = self.outer.bare(v)
-        if type(v) is Shown:
+            v = self.outer.lower(v)
+        if self.instead:
+            v = self.instead.get(id(v), v)
+        if type(v) is Shown and v._trace.of is self.of:
             return v.value
-        if self.of is not None and isinstance(v, Tracer) and v._trace is self.of:
+        if self.of is not None and isinstance(v, Tracer) and is_of(v, self.of):
             v = self.of.to_primal_tangent_pair(v)[0]
             if not (isinstance(v, jax.Array) or is_ref(v)):  # a Python number
                 with _set_trace(self.of.parent_trace):
                     v = jnp.asarray(v)
         return v
 
-    def _opened(self, values: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
-        outside = [v for v in values if self.is_outside(v)]
-        for v in outside:
-            self.seen.setdefault(id(v), v)
-            if self.outer is not None:
-                self.outer._opened([v])
-        return [self.bare(v) for v in values], outside
+    def is_outside(self, v: Leaf) -> bool:
+        """Return whether code has a value from outside: no input, and nothing that it made."""
+        if id(v) in self._made:
+            return False
+        if not isinstance(v, Tracer):
+            return is_ref(v) or id(v) in self.instead
+        return v._trace is not self.run and not any(v._trace is t for t in self._own)
 
-    def _count(self, outside: Sequence[Leaf]) -> None:
-        for v in outside:
-            if id(v) not in self.uses:
-                self.uses[id(v)] = Use(v, _here())
+    def take(self, v: Leaf) -> Mask:
+        """Note a value that the code has; return what it depends on."""
+        if type(v) is Shown and v._trace is self.run:
+            return v.mask
+        if not self.is_outside(v):
+            return 0
+        if type(v) is Shown and v._trace.of is self.of:
+            mask = 0  # a call under the same derivative has left it: it depends on what that took
+            for source in v._trace.of_mask(v.mask):
+                mask |= self.take(source)
+            return mask
+        return self.run.bit(v)
 
-    def reads_ref(self, values: Sequence[Leaf]) -> bool:
-        """Return whether values depend on what a Ref from outside holds."""
-        return any(id(v) in self.of_ref for v in values)
+    def use(self, mask: Mask) -> None:
+        """Count what an operation with results takes, or what the code returns."""
+        run, line = self.run, None
+        uses = run.uses
+        for v in run.of_mask(mask >> run.inputs << run.inputs):
+            if id(v) not in uses:
+                line = line or _here()
+                uses[id(v)] = Use(v, line)
 
     def returned(self, values: Sequence[Leaf]) -> list[Leaf]:
         """Return what stands for values that the code returns: one may be from outside."""
-        bare, outside = self._opened(values)
-        self._count(outside)
+        bare, mask = self._opened(values)
+        self.use(mask)
         return bare
 
-    def _keep(
-        self, results: Sequence[Leaf], values: Sequence[Leaf] = (), outside: Sequence[Leaf] = ()
-    ) -> None:
-        if any(map(is_ref, outside)) or (self.of_ref and any(id(v) in self.of_ref for v in values)):
-            self.of_ref |= {id(r): r for r in results}
+    def marked(self, results: Any, mask: Mask) -> Any:
+        """Return results of an operation such that what they depend on is known."""
+        if self.is_plain:
+            return results
+        if self.of is not None and mask:
+            return [r if is_ref(r) else Shown(self.run, r, mask) for r in results]
         for r in results:
-            if not isinstance(r, Tracer):
-                self._results.add(id(r))
-            elif not self._records:
+            if isinstance(r, Tracer):
                 self._made[id(r)] = r
-
-    def has_made(self, v: Leaf, held: Any) -> bool:
-        """Return whether code that holds this has made a value, and did not find it."""
-        if isinstance(v, Tracer):
-            return not self.is_outside(v)
-        if id(v) in self._results:
-            return True
-        return isinstance(v, (jax.Array, np.ndarray, np.generic)) and not leads_to(held, lambda o: o is v)
-
-    # --- what JAX asks of a trace -----------------------------------------------------------------
-
-    def stage_value(self, val: Leaf) -> Leaf:
-        made = self.parent_trace.stage_value(self.bare(val))
-        if made is not val and not isinstance(val, Tracer):
-            self._keep([made])
-        return made
-
-    def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
-        bare, outside = self._opened(values)
-        out = self.parent_trace.process_primitive(primitive, bare, params)
-        results = out if primitive.multiple_results else [out]
-        if outside and results:
-            self._count(outside)
-        self._keep(results, values, outside)
-        if self.life is not None and any(isinstance(v, Tracer) and (type(v) is Shown or self.is_outside(v)) for v in values):
-            shown = [Shown(self.life, r) for r in results]
-            return shown if primitive.multiple_results else shown[0]
-        return out
-
-    def _called(self, name: str, parts: Any, values: Any, params: Any) -> Any:
-        bare, outside = self._opened(values)
-        self._count(outside)
-        results = getattr(self.parent_trace, name)(*parts, bare, **params)
-        self._keep(results, values, outside)
-        if self.life is not None and any(isinstance(v, Tracer) for v in values):
-            return [Shown(self.life, self.bare(r)) for r in results]
         return results
 
-    def _inside(self, f: Any) -> Any:
-        """Return a function that JAX runs, maybe at another level, such that it is watched."""
+    def handed_on(self, taken: Sequence[Leaf], results: Sequence[Leaf]) -> Sequence[Leaf]:
+        """Note what a call of another function took, and return what it returned, marked."""
+        _, mask = self._opened(taken)
+        self.use(mask)
+        return self.marked(results, mask)
 
-        def run(*args: Leaf) -> Any:
-            if self.parent_trace is None:
-                return f.call_wrapped(*args)
-            before = self.parent_trace, self._own, self._made
-            self.parent_trace = _current_trace(())
-            self._own = [*self._own, self.parent_trace]
-            self._made = dict(self._made)  # what is made there may end there
-            self._keep(args)
-            try:
-                with _set_trace(self):
-                    return f.call_wrapped(*args)
-            finally:
-                self.parent_trace, self._own, self._made = before
+    def _opened(self, values: Sequence[Leaf]) -> tuple[Sequence[Leaf], Mask]:
+        if self.is_plain:
+            return values, 0
+        bare, mask = [], 0
+        for v in values:
+            if isinstance(v, Tracer) or is_ref(v) or id(v) in self.instead:
+                mask |= self.take(v)
+                v = self.lower(v)
+            bare.append(v)
+        self._touched |= mask
+        return bare, mask
 
-        return wrap_init(run, debug_info=f.debug_info)
+    # --- what JAX asks of a trace -------------------------------------------------------------
+
+    def _level(self, values: Sequence[Leaf], stays: bool = False) -> Trace:
+        """Return where an operation on these values runs.
+
+        In a trace that we have started, operations on values run at once, at the level outside. So
+        the code sees values, and a cache of constants that it fills holds values. JAX's
+        `ensure_compile_time_eval` would do, but for Refs: it reads one at once whose write it has
+        only recorded. The gradient of a Ref that `f` had made was 0.
+        """
+        if self.above is None or stays or any(isinstance(v, Tracer) or is_ref(v) for v in values):
+            return self.parent_trace
+        return self.above
+
+    def stage_value(self, val: Leaf) -> Leaf:
+        (bare,), mask = self._opened([val])
+        return self.marked([self._level([bare]).stage_value(bare)], mask)[0]
+
+    def process_primitive(self, primitive: Any, values: Any, params: Any, /) -> Any:
+        bare, mask = self._opened(values)
+        # Effects in order, and the making of a Ref, belong to what is recorded beside them.
+        stays = primitive.name == "new_ref" or params.get("ordered", False)
+        out = self._level(bare, stays).process_primitive(primitive, bare, params)
+        if not primitive.multiple_results:
+            if mask:
+                self.use(mask)
+            return self.marked([out], mask)[0]
+        if mask and out:  # a print has no result
+            self.use(mask)
+        return self.marked(out, mask)
 
     def process_custom_jvp_call(
         self, primitive: Any, f: Any, jvp: Any, values: Any, /, **params: Any
@@ -268,44 +339,97 @@ class Watch(jax.core.Trace):
         return self._called("process_custom_vjp_call", parts, values, params)
 
     def process_shard_map(self, primitive: Any, f: Any, values: Any, /, **params: Any) -> Any:
-        bare, outside = self._opened(values)
-        self._count(outside)
-        results = self.parent_trace.process_shard_map(primitive, f, bare, **params)
-        self._keep(getattr(results, "val", results), values, outside)
-        return results
+        return self._called("process_shard_map", (primitive, self._inside(f)), values, params)
+
+    def _called(self, name: str, parts: Any, values: Any, params: Any) -> Any:
+        bare, mask = self._opened(values)
+        before, self._touched = self._touched, 0
+        level = self._level(bare)
+        try:
+            results = getattr(level, name)(*parts, bare, **params)
+        except UnexpectedTracerError:  # the function holds a tracer of what is recorded
+            if level is self.parent_trace:
+                raise
+            results = getattr(self.parent_trace, name)(*parts, bare, **params)
+        mask |= self._touched
+        self._touched = before | mask
+        self.use(mask)
+        if hasattr(results, "map"):  # a shard_map of JAX 0.12 returns more than a list
+            return results.map(lambda r: self.marked([r], mask)[0])
+        return self.marked(results, mask)
+
+    def _inside(self, f: Any) -> Any:
+        """Return a function that JAX runs, maybe at another level, such that it is watched."""
+        of_run = self.run
+
+        def run(*args: Leaf) -> Any:
+            # JAX may keep it, and run it later, in any thread: then another run may be on.
+            if getattr(self, "run", None) is not of_run or self not in _local.running:
+                return call(*args)
+            before = self.parent_trace, self.above, self._own, self._made
+            self.parent_trace, self.above = _current_trace(()), None
+            if self.parent_trace is not before[0]:
+                self._own = (*self._own, self.parent_trace)
+            tracers = {id(v): v for v in args if isinstance(v, Tracer)}
+            self._made = {**self._made, **tracers}  # and what is made there may end there
+            try:
+                with _set_trace(self):
+                    results = call(*args)
+                    if hasattr(results, "map"):
+                        return results.map(self.lower)
+                    return list(map(self.lower, results))
+            finally:
+                self.parent_trace, self.above, self._own, self._made = before
+
+        call: AnyFunction = getattr(f, "call_wrapped", f)
+        return wrap_init(run, debug_info=f.debug_info) if hasattr(f, "call_wrapped") else run
 
 
-def current_derivative() -> Any:
-    """Return the innermost trace if JAX differentiates there, seen through watches; else None."""
-    trace = _current_trace(())
-    while isinstance(trace, Watch):
-        trace = trace.parent_trace
-    return trace if hasattr(trace, "to_primal_tangent_pair") else None
+def _none_left() -> Exception:
+    return AssertionError("a run that shows nothing")
 
 
-def has_values(trace: Any) -> bool:
-    """Return whether operations at this trace run at once."""
-    while isinstance(trace, Watch):
-        trace = trace.parent_trace
-    return trace == _trace._IDLE
+def recording() -> AnyFunction:
+    """Return what makes the context for code in a trace that is started next.
+
+    There, operations on values run at once, unless JAX records all operations now, so that there
+    are no values.
+    """
+    outside = _current_trace(())
+    above = outside.above if isinstance(outside, Watch) else None
+    if above is None and not is_staging():
+        above = outside
+
+    def context() -> contextlib.AbstractContextManager[Watch]:
+        now = _current_trace(())
+        return Watch.running(now, Run(None, (), _none_left), above=above, own=(now,))
+
+    return context
+
+
+def evaluating() -> contextlib.AbstractContextManager[Watch]:
+    """Return a context for code of which nobody wants a derivative.
+
+    Functions with a derivative of their own run their bodies. Without it, JAX would stage nested
+    calls again at each level.
+    """
+    return Watch.running(_current_trace(()), Run(None, (), _none_left), is_plain=True)
+
+
+def replacing(values: Mapping[int, Leaf]) -> contextlib.AbstractContextManager[Watch]:
+    """Return a context in which operations take others instead of some values, by identity.
+
+    Whoever calls it keeps the values alive.
+    """
+    return Watch.running(_current_trace(()), Run(None, (), _none_left), instead=values)
 
 
 @contextlib.contextmanager
-def revived(of: Any, life: Any = None) -> Iterator[None]:
-    """Run a rule in which tracers of a derivative that is over count as running, by their primals."""
-    was, of._invalidated = of._invalidated, False
-    if life is not None:
-        life._invalidated = False
-    self = Watch()
-    self.of, self.parent_trace, self.outer = of, _current_trace(()), None
-    self.requires_low = self.parent_trace.requires_low
-    self.is_plain = False
-    self.uses, self.seen, self._own, self._records = {}, {}, [], False
-    self._made, self.of_ref, self._results, self.life = {}, {}, set(), None
-    try:
-        with _set_trace(self):
-            yield
-    finally:
-        of._invalidated = was
-        if life is not None:
-            life.invalidate()
+def reviving(of: Trace) -> Iterator[Watch]:
+    """Run a rule in which tracers of a derivative that is over count as running.
+
+    Its value is computed: what it calls needs no rules of its own.
+    """
+    run = Run(of, (), _none_left)
+    with revived(of), Watch.running(_current_trace(()), run, of=of) as watch, plainly():
+        yield watch

@@ -1,0 +1,188 @@
+"""A rule that `f` has returned, as JAX keeps it: a function of residuals that holds no tracer.
+
+    put together   around the residuals of each run: where `taken_apart` finds all its tracers
+    revived        as it is, in the backward pass: eagerly, if an object holds a tracer
+    recorded       elsewhere, if an object holds one: traced at once, before that tracer ends
+"""
+
+import contextvars
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from tfgrad_jax._closure.functions import Apart, taken_apart
+from tfgrad_jax._closure.traced import traced
+from tfgrad_jax._closure.walk import Matches
+from tfgrad_jax._frontend.grad_fn import Call, GradFn
+from tfgrad_jax._frontend.structure import Outputs
+from tfgrad_jax._jax.types import Leaf, OperandIndex
+from tfgrad_jax._jax.watch import Watch, replacing, reviving
+from tfgrad_jax._messages import errors
+
+from .weights import Weights
+
+Values: TypeAlias = Sequence[Leaf]
+Gradients: TypeAlias = list[Leaf | None]
+_DEEP = 3  # orders of a rule that is recorded inside itself
+
+# Values of the listed variables, residuals of the rule, cotangents, the variables that it gets
+# (as positions among the operands too) -> the gradients of the inputs, then of these variables.
+Body: TypeAlias = Callable[[Values, Values, Any, Sequence[OperandIndex]], Gradients]
+
+
+class Rule(NamedTuple):
+    """A rule. Its residuals are the listed variables, and then what it holds."""
+
+    body: Body
+    weights: Weights
+    captured: int = 0  # how many operands come before the inputs
+
+    def run(self, residuals: Values, cotangents: Values, wanted: Sequence[int]) -> Gradients:
+        """Return the gradients of the operands that are wanted."""
+        weights = self.weights
+        weights.check(wanted, {})  # at an outer derivative
+        n = len(weights.listed)
+        variables, values, listed = weights.argument(residuals[:n], wanted)
+        found = self.body(residuals[n:], cotangents, (variables, values), listed)
+        inputs = range(self.captured, self.captured + len(found) - len(listed))
+        by_operand: dict[OperandIndex, Leaf | None] = {}
+        for i, g in zip([*inputs, *listed], found, strict=True):
+            other = by_operand.get(i)
+            by_operand[i] = g if other is None else other if g is None else other + g
+        return [by_operand.get(i) for i in wanted]
+
+
+class Kept(NamedTuple):
+    """A rule, with its residuals."""
+
+    rule: Rule
+    residuals: list[Leaf]
+    own: Sequence[int]  # which of these are the only output of `f`
+    read: Sequence[Leaf]  # what it certainly reads
+
+
+def kept(
+    call: Call,
+    grad_fn: GradFn,
+    outputs: Outputs,
+    leaves: Values,
+    weights: Weights,
+    takes: Matches,
+    y: Leaf | None,
+    of: Any = None,
+) -> Kept:
+    """Return a rule as a function of residuals.
+
+    `y` is the only output, if `f` has made it: its derivative is the declared one. `of` is the
+    derivative in which the rule will run eagerly; None: it may run anywhere.
+    """
+    values = [weights.operands[i] for i in weights.listed]
+    holds = takes if y is None else lambda v: takes(v) or v is y
+    apart = taken_apart(grad_fn.held, holds, _roots(call))
+    weights = weights._replace(operands=[])
+    if apart.is_whole and not (apart.hidden and of is None):
+        body, held, read = _put_together(grad_fn, apart), apart.taken, apart.held
+    elif of is not None:
+        body, held, read = _revived(grad_fn, apart, of), [], ()
+    else:
+        body, held = _recorded(call, grad_fn, outputs, leaves, weights, values, y)
+        read = held
+    residuals = [*values, *held]
+    own = [k for k, r in enumerate(residuals) if y is not None and r is y]
+    return Kept(Rule(body, weights), residuals, own, read)
+
+
+def _roots(call: Call) -> Sequence[object]:
+    held = call.held
+    return [held.f, *held.bound_to, *held.inputs, *held.keywords.values()]
+
+
+def _put_together(grad_fn: GradFn, apart: Apart) -> Body:
+    apart, gradients, source = apart.forget(), grad_fn.gradients, grad_fn.source
+
+    def body(residuals: Values, cotangents: Values, variables: Any, _: Any) -> Gradients:
+        _refuse_rebound(apart, source)
+        rule, is_unchanged = apart.rebuilt(residuals)
+        found = gradients(rule, cotangents, *variables)
+        if not is_unchanged():
+            raise errors.changed(source)
+        return found
+
+    return body
+
+
+def _refuse_rebound(apart: Apart, source: Any) -> None:
+    if apart.hidden and (name := apart.rebound()) is not None:
+        raise errors.rebound(source, name)
+
+
+def _revived(grad_fn: GradFn, apart: Apart, of: Any) -> Body:
+    gradients, source = grad_fn.gradients, grad_fn.source
+
+    def body(_: Values, cotangents: Values, variables: Any, *__: Any) -> Gradients:
+        _refuse_rebound(apart, source)
+        with reviving(of) as watch:
+            rule, _ = apart.rebuilt(None)
+            found = gradients(rule, cotangents, *variables)
+            return [None if g is None else watch.lower(g) for g in found]
+
+    return body
+
+
+def _recorded(
+    call: Call,
+    grad_fn: GradFn,
+    outputs: Outputs,
+    leaves: Values,
+    weights: Weights,
+    values: Values,
+    y: Leaf | None,
+) -> tuple[Body, Sequence[Leaf]]:
+    """Record a rule now; also return what it reads.
+
+    It may never run. So it raises what it raises when it would.
+    """
+    source, running = call.spec.source, _recording.get()
+    variables, some, positions = weights.argument(values, weights.listed)
+    has = list[bool]()
+
+    def rule(_: Watch, *given: Leaf) -> tuple[list[Leaf], None]:
+        cotangents = given[: len(outputs.differentiable)]
+        instead = {id(y): given[-1]} if len(given) > len(cotangents) else {}
+        with replacing(instead) as watch:
+            found = grad_fn.gradients(grad_fn.held, cotangents, variables, some)
+            has[:] = [g is not None for g in found]
+            return [watch.lower(g) for g in found if g is not None], None
+
+    own = [] if y is None else [outputs.only(leaves)]
+    token = _recording.set((*running, source.code))
+    try:
+        if running.count(source.code) >= _DEEP:
+            raise errors.endless(source)
+        done = traced(rule, *outputs.cotangents(leaves), *own, source=grad_fn.source)
+    except Exception as error:
+        failed = error.with_traceback(None)
+        failed.__context__ = failed.__cause__ = None
+
+        def fails(*_: Any) -> Any:
+            raise failed
+
+        return fails, ()
+    finally:
+        _recording.reset(token)
+    run, n, k = done.run, len(positions), len(done.consts)
+
+    def body(
+        residuals: Values, cotangents: Values, _: Any, listed: Sequence[OperandIndex]
+    ) -> Gradients:
+        found = iter(run(residuals[:k], [*cotangents, *residuals[k:]]))
+        every = [next(found) if h else None for h in has]
+        of_variables = dict(zip(positions, every[len(every) - n :], strict=True))
+        return [*every[: len(every) - n], *(of_variables[i] for i in listed)]
+
+    return body, [*done.consts, *([] if y is None else [y])]
+
+
+_recording: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
+    "the code of the functions whose rules are being recorded", default=()
+)

@@ -1,0 +1,102 @@
+"""What a call captured: which of it a rule gives gradients for, and what must not need one."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tfgrad_jax._closure.walk import named
+from tfgrad_jax._frontend.grad_fn import Call, GradFn, Held, Variables
+from tfgrad_jax._frontend.within import Within
+from tfgrad_jax._jax.compat import is_ref
+from tfgrad_jax._jax.types import Leaf, OperandIndex, Spec, is_differentiable, spec
+from tfgrad_jax._jax.watch import Use
+from tfgrad_jax._messages import errors, gradient_errors
+from tfgrad_jax._messages.source import Source
+
+Names = Mapping[OperandIndex, str]
+
+
+class Refused(NamedTuple):
+    """A captured value that `f` uses and that has no gradient: an error if it needs one."""
+
+    spec: Spec
+    is_ref: bool
+    line: object
+
+
+class Weights(NamedTuple):
+    """The values that a call captured, the first operands; how its rule is asked about them."""
+
+    operands: list[Leaf]  # emptied in what JAX keeps
+    declared: Variables | None
+    listed: Sequence[OperandIndex]  # in the order of the variables
+    is_by_use: bool  # `variables` lists those that are being differentiated
+    specs: Sequence[Spec]  # of these
+    refused: Mapping[OperandIndex, Refused]
+    source: Source
+    may_warn: bool  # of a value that only the rule reads
+
+    @classmethod
+    def of(
+        cls, call: Call, grad_fn: GradFn, uses: Sequence[Use], others: Sequence[Leaf] = ()
+    ) -> "Weights":
+        """Return what a run took; of `others`, no operation has used the values."""
+        variables, declared = call.declared
+        operands = list({id(v): v for v in declared}.values())
+        if len(operands) < len(declared):  # one is declared twice
+            operands = [*declared]
+        known = {id(v) for v in operands}
+        is_in_rule = call.spec.within is Within.RULE
+        is_by_use = grad_fn.accepts_variables and variables is None
+        listed, refused = [*range(len(declared))], dict[OperandIndex, Refused]()
+        for v, line in uses:
+            if id(v) in known:
+                continue
+            known.add(id(v))
+            if is_differentiable(v.dtype):
+                if is_by_use and not is_ref(v):
+                    listed.append(len(operands))
+                elif not (is_in_rule or call.autodiff):
+                    refused[len(operands)] = Refused(spec(v), is_ref(v), line)
+            operands.append(v)
+        operands += [v for v in others if id(v) not in known]
+        specs = [spec(operands[i]) for i in listed]
+        may_warn = not (is_in_rule or call.autodiff)
+        source = call.spec.source
+        return cls(operands, variables, listed, is_by_use, specs, refused, source, may_warn)
+
+    def argument(
+        self, values: Sequence[Leaf], wanted: Sequence[OperandIndex]
+    ) -> tuple[Variables | None, Sequence[Leaf], Sequence[OperandIndex]]:
+        """Return what the rule gets: the declared variables, or those that are differentiated."""
+        if not self.is_by_use:
+            return self.declared, values, self.listed
+        some = [k for k, i in enumerate(self.listed) if i in wanted]
+        values = [values[k] for k in some]
+        variables = Variables.listed(values, [self.specs[k] for k in some]) if some else None
+        return variables, values, [self.listed[k] for k in some]
+
+    def check(self, wanted: Sequence[OperandIndex], names: Names) -> None:
+        """Raise if a value is differentiated that has no gradient."""
+        found = {i: self.refused[i] for i in wanted if i in self.refused}
+        if not found:
+            return
+        if all(one.is_ref for one in found.values()):
+            raise errors.captured_ref(self.source)
+        every = [(names.get(i, ""), r.spec, self.source.line(r.line)) for i, r in found.items()]
+        raise errors.no_gradient_for_captured(self.source, every, self.declared is not None)
+
+    def warn(self, values: Mapping[OperandIndex, Spec], names: Names) -> None:
+        """Warn of values that are differentiated, and that only the rule reads."""
+        if values:
+            every = [(names.get(i, ""), s) for i, s in values.items()]
+            gradient_errors.warn_of_unlisted(self.source, every)
+
+
+def names_of(held: Held, values: Mapping[OperandIndex, Leaf], rule: object = None) -> Names:
+    """Name some of the values that a call captured as the user writes them."""
+    if not values:
+        return {}
+    roots = [("", held.f), *(("self", v) for v in held.bound_to), *held.keywords.items()]
+    roots += [("args", held.inputs), ("", held.primal), ("", rule)]
+    found = named(roots, map(id, values.values()))
+    return {i: found[id(v)] for i, v in values.items() if id(v) in found}

@@ -1,0 +1,314 @@
+"""Look at what Python objects hold. Nothing is copied, and no code of the user's runs.
+
+    constants_of   the quick look, at every call: which arrays can a function read? None: perhaps
+                   others, too
+    survey         does an object lead to a tracer, or to functions whose variables may change?
+    named          the names that the user has for some values, for messages
+"""
+
+import collections
+import contextvars
+import dis
+import functools
+import gc
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, get_opaque_trace_state
+
+from tfgrad_jax._jax.types import Copied, Inert
+
+Object: TypeAlias = object
+Id: TypeAlias = int  # of an object that is kept alive meanwhile
+Matches: TypeAlias = Callable[[Object], bool]
+Roots: TypeAlias = Sequence[tuple[str, Object]]  # with their names; "": it needs none
+
+ARRAYS = Tracer, jax.Array, np.ndarray, np.generic
+JITTED = type(jax.jit(len))
+CACHED = JITTED, type(functools.cache(len))
+# Values of exactly these types hold nothing.
+PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None), type(...), range, slice})
+_CONTAINERS = frozenset({tuple, list, dict, set, frozenset, collections.deque})
+# These hold no arrays of the user's, or show them in another way. (A trace refers to the whole
+# program that it records, and a user's object may hold one.)
+_ENDS = (
+    types.ModuleType, types.CodeType, np.dtype, Jaxpr, Inert, jax.core.Trace,
+    type(get_opaque_trace_state(())), type(jax.tree_util.default_registry),
+)  # fmt: skip
+_LIBRARIES = frozenset({"jax", "jaxlib", "numpy", __name__.partition(".")[0]})
+_LIBRARIES |= sys.stdlib_module_names
+# How many objects to visit; and how many for functions alone, of which the variables may change.
+BUDGET, _BUDGET_OF_FUNCTIONS = 10_000, 1_000
+
+
+def content(cell: types.CellType) -> Object:
+    """Return what a variable of a function holds; `EMPTY` if that is not known yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return EMPTY
+
+
+class _Empty(Inert):
+    """What a variable holds that has no value."""
+
+
+EMPTY = _Empty()
+
+
+def is_of_library(value: Object) -> bool:
+    """Return whether a function or a class is one of Python, JAX or NumPy, or ours."""
+    return str(getattr(value, "__module__", "")).partition(".")[0] in _LIBRARIES
+
+
+def is_importable(value: Object) -> bool:
+    """Return whether a class or a function can be imported by its name."""
+    found: Object = sys.modules.get(getattr(value, "__module__", ""))
+    for name in getattr(value, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+@functools.cache
+def _operations(code: types.CodeType) -> Sequence[tuple[str, str]]:
+    """Return the operations with names of a function, and of those that are written in it."""
+    found = [(i.opname, i.argval) for i in dis.get_instructions(code) if type(i.argval) is str]
+    inner = (_operations(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return [*dict.fromkeys([*found, *(one for some in inner for one in some)])]
+
+
+@functools.cache
+def assigned_in(code: types.CodeType) -> frozenset[str]:
+    """Return the variables of outer functions to which code assigns."""
+    stores = {name for op, name in _operations(code) if op in ("STORE_DEREF", "DELETE_DEREF")}
+    return frozenset(stores.intersection(code.co_freevars))
+
+
+@functools.cache
+def _leaves_something(code: types.CodeType) -> bool:
+    """Return whether code assigns to anything but its own variables."""
+    outside = "STORE_ATTR", "STORE_GLOBAL", "STORE_NAME"
+    return bool(assigned_in(code)) or any(op in outside for op, _ in _operations(code))
+
+
+def _globals_of(f: types.FunctionType) -> Iterator[tuple[str, Object]]:
+    """Yield the global variables that a function may read, and so for functions written in it."""
+    for op, name in _operations(f.__code__):
+        if op in ("LOAD_GLOBAL", "LOAD_NAME") and name in f.__globals__:
+            yield name, f.__globals__[name]
+
+
+def constants_of(held: Iterable[Object], may_change: bool = False) -> list[Object] | None:
+    """Return the arrays that functions can read, if these are all they can reach.
+
+    None if there may be a tracer; or an object or a variable in which they leave something, unless
+    it `may_change`.
+    """
+    found: list[Object] = []
+    pending, seen = [*held], set[Id]()
+    for one in pending:  # it grows
+        cls = type(one)
+        if cls in PLAIN or cls is _Empty:
+            continue
+        if isinstance(one, ARRAYS):
+            if isinstance(one, Tracer) or (cls is np.ndarray and one.dtype == object):
+                return None
+            found.append(one)
+        elif cls is types.FunctionType:
+            if id(one) in seen or is_of_library(one):
+                continue
+            seen.add(id(one))
+            if one.__dict__ or len(seen) > 200:
+                return None
+            if not may_change and _leaves_something(one.__code__):
+                return None
+            pending += (v for _, v in _globals_of(one))
+            pending += [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
+            pending += map(content, one.__closure__ or ())
+        elif isinstance(one, Copied):
+            if id(one) not in seen:
+                seen.add(id(one))
+                pending += one._declaration[:3]
+        elif cls is tuple or (may_change and cls in (list, dict)):
+            if id(one) not in seen:
+                seen.add(id(one))
+                pending += [*one, *one.values()] if cls is dict else one  # type: ignore
+        elif not _is_known(one, cls):
+            return None
+    return found
+
+
+def _is_known(one: Object, cls: type) -> bool:
+    """Return whether one is a module, a function or a class of a library: it leads nowhere."""
+    if cls is types.ModuleType:
+        return one.__name__.partition(".")[0] in _LIBRARIES  # type: ignore[attr-defined]
+    if cls is types.BuiltinFunctionType:
+        return type(one.__self__) in (*PLAIN, types.ModuleType)  # type: ignore[attr-defined]
+    if cls is JITTED and type(one.__wrapped__) is not types.FunctionType:  # type: ignore[attr-defined]
+        return False
+    return cls in _CALLABLES and is_of_library(one)
+
+
+_CALLABLES = frozenset({
+    JITTED, type, jax.custom_jvp, jax.custom_vjp, type(jax.numpy.float32), type(jax.numpy.add),
+})  # fmt: skip
+
+
+# --- all that an object holds ---------------------------------------------------------------------
+
+
+def held_by(value: Object) -> Iterator[tuple[str, Object]]:
+    """Yield what an object holds, each with the step to it as the user would write it."""
+    cls = type(value)
+    if cls is types.FunctionType:
+        code, defaults = value.__code__, value.__defaults__ or ()
+        every = zip(code.co_freevars, map(content, value.__closure__ or ()), strict=True)
+        yield from ((f".{name}", v) for name, v in every)
+        every = zip(code.co_varnames[: code.co_argcount][::-1], defaults[::-1], strict=False)
+        yield from ((f".{name}", v) for name, v in every)
+        yield from ((f".{name}", v) for name, v in (value.__kwdefaults__ or {}).items())
+        yield from ((f".{name}", v) for name, v in value.__dict__.items())
+        if not is_of_library(value):
+            yield from ((f".{name}", v) for name, v in _globals_of(value))
+    elif isinstance(value, Copied):
+        f, variables, primal, *_ = value._declaration
+        yield from (("", f), ("", primal), *((f".{k}", v) for k, v in vars(value).items()))
+        yield "", variables
+    elif cls is types.MethodType:
+        yield from (("", value.__func__), ("self", value.__self__))
+    elif cls is functools.partial:
+        yield from (("", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif isinstance(value, CACHED):  # not the results: they depend on what was called before
+        yield "", value.__wrapped__
+    elif isinstance(value, weakref.ref):
+        yield "", value()
+    elif isinstance(value, ClosedJaxpr):
+        yield ".consts", value.consts
+    elif isinstance(value, dict):
+        # Not as the class of a user's dict would do it: no code of theirs runs.
+        for k, v in dict.items(value):
+            yield f"[{k!r}]" if type(k) in PLAIN else "[...]", v
+            if type(k) not in PLAIN:
+                yield "", k
+        if cls is not dict:
+            yield from _attributes(value)
+    elif cls in _CONTAINERS:
+        yield from ((f"[{i}]", v) for i, v in enumerate(value))
+    elif isinstance(value, np.ndarray):
+        yield from ((f"[{i}]", v) for i, v in enumerate(value.flat))
+    elif isinstance(value, type):
+        if not is_of_library(value):
+            yield from (
+                (f".{k}", v) for k, v in vars(value).items() if type(v) is not types.FunctionType
+            )
+    else:
+        yield from _attributes(value)
+
+
+def _attributes(value: Object) -> Iterator[tuple[str, Object]]:
+    cls, known = type(value), set[Id]()
+    others = gc.get_referents(value)
+    for d in others:
+        if type(d) is dict and d is getattr(value, "__dict__", None):
+            known.add(id(d))
+            yield from ((f".{k}", v) for k, v in d.items() if isinstance(k, str))
+    for name in (n for c in cls.__mro__ for n, d in vars(c).items() if type(d) in _SLOTS):
+        if hasattr(value, name):
+            yield f".{name}", getattr(value, name)
+    if not known and hasattr(value, "__dict__"):  # Python 3.13 shows the attributes alone
+        yield from ((f".{k}", v) for k, v in vars(value).items())
+    yield from (("", v) for v in others if id(v) not in known)
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        yield from ((f"[{i}]", v) for i, v in enumerate(value))
+    if isinstance(value, contextvars.ContextVar):
+        yield "", value.get(None)
+
+
+_SLOTS = (types.MemberDescriptorType,)
+
+
+def _is_end(value: Object, cls: type) -> bool:
+    if cls in PLAIN or isinstance(value, _ENDS):
+        return True
+    if isinstance(value, ARRAYS):
+        return cls is not np.ndarray or value.dtype != object  # type: ignore[attr-defined]
+    return cls in _CONTAINERS and _is_plain(value)
+
+
+def _is_plain(container: Object) -> bool:
+    """Return whether a container holds numbers and strings alone, fast."""
+    parts = [container, container.values()] if type(container) is dict else [container]
+    return all(PLAIN.issuperset(map(type, part)) for part in parts)
+
+
+class Survey(NamedTuple):
+    """What an object leads to."""
+
+    leads: bool  # to something that matches; True, too, if there is too much to visit
+    variables: Sequence[tuple[str, types.CellType, Object]]  # of functions: name, and content
+
+
+def survey(value: Object, matches: Matches) -> Survey:
+    """Visit all that an object holds, as far as the budget goes."""
+    pending, seen, leads = [value], dict[Id, Object](), False
+    functions: list[types.FunctionType] = []
+    for one in pending:  # it grows
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if leads and len(seen) > _BUDGET_OF_FUNCTIONS:
+            break
+        if len(seen) > BUDGET:
+            return Survey(True, ())
+        if not leads and matches(one):
+            leads = True
+        if type(one) is types.FunctionType:
+            functions.append(one)
+        if not _is_end(one, type(one)):
+            size = len(pending)
+            pending += (v for _, v in held_by(one) if type(v) not in PLAIN)
+            if len(pending) - size > BUDGET:
+                return Survey(True, ())
+    return Survey(leads, variables_of(functions))
+
+
+def variables_of(
+    functions: Sequence[types.FunctionType],
+) -> list[tuple[str, types.CellType, Object]]:
+    """Return the variables of functions, but for those to which one of them assigns."""
+    live = {id(cell) for f in functions for cell in live_cells(f)}
+    own = (f for f in functions if not is_of_library(f))
+    every = ((n, c) for f in own for n, c in zip(f.__code__.co_freevars, f.__closure__ or ()))  # noqa: B905
+    return [(n, c, content(c)) for n, c in every if id(c) not in live]
+
+
+def live_cells(f: types.FunctionType) -> Iterator[types.CellType]:
+    """Yield the variables to which the code of a function assigns: they are the user's own."""
+    names = assigned_in(f.__code__)
+    every = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
+    yield from (cell for name, cell in every if name in names)
+
+
+def named(roots: Roots, wanted: Iterable[Id]) -> dict[Id, str]:
+    """Return the shortest names for some values, of those that the roots lead to."""
+    missing, seen, names = set(wanted), dict[Id, Object](), dict[Id, str]()
+    pending = list(roots)
+    for name, one in pending:  # it grows
+        if not missing or len(seen) > BUDGET:
+            break
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if id(one) in missing:
+            missing.remove(id(one))
+            names[id(one)] = name
+        elif not _is_end(one, type(one)):
+            every = held_by(one)
+            pending += [(name + s if name else s.removeprefix("."), v) for s, v in every]
+    return names
