@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from protocols import ARGS
 from support.helpers import assert_same, eager_and_jit
 from support.ways import SECOND, gradient
 
 from tfgrad_jax import custom_gradient
+
+ARGS = W, X = jnp.float32(3), jnp.float32(2)
 
 # --- recursion: `exp(w x)`, declared 2 w y by x and 5 x y by w ------------------------------------
 
@@ -30,16 +31,13 @@ def by_itself(w):
     return exp
 
 
-def by_a_method(w):
-    class Model:
-        def __init__(self, w):
-            self.w = w
+class Model:
+    def __init__(self, w):
+        self.w = w
 
-        @custom_gradient
-        def exp(self, x):
-            return exponential(self.w, x, self.exp)
-
-    return Model(w).exp
+    @custom_gradient
+    def exp(self, x):
+        return exponential(self.w, x, self.exp)
 
 
 def by_a_jitted_partial(w):
@@ -48,25 +46,29 @@ def by_a_jitted_partial(w):
     return h
 
 
-@eager_and_jit
-@pytest.mark.parametrize("make", [by_itself, by_a_method, by_a_jitted_partial])
-def test_a_rule_that_calls_its_own_function_has_every_order(make, mode):
-    def h(w, x):
-        return make(w)(x)
+MAKERS = {
+    "itself": by_itself,
+    "a method": lambda w: Model(w).exp,
+    "a jitted partial": by_a_jitted_partial,
+}
 
+
+@eager_and_jit
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_rule_that_calls_its_own_function_has_three_orders(make, mode):
+    h = lambda w, x: MAKERS[make](w)(x)  # noqa: E731
     w, x = 1.5, 0.5
     e = np.exp(w * x)
-    third = jax.grad(jax.grad(jax.grad(h, 1), 1), 1)
-    assert_same(mode(third)(w, x), jnp.float32((2 * w) ** 3 * e))
-    assert_same(mode(jax.grad(jax.grad(jax.grad(h))))(w, x), jnp.float32((5 * x) ** 3 * e))
+    for n, third in enumerate(((5 * x) ** 3 * e, (2 * w) ** 3 * e)):
+        got = mode(jax.grad(jax.grad(jax.grad(h, n), n), n))(w, x)
+        assert_same(got, jnp.float32(third))
     # By w, 5 x exp(x) with exp's own derivatives 2 w e and 5 x e; by x, 2 w exp(x).
     expected = (
         (5 * x * 5 * x * e, 5 * e + 5 * x * 2 * w * e),
         (2 * e + 2 * w * 5 * x * e, 2 * w * 2 * w * e),
     )
-    for second in (jax.hessian, lambda f, n: jax.jacrev(jax.grad(f, n), n)):
-        got = mode(second(h, (0, 1)))(w, x)
-        assert_same(got, jax.tree.map(jnp.float32, expected), rtol=1e-4)
+    got = mode(jax.hessian(h, (0, 1)))(w, x)
+    assert_same(got, jax.tree.map(jnp.float32, expected), rtol=1e-4)
 
 
 # --- written inside a rule ------------------------------------------------------------------------
@@ -88,7 +90,7 @@ def fused(w, x):
 
 # Not those with forward mode first, which transposes the rule: it would have to be linear in `dy`
 # with the derivative that it has, where another one is declared here.
-@pytest.mark.parametrize("way", [name for name in SECOND if not name.endswith("of jacfwd")])
+@pytest.mark.parametrize("way", ["grad of grad", "hessian", "jit(hessian)", "jacrev of jacrev"])
 def test_the_nested_pattern_has_the_second_derivatives_that_it_declares(way):
     """Of `h**2`: `13 w x` by dy and `11 dy w` by x, with dy = 2 h; nothing by w."""
     w, x = ARGS
@@ -100,7 +102,16 @@ def test_the_nested_pattern_has_the_second_derivatives_that_it_declares(way):
     assert_same(SECOND[way](lambda w, x: fused(w, x) ** 2)(*ARGS), expected)
 
 
-INSIDE = {  # a rule that calls `7 w x`, declared 11 w by `x`, and the derivative of that by `w`
+def inner(w, **options):
+    """Return `7 w x`, declared 11 w by `x`, and 13 x by a variable."""
+    rule = lambda x: lambda d: 11 * d * w  # noqa: E731
+    if options.pop("takes", False):
+        rule = lambda x: lambda d, variables: (11 * d * w, [13 * d * x for _ in variables])  # noqa: E731
+    return custom_gradient(lambda x: (7 * w * x, rule(x)), **options)
+
+
+# A rule that calls a function written in it, and the derivative of that by `w`.
+INSIDE = {
     "a function": (lambda w, x: lambda dy: (
         5 * dy * x**2, dy * custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))(x)
     ), 0),
@@ -115,15 +126,9 @@ INSIDE = {  # a rule that calls `7 w x`, declared 11 w by `x`, and the derivativ
         5 * dy * x**2, dy * custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))(x)
     ), x), 0),
     "autodiff": (lambda w, x: lambda dy: (
-        5 * dy * x**2,
-        dy * custom_gradient(variables="autodiff")(lambda x: (7 * w * x, lambda d: 11 * d * w))(x),
+        5 * dy * x**2, dy * inner(w, variables="autodiff")(x)
     ), 14),
-    "variables": (lambda w, x: lambda dy: (
-        5 * dy * x**2,
-        dy * custom_gradient(lambda x: (
-            7 * w * x, lambda d, variables: (11 * d * w, [13 * d * x for _ in variables])
-        ))(x),
-    ), 26),
+    "variables": (lambda w, x: lambda dy: (5 * dy * x**2, dy * inner(w, takes=True)(x)), 26),
 }  # fmt: skip
 
 
@@ -160,19 +165,17 @@ def test_a_decorated_function_in_f_is_not_inside_the_rule_that_it_is(is_called, 
     assert_same(squared, 13 * 14 * x + 14 * x**2)
 
 
-@pytest.mark.parametrize("way", SECOND)
+@pytest.mark.parametrize("way", ["grad of grad", "hessian", "hessian(jit)", "jacfwd of jacfwd"])
 def test_a_rule_calls_a_function_that_has_a_weight_as_a_default(way):
     def loss(w, x):
         @custom_gradient
         def product(x, *, w=w):
-            return w * x, lambda dy, variables: (7 * w * dy, [5 * x * dy])
+            return w * x, lambda dy, variables: (7 * w * dy, [5 * x * dy for _ in variables])
 
-        square = custom_gradient(lambda x: (x * x, lambda dy: dy * product(x)))
-        return square(x)
+        return custom_gradient(lambda x: (x * x, lambda dy: dy * product(x)))(x)
 
-    w, x = ARGS
-    zero = jnp.zeros_like(w)
-    assert_same(SECOND[way](loss)(w, x), ((zero, zero), (5 * x, 7 * w)))
+    zero = jnp.zeros_like(W)
+    assert_same(SECOND[way](loss)(*ARGS), ((zero, zero), (5 * X, 7 * W)))
 
 
 @eager_and_jit
@@ -181,12 +184,11 @@ def test_a_function_written_outside_of_the_rule_is_not_inside(mode, where):
     """Wherever it is called: a lost weight is an error, as it is outside of a rule."""
 
     def loss(w, x):
-        beside = custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))
+        beside = inner(w)
 
         @custom_gradient
         def f(x, w):
-            in_f = custom_gradient(lambda x: (7 * w * x, lambda d: 11 * d * w))
-            called = in_f if where == "in f" else beside
+            called = inner(w) if where == "in f" else beside
             return w * x**2, lambda dy: (dy * called(x), 5 * dy * x**2)
 
         return f(x, w)
@@ -199,53 +201,38 @@ def test_a_function_written_outside_of_the_rule_is_not_inside(mode, where):
 
 @eager_and_jit
 def test_nothing_depends_on_what_was_called_before(mode):
-    def in_a_rule(g):
-        return custom_gradient(lambda x: (3 * x, lambda dy: dy * g(x)))
-
+    in_a_rule = lambda g: custom_gradient(lambda x: (3 * x, lambda dy: dy * g(x)))  # noqa: E731
     calls = {
         "value": lambda g, x: g(x),
+        "value by name": lambda g, x: g(x=x),
         "grad": lambda g, x: jax.grad(g)(x),
         "in a rule": lambda g, x: jax.grad(in_a_rule(g))(x),
         "twice": lambda g, x: jax.grad(jax.grad(in_a_rule(g)))(x),
         "jvp": lambda g, x: jax.jvp(in_a_rule(g), (x,), (x,)),
     }
+    for first, (options, by_w) in itertools.product(
+        calls, [({"takes": True}, 13), ({"variables": "autodiff"}, 7)]
+    ):
 
-    def loss(first, variables):
-        def of(w, x):
-            def f(x):
-                rule = lambda dy: 7 * dy * w * x  # noqa: E731
-                more = lambda dy, variables: (rule(dy), [5 * dy * x**2])  # noqa: E731
-                return w * x**2, more if variables is None else rule
-
-            g = jax.jit(custom_gradient(f, variables=variables))
+        def loss(w, x, first=first, options=options):
+            g = jax.jit(inner(w, **options))
             calls[first](g, x)
             return g(x)
 
-        return of
-
-    for first, (variables, by_w) in itertools.product(calls, [(None, 20), ("autodiff", 4)]):
-        got = mode(gradient(loss(first, variables)))(*ARGS)
-        assert_same(got, (jnp.float32(by_w), jnp.float32(42)))
+        assert_same(mode(gradient(loss))(*ARGS), (by_w * X, 11 * W))
 
 
-@pytest.mark.parametrize(
-    "around", [jax.jit, lambda f: lambda *xs: jax.jit(jax.vmap(f))(*xs)], ids=["jit", "jit(vmap)"]
-)
-def test_an_operator_that_holds_much_may_be_its_own_rule(around):
+@pytest.mark.parametrize("mapped", [False, True], ids=["jit", "jit(vmap)"])
+def test_an_operator_that_holds_much_may_be_its_own_rule(mapped):
     """A tracer of each weight is held: 0 to 11, whose sum is 66."""
 
     def derivatives(x, *weights):
-        @custom_gradient
-        def scaled(x):
-            return 3 * sum(weights) * x, twice
-
-        @custom_gradient
-        def twice(x):
-            return 2 * sum(weights) * x, twice
-
+        scaled = custom_gradient(lambda x: (3 * sum(weights) * x, twice))
+        twice = custom_gradient(lambda x: (2 * sum(weights) * x, twice))
         return jax.grad(scaled)(x), jax.grad(jax.grad(lambda x: scaled(x) ** 2))(x)
 
-    x, weights = jnp.full(2, 0.5), jnp.broadcast_to(jnp.arange(12.0)[:, None], (12, 2))
-    args = (x, *weights) if around is not jax.jit else (x[0], *weights[:, 0])
-    got = jax.tree.map(lambda g: g.reshape(-1)[0], around(derivatives)(*args))
+    args = [jnp.float32(0.5), *map(jnp.float32, range(12))]
+    of = jax.jit(jax.vmap(derivatives) if mapped else derivatives)
+    got = of(*(a[None] for a in args)) if mapped else of(*args)
+    got = jax.tree.map(lambda g: g.reshape(()), got)
     assert_same(got, (jnp.float32(2 * 66), jnp.float32(2 * (2 * 66) ** 2)))
