@@ -86,20 +86,6 @@ def test_what_bypasses_the_watch_is_right_or_an_error(name, mode):
         MODES[mode](loss(lambda w, x: lambda dy: 7 * dy * w))(W, X)
 
 
-def test_a_decorated_function_in_a_shard_map_closes_over_an_outer_weight():
-    """JAX's own error for a captured tracer there, or the right number (B6)."""
-
-    def loss(w, x):
-        f = lambda x: (w * x, lambda dy, variables: (7 * dy * w, [5 * dy * x for _ in variables]))  # noqa: E731
-        return mapped(custom_gradient(f))(x)
-
-    for way in (gradient(loss), gradient(jax.jit(loss))):
-        got = EXPECTED[0]
-        with contextlib.suppress(Exception):
-            got = way(W, X)
-        assert_same(got, EXPECTED[0])
-
-
 # --- warnings -------------------------------------------------------------------------------------
 
 READERS = {

@@ -187,17 +187,6 @@ def test_a_container_of_traced_values_is_there_in_full_each_time(stage, made):
         assert_same(pull(ONE), (jnp.float32(21),))
 
 
-@pytest.mark.parametrize("made", USED_UP)
-def test_a_container_of_constants_is_the_users_own(made):
-    """It is popped as often as the rule runs."""
-    make, use_up = USED_UP[made]
-    kept = make(3.0)
-    _, pull = jax.vjp(custom_gradient(lambda x: (2 * x, lambda dy: 7 * dy * use_up(kept))), X)
-    assert_same(pull(ONE), (jnp.float32(21),))
-    with pytest.raises(LookupError):
-        pull(ONE)
-
-
 # --- variables: as they were when `f` returned ----------------------------------------------------
 
 
@@ -316,39 +305,6 @@ def test_nonlocal_variables_are_the_users_own():
     _, pull = jax.vjp(f, X)
     assert_same([*pull(ONE), *pull(ONE)], [jnp.float32(7), jnp.float32(14)])
     assert n == 2
-
-
-RULES = {}
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_rule_from_a_global_table_keeps_the_variables_of_the_call(stage):
-    scale = 1.0
-    RULES["linear"] = lambda dy: 7 * dy * scale
-    f = custom_gradient(lambda x: (x * 1.0, RULES["linear"]))
-    _, pull = jax.vjp(STAGES[stage](lambda x: f(x)), X)
-    scale = 5.0
-    assert_same(pull(ONE), (jnp.float32(7),))
-
-
-@eager_and_jit
-def test_an_object_is_as_it_is_when_the_rule_runs(mode):
-    """As of a rule by hand; what `f` needs of it is in a local variable."""
-
-    def loss(x, is_local):
-        held = Held(None)
-
-        @custom_gradient
-        def f(x):
-            scale = held.factor
-            return scale * x, lambda dy: 7 * dy * (scale if is_local else held.factor)
-
-        y = f(x)
-        held.factor = 5.0
-        return y
-
-    assert_same(mode(jax.grad(lambda x: loss(x, True)))(X), jnp.float32(21))
-    assert_same(mode(jax.grad(lambda x: loss(x, False)))(X), jnp.float32(35))
 
 
 # --- identity, and who may keep what --------------------------------------------------------------
