@@ -161,6 +161,12 @@ class CustomGradient(Copied, Generic[_P, _R]):
         attributes = {k: v for k, v in vars(self).items() if k not in _SET_BY_WRAPS}
         return CustomGradient, (self._declaration,), attributes
 
+    def as_rule(self) -> "CustomGradient[..., Any]":
+        """Return this function as the rule of another one."""
+        made = CustomGradient[..., Any](self._declaration._replace(within=Within.IS_RULE))
+        vars(made).update(vars(self))
+        return made
+
     def __repr__(self) -> str:
         return f"<custom_gradient of {describe(self._declaration.f)}>"
 

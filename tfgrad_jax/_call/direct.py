@@ -14,9 +14,9 @@ from tfgrad_jax._autodiff.custom import record
 from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._closure.walk import constants_of, survey
 from tfgrad_jax._frontend.grad_fn import Call, Held
-from tfgrad_jax._jax.trace import has_values, is_of, plainly
+from tfgrad_jax._jax.trace import has_values, is_forward, is_of, plainly
 from tfgrad_jax._jax.types import Leaf, PyTree, is_differentiable, spec
-from tfgrad_jax._jax.watch import Run, Shown, Watch, is_live
+from tfgrad_jax._jax.watch import Run, Watch, is_live
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.runs import explain_derivative
 
@@ -43,7 +43,9 @@ def direct(call: Call, name: str, of: Any) -> PyTree:
         watch, inputs = None, primals
         if constants is None:
             run = Run(of, call.operands, lambda: errors.left_behind(source))
-            watch = stack.enter_context(Watch.running(below, run, of=of, outer=outer))
+            aliases = _aliases(call, of) if is_forward(of) else {}
+            watch = Watch.running(below, run, of=of, outer=outer, instead=aliases)
+            watch = stack.enter_context(watch)
             inputs = watch.shown(primals)
         filled = call.held.filled(call.spec.inputs, inputs)
         try:
@@ -56,13 +58,13 @@ def direct(call: Call, name: str, of: Any) -> PyTree:
         y, is_its = grad_fn.y, lambda v: isinstance(v, Tracer) and is_of(v, of)
         lower = lambda v: v  # noqa: E731
         if watch is None or constants is not None:
-            weights = Weights.of(call, grad_fn, [])
+            weights = Weights.of(call, grad_fn, None)
             is_made = isinstance(y, _ARRAYS) and not any(y is v for v in (*constants, *inputs))
         else:
             lower, is_its = watch.lower, lambda v: watch.lower(v) is not v
             leaves = watch.returned(leaves)
-            weights = Weights.of(call, grad_fn, [*run.uses.values()], run.taken[len(primals) :])
-            is_made = not any(y is v for v in inputs) and _has_made(run, y, call.held)
+            weights = Weights.of(call, grad_fn, run)
+            is_made = not any(y is v for v in inputs) and _has_made(watch, y, call.held)
         captured = len(weights.operands)
         taken = [*weights.operands, *call.operands]
         operands = list(map(at_level, taken))
@@ -77,7 +79,8 @@ def direct(call: Call, name: str, of: Any) -> PyTree:
         )
         if weights.may_warn:
             known = {id(v) for v in taken}
-            alone = {i: v for i, v in enumerate(read) if is_its(v) and id(v) not in known}
+            outside = [v for v in read if watch is not None and watch.is_outside(v)]
+            alone = {i: v for i, v in enumerate(outside) if is_its(v) and id(v) not in known}
             alone = {i: v for i, v in alone.items() if is_differentiable(v.dtype)}
             names = names_of(call.held, alone, grad_fn.held)
             weights.warn({i: spec(v) for i, v in alone.items()}, names)
@@ -96,7 +99,8 @@ def direct(call: Call, name: str, of: Any) -> PyTree:
         )
     else:
         forward = Forward(leaves, outputs.differentiable, rule.run, residuals, gives)
-    leaves = record(forward, name, source, operands, primals, of)
+    with set_current_trace(of):
+        leaves = record(forward, name, source, operands, primals, of)
     if outer is not None:
         leaves = outer.handed_on(taken, leaves)
     return tree_unflatten(outputs.treedef, leaves)
@@ -110,8 +114,19 @@ def _constants(call: Call) -> list[object] | None:
     return constants_of([held.f, *held.inputs, *held.keywords.values()])
 
 
-def _has_made(run: Run, y: Leaf, held: Held) -> bool:
-    """Return whether a run has made a value, and has not found it."""
+def _aliases(call: Call, of: Any) -> dict[int, Leaf]:
+    """Return the weights of a call by the identities of the values inside.
+
+    In forward mode, `jax.lax.stop_gradient(w)` returns the value inside `w` without an operation,
+    so no watch sees it. The list of variables had `w` in reverse mode alone.
+    """
+    weights: list[Leaf] = []
+    survey(call.held, lambda v: isinstance(v, Tracer) and is_of(v, of) and weights.append(v))
+    return {id(of.to_primal_tangent_pair(w)[0]): w for w in weights}
+
+
+def _has_made(watch: Watch, y: Leaf, held: Held) -> bool:
+    """Return whether code has made a value, and has not found it."""
     if isinstance(y, Tracer):
-        return type(y) is Shown and y._trace is run
+        return not watch.is_outside(y)
     return isinstance(y, _ARRAYS) and not survey(held, lambda v: v is y).leads

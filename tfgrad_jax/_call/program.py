@@ -148,8 +148,7 @@ def _traced(call: Call) -> tuple[Program, list[Leaf]]:
         else:
             is_made = isinstance(y, ARRAYS) and not survey(held, lambda v: v is y).leads
         watch.returned(leaves)
-        run = watch.run
-        weights = Weights.of(call, grad_fn, [*run.uses.values()], run.taken)
+        weights = Weights.of(call, grad_fn, watch.run)
         found = kept(call, grad_fn, outputs, leaves, weights, is_live, y if is_made else None)
         residuals = list(found.residuals)
         for k in found.own:

@@ -10,16 +10,19 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from jax.core import Tracer
+
 from tfgrad_jax._closure.functions import Apart, taken_apart
 from tfgrad_jax._closure.traced import traced
 from tfgrad_jax._closure.walk import Matches
 from tfgrad_jax._frontend.grad_fn import Call, GradFn
 from tfgrad_jax._frontend.structure import Outputs
-from tfgrad_jax._jax.types import Leaf, OperandIndex
+from tfgrad_jax._jax.trace import is_of
+from tfgrad_jax._jax.types import Leaf, OperandIndex, spec
 from tfgrad_jax._jax.watch import Watch, replacing, reviving
 from tfgrad_jax._messages import errors
 
-from .weights import Weights
+from .weights import Weights, names_of
 
 Values: TypeAlias = Sequence[Leaf]
 Gradients: TypeAlias = list[Leaf | None]
@@ -78,18 +81,17 @@ def kept(
     """
     values = [weights.operands[i] for i in weights.listed]
     holds = takes if y is None else lambda v: takes(v) or v is y
-    apart = taken_apart(grad_fn.held, holds, _roots(call))
-    weights = weights._replace(operands=[])
-    if apart.is_whole and not (apart.hidden and of is None):
+    apart = taken_apart(grad_fn.held, holds, _roots(call), looks=of is None)
+    if apart.is_whole and not (apart.changes_outer if of else apart.hidden):
         body, held, read = _put_together(grad_fn, apart), apart.taken, apart.held
     elif of is not None:
-        body, held, read = _revived(grad_fn, apart, of), [], ()
+        body, held, read = _revived(call, grad_fn, apart, weights, of), [], ()
     else:
         body, held = _recorded(call, grad_fn, outputs, leaves, weights, values, y)
         read = held
     residuals = [*values, *held]
     own = [k for k, r in enumerate(residuals) if y is not None and r is y]
-    return Kept(Rule(body, weights), residuals, own, read)
+    return Kept(Rule(body, weights._replace(operands=[])), residuals, own, read)
 
 
 def _roots(call: Call) -> Sequence[object]:
@@ -116,14 +118,20 @@ def _refuse_rebound(apart: Apart, source: Any) -> None:
         raise errors.rebound(source, name)
 
 
-def _revived(grad_fn: GradFn, apart: Apart, of: Any) -> Body:
+def _revived(call: Call, grad_fn: GradFn, apart: Apart, weights: Weights, of: Any) -> Body:
     gradients, source = grad_fn.gradients, grad_fn.source
+    known = {id(v): v for v in (*weights.operands, *call.operands)}
 
     def body(_: Values, cotangents: Values, variables: Any, *__: Any) -> Gradients:
         _refuse_rebound(apart, source)
         with reviving(of) as watch:
             rule, _ = apart.rebuilt(None)
             found = gradients(rule, cotangents, *variables)
+            read = [v for v, _ in watch.run.uses if isinstance(v, Tracer) and id(v) not in known]
+            alone = {i: v for i, v in enumerate(read) if is_of(v, of)}
+            if alone and weights.may_warn:
+                names = names_of(call.held, alone, rule)
+                weights.warn({i: spec(v) for i, v in alone.items()}, names)
             return [None if g is None else watch.lower(g) for g in found]
 
     return body

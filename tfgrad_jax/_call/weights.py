@@ -8,7 +8,7 @@ from tfgrad_jax._frontend.grad_fn import Call, GradFn, Held, Variables
 from tfgrad_jax._frontend.within import Within
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.types import Leaf, OperandIndex, Spec, is_differentiable, spec
-from tfgrad_jax._jax.watch import Use
+from tfgrad_jax._jax.watch import Run
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.source import Source
 
@@ -36,33 +36,32 @@ class Weights(NamedTuple):
     may_warn: bool  # of a value that only the rule reads
 
     @classmethod
-    def of(
-        cls, call: Call, grad_fn: GradFn, uses: Sequence[Use], others: Sequence[Leaf] = ()
-    ) -> "Weights":
-        """Return what a run took; of `others`, no operation has used the values."""
+    def of(cls, call: Call, grad_fn: GradFn, run: Run | None) -> "Weights":
+        """Return what a run of `f` took; None: nothing."""
         variables, declared = call.declared
         operands = list({id(v): v for v in declared}.values())
         if len(operands) < len(declared):  # one is declared twice
             operands = [*declared]
         known = {id(v) for v in operands}
-        is_in_rule = call.spec.within is Within.RULE
+        within = call.spec.within
         is_by_use = grad_fn.accepts_variables and variables is None
         listed, refused = [*range(len(declared))], dict[OperandIndex, Refused]()
-        for v, line in uses:
+        may_refuse = not (within is Within.RULE or call.autodiff)
+        for v, line in run.uses if run else ():
             if id(v) in known:
                 continue
             known.add(id(v))
             if is_differentiable(v.dtype):
                 if is_by_use and not is_ref(v):
                     listed.append(len(operands))
-                elif not (is_in_rule or call.autodiff):
+                elif may_refuse and not (within is Within.IS_RULE and run.is_compared(v)):
                     refused[len(operands)] = Refused(spec(v), is_ref(v), line)
             operands.append(v)
-        operands += [v for v in others if id(v) not in known]
+        if run:
+            operands += [v for v in run.taken[run.inputs :] if id(v) not in known]
         specs = [spec(operands[i]) for i in listed]
-        may_warn = not (is_in_rule or call.autodiff)
         source = call.spec.source
-        return cls(operands, variables, listed, is_by_use, specs, refused, source, may_warn)
+        return cls(operands, variables, listed, is_by_use, specs, refused, source, may_refuse)
 
     def argument(
         self, values: Sequence[Leaf], wanted: Sequence[OperandIndex]

@@ -10,6 +10,7 @@ Behind anything else, such as an object, nothing can be put together; the caller
 """
 
 import functools
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -26,7 +27,10 @@ from .walk import (
     Id,
     Matches,
     Object,
+    constants_of,
     content,
+    globals_of,
+    is_known,
     is_of_library,
     live_cells,
     survey,
@@ -64,6 +68,11 @@ class Apart(NamedTuple):
     hidden: Sequence[tuple[str, types.CellType, Object]]
     every: Sequence[_Part]
 
+    @property
+    def changes_outer(self) -> bool:
+        """Return whether the rule gets another list or dict of an outer function."""
+        return any(part.is_outer for part in self.every)
+
     def rebound(self) -> str | None:
         """Return the name of a variable behind an object that holds something else now."""
         return next((name for name, cell, v in self.hidden if content(cell) is not v), None)
@@ -96,7 +105,7 @@ class Apart(NamedTuple):
                 elif part.make in (list, _filled):
                     empty: Any = [] if part.make is list else {}
                     made[id(part)] = empty
-                    inner = list(map(of, part.inner))
+                    inner = list(map(of, part.inner)) if part.value is None else now(part)
                     empty.extend(inner) if part.make is list else empty.update(_filled(inner))
                     if part.is_outer:
                         outer.append((empty, empty.copy()))
@@ -104,6 +113,12 @@ class Apart(NamedTuple):
                     assert part.make is not None
                     made[id(part)] = part.make(list(map(of, part.inner)))
             return made[id(part)]
+
+        def now(part: _Part) -> list[Any]:
+            """Return what a container holds now, with its functions as they were."""
+            known = {id(p.value): p for p in part.inner}
+            values = _values(part.value)
+            return [of(known[id(v)]) if id(v) in known else v for v in values]
 
         def function(part: _Part) -> None:
             code, namespace, names, attributes = part.code
@@ -128,16 +143,17 @@ class Apart(NamedTuple):
             unfilled.pop()()
 
         def is_unchanged() -> bool:
-            return all(
-                len(a) == len(b) and all(x is y for x, y in zip(_values(a), _values(b), strict=True))
-                for a, b in outer
-            )
+            both = ((_values(a), _values(b)) for a, b in outer)
+            return all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in both)
 
         return root, is_unchanged
 
 
 def _values(container: Any) -> Sequence[Any]:
-    return [*container, *container.values()] if type(container) is dict else container
+    """Return what a list or a dict holds, of a dict keys and values in turn."""
+    if type(container) is not dict:
+        return container
+    return [v for pair in container.items() for v in pair]
 
 
 def _is_changed(part: _Part) -> bool:
@@ -149,10 +165,12 @@ def _is_changed(part: _Part) -> bool:
     return any(live is None and content(c) is not p.value for c, live, p in every)
 
 
-def taken_apart(rule: Any, takes: Matches, f: Sequence[Object] = ()) -> Apart:
+def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) -> Apart:
     """Take the arrays out of a rule that `takes` accepts.
 
-    `f` has what the function that returned it holds: containers there were not made by it.
+    `f` has what the function that returned it holds: containers there were not made by it. `looks`
+    is whether to look into other objects, and global variables, for such arrays; if not, there may
+    be one.
     """
     taken: list[Any] = []
     parts: dict[Id, _Part] = {}
@@ -183,12 +201,16 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object] = ()) -> Apart:
         if cls is types.FunctionType:
             if v.__closure__ or v.__defaults__ or v.__kwdefaults__ or v.__dict__:
                 of_function(part, v)
+            for _, one in globals_of(v):
+                if is_whole and constants_of([one], may_change=True) is None:
+                    is_whole = looks and not survey(one, takes).leads
             return part
-        opened = _opened(v, cls)
+        opened = None if is_known(v, cls) else _opened(v, cls)
         if opened is None:
-            found = survey(v, takes)
-            is_whole = is_whole and not found.leads
-            hidden.extend(found.variables)
+            if not is_known(v, cls):
+                found = survey(v, takes if looks else _nothing)
+                is_whole = is_whole and looks and not found.leads
+                hidden.extend(found.variables)
             return part
         inner, part.make = opened
         if cls not in (list, dict):
@@ -237,6 +259,10 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object] = ()) -> Apart:
     return Apart(taken, root, is_whole, held, moving, hidden, every)
 
 
+def _nothing(_: Object) -> bool:
+    return False
+
+
 def _variables(root: _Part) -> Sequence[_Part]:
     """Return the parts for the variables and defaults of the function in a rule."""
     while root.code is None and root.inner:  # a method or a partial
@@ -255,7 +281,7 @@ def _opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
     if cls is tuple or cls is list:
         return v, cls
     if cls is dict:
-        return [x for pair in v.items() for x in pair], _filled
+        return _values(v), _filled
     if cls is types.MethodType:
         return (v.__func__, v.__self__), _method
     if cls is JITTED:  # rebuilt without the `jit`

@@ -9,6 +9,7 @@
 import collections
 import contextvars
 import dis
+import enum
 import functools
 import gc
 import sys
@@ -43,6 +44,7 @@ _ENDS = (
 )  # fmt: skip
 _LIBRARIES = frozenset({"jax", "jaxlib", "numpy", __name__.partition(".")[0]})
 _LIBRARIES |= sys.stdlib_module_names
+_KNOWN = np.dtype, Inert, Jaxpr, enum.Enum
 # How many objects to visit; and how many for functions alone, of which the variables may change.
 BUDGET, _BUDGET_OF_FUNCTIONS = 10_000, 1_000
 
@@ -97,7 +99,7 @@ def _leaves_something(code: types.CodeType) -> bool:
     return bool(assigned_in(code)) or any(op in outside for op, _ in _operations(code))
 
 
-def _globals_of(f: types.FunctionType) -> Iterator[tuple[str, Object]]:
+def globals_of(f: types.FunctionType) -> Iterator[tuple[str, Object]]:
     """Yield the global variables that a function may read, and so for functions written in it."""
     for op, name in _operations(f.__code__):
         if op in ("LOAD_GLOBAL", "LOAD_NAME") and name in f.__globals__:
@@ -128,7 +130,7 @@ def constants_of(held: Iterable[Object], may_change: bool = False) -> list[Objec
                 return None
             if not may_change and _leaves_something(one.__code__):
                 return None
-            pending += (v for _, v in _globals_of(one))
+            pending += (v for _, v in globals_of(one))
             pending += [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
             pending += map(content, one.__closure__ or ())
         elif isinstance(one, Copied):
@@ -139,13 +141,15 @@ def constants_of(held: Iterable[Object], may_change: bool = False) -> list[Objec
             if id(one) not in seen:
                 seen.add(id(one))
                 pending += [*one, *one.values()] if cls is dict else one  # type: ignore
-        elif not _is_known(one, cls):
+        elif not is_known(one, cls):
             return None
     return found
 
 
-def _is_known(one: Object, cls: type) -> bool:
+def is_known(one: Object, cls: type) -> bool:
     """Return whether one is a module, a function or a class of a library: it leads nowhere."""
+    if issubclass(cls, _KNOWN):
+        return True
     if cls is types.ModuleType:
         return one.__name__.partition(".")[0] in _LIBRARIES  # type: ignore[attr-defined]
     if cls is types.BuiltinFunctionType:
@@ -175,7 +179,7 @@ def held_by(value: Object) -> Iterator[tuple[str, Object]]:
         yield from ((f".{name}", v) for name, v in (value.__kwdefaults__ or {}).items())
         yield from ((f".{name}", v) for name, v in value.__dict__.items())
         if not is_of_library(value):
-            yield from ((f".{name}", v) for name, v in _globals_of(value))
+            yield from ((f".{name}", v) for name, v in globals_of(value))
     elif isinstance(value, Copied):
         f, variables, primal, *_ = value._declaration
         yield from (("", f), ("", primal), *((f".{k}", v) for k, v in vars(value).items()))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
 from tfgrad_jax._jax.compat import summed_over, varying
-from tfgrad_jax._jax.types import AnyFunction, Cotangents, Inert, Leaf, PyTree, Spec, is_array
+from tfgrad_jax._jax.types import AnyFunction, Copied, Cotangents, Inert, Leaf, PyTree, Spec, is_array
 from tfgrad_jax._messages import errors, gradient_errors
 from tfgrad_jax._messages.runs import explain_rule, explain_run
 from tfgrad_jax._messages.source import Source, Where
@@ -153,6 +153,8 @@ class CallSpec(Inert):
     def apply(self, held: Held) -> Result:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
         y, grad_fn = self._pair(held.f, *self._arguments(held))
+        if isinstance(grad_fn, Copied):  # a decorated function
+            grad_fn = grad_fn.as_rule()
         returned, treedef = tree_flatten(checked_outputs(held.f, y))
         leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in returned]
         outputs = Outputs(y, leaves, treedef, self.convention)
@@ -163,14 +165,15 @@ class CallSpec(Inert):
 
     def _pair(self, f: AnyFunction, args: Arguments, keywords: Keywords) -> Pair:
         # If `f` is written in a rule, so are the functions that are decorated in it.
-        token = enter(f, Within.RULE if self.within is Within.RULE else Within.FUNCTION)
+        token = enter(f) if self.within is Within.RULE else None
         try:
             return checked_pair(f, f(*args, **keywords))
         except Exception as error:
             explain_run(error, self.source)
             raise
         finally:
-            leave(token)
+            if token is not None:
+                leave(token)
 
     def _arguments(self, held: Held) -> tuple[Arguments, Keywords]:
         values = [*held.bound_to, *held.inputs]
@@ -203,7 +206,7 @@ class CallSpec(Inert):
             count = len(upstreams) if is_tf else None
             return gradient_errors.wrong_arity(where, count, takes, error)
 
-        token = enter(grad_fn, Within.RULE)
+        token = enter(grad_fn)
         try:
             result = _called(grad_fn, upstreams, keywords, misfit)
         except Exception as error:

@@ -1,7 +1,7 @@
-"""What a decorated function is written inside: nothing, another decorated function, or a rule.
+"""Whether a decorated function is written inside a rule, or is one.
 
-`enter` runs before each function and rule of ours, and notes it until `leave`. `written_within`
-asks, once, when a function is decorated.
+`enter` runs before each rule of ours, and notes it until `leave`. `written_within` asks, once, when
+a function is decorated.
 """
 
 import enum
@@ -15,21 +15,21 @@ from tfgrad_jax._messages.source import Source, is_within
 
 
 class Within(enum.Enum):
-    """What a decorated function is written inside."""
+    """Where a decorated function is written."""
 
     NOTHING = enum.auto()
-    FUNCTION = enum.auto()  # another decorated function
-    RULE = enum.auto()  # the rule of one
+    RULE = enum.auto()  # the rule of another decorated function
+    IS_RULE = enum.auto()  # nothing: it is the rule of another one itself
 
 
-Running: TypeAlias = tuple[tuple[types.CodeType, Within], ...]
+Running: TypeAlias = tuple[types.CodeType, ...]
 _now: ContextVar[Running] = ContextVar(
-    "the code of the decorated functions and of the rules that are running", default=()
+    "the code of the rules that are running, and of functions decorated in one", default=()
 )
 
 
-def enter(f: AnyFunction, within: Within) -> Token[Running]:
-    """Note that a decorated function or a rule runs: what is decorated now may be written in it.
+def enter(f: AnyFunction) -> Token[Running]:
+    """Note that a rule runs: what is decorated now may be written in it.
 
     A decorated function that is a rule, such as an operator that is its own, is not inside itself.
     """
@@ -40,7 +40,7 @@ def enter(f: AnyFunction, within: Within) -> Token[Running]:
     while isinstance(f, functools.partial):
         f = f.func
     code = getattr(f, "__code__", None)
-    return _now.set((*_now.get(), (code, within)) if code else _now.get())
+    return _now.set((*_now.get(), code) if code else _now.get())
 
 
 def leave(token: Token[Running]) -> None:
@@ -49,5 +49,5 @@ def leave(token: Token[Running]) -> None:
 
 def written_within(source: Source) -> Within:
     """Return what a function that is being decorated is written inside."""
-    found = {within for code, within in _now.get() if is_within(code, source.code)}
-    return next((w for w in (Within.RULE, Within.FUNCTION) if w in found), Within.NOTHING)
+    is_in_rule = any(is_within(code, source.code) for code in _now.get())
+    return Within.RULE if is_in_rule else Within.NOTHING

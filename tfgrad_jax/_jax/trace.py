@@ -173,6 +173,11 @@ def is_transposed(value: Any) -> bool:
     return isinstance(value, LINEARIZED) and is_innermost(value)
 
 
+def is_forward(trace: Any) -> bool:
+    """Return whether a trace is that of forward mode."""
+    return type(trace) is derivatives()[0]
+
+
 def is_reverse(trace: Any) -> bool:
     """Return whether a trace is that of reverse mode.
 

@@ -32,7 +32,7 @@ from jax.extend.source_info_util import register_exclusion
 from . import trace as _trace
 from .compat import is_ref
 from .trace import Transparent, concrete, is_of, is_staging, plainly, revived
-from .types import AnyFunction, Leaf
+from .types import AnyFunction, Leaf, is_differentiable
 
 # Where JAX names the line that led to an operation, it is no line of this module.
 register_exclusion(__file__)
@@ -72,7 +72,9 @@ class Run(jax.core.Trace):
         self.of = of
         self.taken: list[Leaf] = list(inputs)
         self.inputs = len(self.taken)
-        self.uses: dict[int, Use] = {}  # by identity, in the order of the first use
+        self.uses: list[Use] = []  # in their order
+        self._used: Mask = 0
+        self._moving: Mask = 0  # what an operation takes whose result has a derivative
         self._bits: dict[int, Mask] = {}
         self._left = left
 
@@ -91,6 +93,20 @@ class Run(jax.core.Trace):
 
     def of_mask(self, mask: Mask) -> list[Leaf]:
         return [v for i, v in enumerate(self.taken) if mask >> i & 1]
+
+    def use(self, mask: Mask, results: Sequence[Leaf] = (), moves: bool = False) -> None:
+        """Note that an operation with results takes some values, or that the code returns them."""
+        new = (mask & ~self._used) >> self.inputs << self.inputs
+        if new:
+            line = _here()
+            self.uses += [Use(v, line) for v in self.of_mask(new)]
+            self._used |= new
+        if mask & ~self._moving and (moves or any(map(_has_derivative, results))):
+            self._moving |= mask
+
+    def is_compared(self, v: Leaf) -> bool:
+        """Return whether operations without a derivative alone take a value from outside."""
+        return not self._bits[id(v)] & self._moving
 
 
 class Shown(Tracer):
@@ -145,6 +161,10 @@ class Shown(Tracer):
         return repr(self.value)
 
     __str__ = __repr__
+
+
+def _has_derivative(v: Leaf) -> bool:
+    return not is_ref(v) and is_differentiable(v.dtype)
 
 
 def is_live(v: object) -> bool:
@@ -213,8 +233,7 @@ class Watch(Transparent):
         """Return what stands for a value where the operations run."""
         if self.outer is not None:
             v = self.outer.lower(v)
-        if self.instead:
-            v = self.instead.get(id(v), v)
+        v = self.instead.get(id(v), v)
         if type(v) is Shown and v._trace.of is self.of:
             return v.value
         if self.of is not None and isinstance(v, Tracer) and is_of(v, self.of):
@@ -229,7 +248,7 @@ class Watch(Transparent):
         if id(v) in self._made:
             return False
         if not isinstance(v, Tracer):
-            return is_ref(v) or id(v) in self.instead
+            return is_ref(v)
         return v._trace is not self.run and not any(v._trace is t for t in self._own)
 
     def take(self, v: Leaf) -> Mask:
@@ -245,44 +264,38 @@ class Watch(Transparent):
             return mask
         return self.run.bit(v)
 
-    def use(self, mask: Mask) -> None:
-        """Count what an operation with results takes, or what the code returns."""
-        run, line = self.run, None
-        uses = run.uses
-        for v in run.of_mask(mask >> run.inputs << run.inputs):
-            if id(v) not in uses:
-                line = line or _here()
-                uses[id(v)] = Use(v, line)
-
     def returned(self, values: Sequence[Leaf]) -> list[Leaf]:
         """Return what stands for values that the code returns: one may be from outside."""
         bare, mask = self._opened(values)
-        self.use(mask)
+        self.run.use(mask, moves=True)
         return bare
 
     def marked(self, results: Any, mask: Mask) -> Any:
         """Return results of an operation such that what they depend on is known."""
         if self.is_plain:
             return results
-        if self.of is not None and mask:
-            return [r if is_ref(r) else Shown(self.run, r, mask) for r in results]
+        marks, marked = self.of is not None and mask, []
         for r in results:
-            if isinstance(r, Tracer):
+            if marks and _has_derivative(r):
+                r = Shown(self.run, r, mask)
+            elif isinstance(r, Tracer):
                 self._made[id(r)] = r
-        return results
+            marked.append(r)
+        return marked
 
     def handed_on(self, taken: Sequence[Leaf], results: Sequence[Leaf]) -> Sequence[Leaf]:
         """Note what a call of another function took, and return what it returned, marked."""
         _, mask = self._opened(taken)
-        self.use(mask)
+        self.run.use(mask, moves=True)
         return self.marked(results, mask)
 
     def _opened(self, values: Sequence[Leaf]) -> tuple[Sequence[Leaf], Mask]:
         if self.is_plain:
             return values, 0
-        bare, mask = [], 0
+        bare, mask = list[Leaf](), 0
         for v in values:
-            if isinstance(v, Tracer) or is_ref(v) or id(v) in self.instead:
+            v = self.instead.get(id(v), v)
+            if isinstance(v, Tracer) or is_ref(v):
                 mask |= self.take(v)
                 v = self.lower(v)
             bare.append(v)
@@ -312,13 +325,11 @@ class Watch(Transparent):
         # Effects in order, and the making of a Ref, belong to what is recorded beside them.
         stays = primitive.name == "new_ref" or params.get("ordered", False)
         out = self._level(bare, stays).process_primitive(primitive, bare, params)
-        if not primitive.multiple_results:
-            if mask:
-                self.use(mask)
-            return self.marked([out], mask)[0]
-        if mask and out:  # a print has no result
-            self.use(mask)
-        return self.marked(out, mask)
+        results = out if primitive.multiple_results else [out]
+        if mask and results:  # a print has no result
+            self.run.use(mask, results)
+        marked = self.marked(results, mask)
+        return marked if primitive.multiple_results else marked[0]
 
     def process_custom_jvp_call(
         self, primitive: Any, f: Any, jvp: Any, values: Any, /, **params: Any
@@ -353,7 +364,7 @@ class Watch(Transparent):
             results = getattr(self.parent_trace, name)(*parts, bare, **params)
         mask |= self._touched
         self._touched = before | mask
-        self.use(mask)
+        self.run.use(mask, moves=True)
         if hasattr(results, "map"):  # a shard_map of JAX 0.12 returns more than a list
             return results.map(lambda r: self.marked([r], mask)[0])
         return self.marked(results, mask)
