@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import threading
-import types
 import weakref
 from typing import Any, ClassVar
 
@@ -164,27 +163,17 @@ keep("bound method", lambda w: Box(w).get, lambda get: get())
 keep("operator with a transpose", Box, lambda o: o.T.T.w.w.w)
 keep("slots", Slots, lambda b: b.w)
 keep("property over a registry", Registered, lambda r: r.w)
-keep("namespace", lambda w: types.SimpleNamespace(w=w), lambda n: n.w)
 keep("static part of a pytree", lambda w: Static(lambda: w), lambda s: s.get())
 keep("dropped field", lambda w: Scaled(w, 1.0), lambda d: d.w * d.s)
 keep("dropped field with the weight", lambda w: Scaled(1.0, w), lambda d: d.w * d.s)
-keep("values of a table", lambda w: {"w": w}.values(), lambda values: next(iter(values)))
-keep("bound builtin", lambda w: {"w": w}.get, lambda get: get("w"))
 keep("object array of itself", in_object_array, lambda a: a[0, 0][0, 1]["w"])
 keep("default", lambda w: lambda w=w: w, lambda get: get())
 keep("default by name", lambda w: lambda *, w=w: w, lambda get: get())
 keep("attribute of a function", lambda w: attributed(lambda: None, w), lambda f: f.w)
 keep("class", lambda w: type("Held", (), {"w": w}), lambda c: c.w)
-keep("object of a class with it", lambda w: type("Held", (), {"w": w})(), lambda h: h.w)
-keep(
-    "tree definition",
-    lambda w: jax.tree.structure(jax.tree_util.Partial(lambda: w)),
-    lambda t: jax.tree.unflatten(t, [])(),
-)
 keep(
     "partial", lambda w: functools.partial(lambda v, factor: v * factor, w), lambda f: f(factor=1.0)
 )
-keep("a lock beside", lambda w: (threading.Lock(), w), lambda p: p[1])
 keep("jitted function", lambda w: jax.jit(lambda: w * 1), lambda f: f())
 keep("cached function", lambda w: functools.cache(lambda: w), lambda f: f())
 keep("proxy", proxied, lambda p: p[1].parent.w)
@@ -193,12 +182,8 @@ keep(
     lambda w: jax.make_jaxpr(lambda x: x * w)(1.0),
     lambda j: jax.extend.core.jaxpr_as_fun(j)(jnp.float32(1))[0],
 )
-keep("deque", lambda w: collections.deque([0, w], maxlen=2), lambda d: d[1] if d.maxlen else None)
 keep("key of a table", keyed(lambda n: {n: 1.0}), lambda p: p[0].w * p[1][p[0]])
 keep("member of a set", keyed(lambda n: {n}), lambda p: p[0].w if p[0] in p[1] else None)
-keep(
-    "weak key", keyed(lambda n: weakref.WeakKeyDictionary({n: 1.0})), lambda p: p[0].w * p[1][p[0]]
-)
 keep("table of equals", lambda w: {Named(w): 0}, lambda d: next(k for k in d if k in d).w)
 keep("finalizer", Finalized, lambda f: f.w)
 keep("iterator", itertools.repeat, next)
@@ -227,21 +212,7 @@ def a_tracer_of_a_trace_that_is_over_beside(w):
     return lambda: w if log else None
 
 
-@hold
-def weak_reference(w):
-    held = Box(w)
-    reference = weakref.ref(held)
-    return functools.partial(lambda held: reference().w, held)
-
-
 ALIVE = collections.deque(maxlen=100)  # what others refer to weakly
-
-
-@hold
-def weak_value(w):
-    table = weakref.WeakValueDictionary()
-    ALIVE.append(table.setdefault("held", Box(w)))
-    return lambda: table["held"].w
 
 
 @hold

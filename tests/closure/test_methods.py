@@ -223,15 +223,3 @@ def test_cls_is_an_input_of_a_function_outside_of_a_class():
     for name in (f.__qualname__, "f"):  # in a function, and in a module
         f.__qualname__ = name
         assert_same(gradient(custom_gradient(f))(*ARGS), gradient(DECLARED)(*ARGS))
-
-
-def test_a_setting_follows_the_input_of_a_jitted_method():
-    class Model(pytest.importorskip("equinox").Module):
-        w: Any
-
-        @functools.partial(jax.jit, static_argnames="n")
-        @custom_gradient(variables="autodiff")
-        def f(self, x, n):
-            return self.w * x * n, lambda dy: (7 * dy * self.w * n, None)
-
-    assert_same(gradient(lambda w, x: Model(w).f(x, n=2))(*ARGS), (2 * X, 14 * W))
