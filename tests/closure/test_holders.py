@@ -145,37 +145,6 @@ def test_a_declared_weight_that_f_ignores_gets_what_the_rule_says(mode):
     assert_same(mode(jax.grad(loss, 2))(*NUMBERS, 1.0), jnp.float32(11))  # `y` is a plain number
 
 
-@eager_and_jit
-@pytest.mark.parametrize("missing", [None, 0, 1, 2])
-def test_a_weight_declared_several_times_gets_all_gradients_that_there_are(missing, mode):
-    def loss(w, x):
-        def grad(dy, variables):
-            v, (a, b) = variables
-            gradients = [7 * dy * x, 11 * dy * a, 13 * dy * b]
-            first, *others = [None if i == missing else g for i, g in enumerate(gradients)]
-            return dy * v, (first, others)
-
-        return custom_gradient(lambda x: (w * x, grad), variables=(w, [w, w]))(x)
-
-    expected = sum(g for i, g in enumerate((7 * X, 11 * W, 13 * W)) if i != missing)
-    assert_same(mode(jax.grad(loss))(*NUMBERS), expected)
-
-
-CONSTANTS = [], [2.0], jnp.float32(2), [None, 2.0], jax.tree_util.Partial(print, 2.0)
-
-
-@eager_and_jit
-@pytest.mark.parametrize("declared", CONSTANTS, ids=repr)
-def test_a_rule_is_given_declared_variables_that_are_not_traced(declared, mode):
-    def rule(dy, variables):
-        assert jax.tree.structure(variables) == jax.tree.structure(declared)
-        assert jax.tree.leaves(variables) == jax.tree.leaves(declared)
-        return 7 * dy, jax.tree.map(lambda _: 1000 * dy, variables)
-
-    f = custom_gradient(lambda x: (x, rule), variables=declared)
-    assert_same(mode(jax.grad(f))(2.0), jnp.float32(7))
-
-
 @pytest.mark.parametrize("none", [[None, None], (None, None), None], ids=str)
 def test_none_is_no_gradient_for_one_variable_or_for_all(none):
     def loss(w, b, x):
@@ -183,19 +152,3 @@ def test_none_is_no_gradient_for_one_variable_or_for_all(none):
         return f(x) + 11 * b
 
     assert_same(jax.grad(loss, (0, 1, 2))(W, W, X), (0 * W, jnp.float32(11), 7 * W))
-
-
-@pytest.mark.parametrize("count", [2, 20])
-@eager_and_jit
-def test_the_ordinary_gradient_has_what_only_an_inner_rule_gives(mode, count):
-    spike = custom_gradient(
-        lambda v, slope: ((v > 0).astype(v.dtype), lambda dy: (7 * dy * slope, 5 * dy))
-    )
-
-    def loss(ws, x):
-        f = lambda x: (spike(x, ws[0]) * ws[1], lambda dy: 3 * dy)  # noqa: E731
-        return custom_gradient(f, variables="autodiff")(x)
-
-    got = mode(jax.grad(loss, (0, 1)))([jnp.float32(i + 2) for i in range(count)], X)
-    zeros = [jnp.float32(0)] * (count - 2)
-    assert_same(got, ([jnp.float32(15), jnp.float32(1), *zeros], jnp.float32(3)))

@@ -50,16 +50,6 @@ def closed_over(z, a):
     )
 
 
-def with_its_own_derivative(make, f):
-    """Return a function whose derivatives JAX must not take: they are those of another one."""
-    g = make(f)
-    if make is jax.custom_jvp:
-        g.defjvp(lambda primals, tangents: (g(*primals), 13 * tangents[-1]))
-    else:
-        g.defvjp(lambda *args: (g(*args), args), lambda args, dy: (*args[:-1], 13 * dy))
-    return g
-
-
 USES = {
     "operations": lambda z, a, x: z * x + a * x**2,
     "in a comparison": lambda z, a, x: jnp.where(z > -9, a * x**2 + z * x, 0),
@@ -82,12 +72,6 @@ USES = {
     "a decorated closure in a scan": lambda z, a, x: lax.scan(
         lambda c, _: (c + jax.jit(closed_over(z, a))(x), 0), 0 * x, None, 1
     )[0],
-    "a custom_jvp": lambda z, a, x: (
-        z * 0 + with_its_own_derivative(jax.custom_jvp, lambda a, z, x: z * x + a * x**2)(a, z, x)
-    ),
-    "a custom_vjp": lambda z, a, x: (
-        z * 0 + with_its_own_derivative(jax.custom_vjp, lambda a, z, x: z * x + a * x**2)(a, z, x)
-    ),
     "a Ref": lambda z, a, x: jax.new_ref(z * x)[...] + a * x**2,
 }
 
@@ -113,8 +97,8 @@ def using(use):
 @RULE_ALONE
 @pytest.mark.parametrize("use", USES)
 def test_variables_come_in_the_order_of_first_use(use):
-    # JAX takes no forward derivative of a custom_vjp, and no second one of a new Ref's.
-    for name in BRIEF[:2] if use in ("a Ref", "a custom_vjp") else BRIEF:
+    # JAX takes no second derivative of a new Ref's.
+    for name in BRIEF[:2] if use == "a Ref" else BRIEF:
         assert_derivative(WAYS[name], using(USES[use]), ORACLE, *ARRAYS)
 
 
@@ -289,22 +273,6 @@ def test_a_stopped_weight_is_a_variable_and_both_modes_ask_the_rule(at, mode):
     for derivative in (jax.grad, jax.jacfwd):
         got = mode(derivative(loss, (0, 1)))(3.0, 2.0)
         assert_same(got, (jnp.float32(10), jnp.float32(21)))
-
-
-def test_the_value_of_a_weight_used_beside_the_weight_is_a_constant():
-    number = jnp.float32(3)
-
-    def loss(w):
-        held = {"w": w}
-
-        @custom_gradient
-        def f(x):
-            return number * x, lambda dy, variables=(): dy * lax.stop_gradient(held["w"])
-
-        return f(jnp.float32(2)) + w
-
-    assert_same(jax.jacfwd(loss)(number), jnp.float32(1))
-    assert_same(jax.grad(loss)(number), jnp.float32(1))
 
 
 # --- without traced values ------------------------------------------------------------------------

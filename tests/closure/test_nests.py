@@ -185,7 +185,6 @@ ORDERS = {
     "jvp of jvp": lambda loss: pushed(pushed(loss), V[::-1]),
     "penalty": penalty,
     "jit(penalty)": lambda loss: jax.jit(penalty(loss)),
-    "jvp of grad(jit)": lambda loss: pushed(gradient(jax.jit(loss))),
     "vmap(grad of grad)": lambda loss: (
         lambda *args: jax.vmap(WAYS["grad of grad"](loss))(*(a[None] for a in args))
     ),

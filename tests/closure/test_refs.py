@@ -39,14 +39,6 @@ def written_by_the_rule(r, x):
     return jax.grad(lambda x: 11 * f(x))(x), r[...]
 
 
-@program(42, 140, 3.0)
-def read_by_the_rule(r, x):
-    f = custom_gradient(lambda x: (x**2, lambda dy: 7 * dy * x * r[...]))
-    first, kept = jax.grad(f)(x), r[...]
-    r[...] = 5 * x
-    return first, jax.grad(f)(x), kept
-
-
 @program(63, 6)
 def an_argument_in_a_scan(r, x):
     """A concrete Ref is an operand; the rule adds the upstreams to it."""
