@@ -1,7 +1,6 @@
 """The limits: what does not work, where, why, and what to do instead; each with code that shows it.
 
-`test_limits.py` runs all of them. `python tests/limits.py` prints the list of the README, and then
-the list of the rarer ones on `docs/limits.md`.
+`test_limits.py` runs all of them. `python tests/limits.py` prints the list of `docs/limits.md`.
 """
 
 import functools
@@ -29,7 +28,7 @@ from tfgrad_jax import custom_gradient
 class Limit(NamedTuple):
     """A limit, told by a feature of JAX where it does not hold for every version."""
 
-    sentence: str  # what the README says
+    sentence: str  # what the page says
     reason: str
     shows: Callable[[], Any]  # raises
     error: type[Exception]
@@ -37,7 +36,6 @@ class Limit(NamedTuple):
     instead: Callable[[], Any]  # gives `expected`
     expected: Any
     applies: Callable[[], bool] = lambda: True
-    page: str = "docs/limits.md"  # or "README.md", for what many users meet
 
 
 LIMITS: dict[str, Limit] = {}
@@ -48,19 +46,16 @@ def limit(name: str, *parts: Any, **more: Any) -> Limit:
     return LIMITS[name]
 
 
-def rendered(page: str) -> str:
-    """Return the list of a page, in lines of at most 100 columns; that of the site has groups."""
+def rendered() -> str:
+    """Return the list of the page, by groups, in lines of at most 100 columns."""
 
     def items(names: Iterable[str]) -> str:
         return "\n".join(
             textwrap.fill(f"- {one.sentence}", 100, subsequent_indent="  ", break_on_hyphens=False)
             for one in map(LIMITS.__getitem__, names)
-            if one.page == page
         )
 
-    if page == "README.md":
-        return items(LIMITS)
-    return "\n\n".join(f"### {title}\n\n{items(names)}" for title, names in GROUPS.items())
+    return "\n\n".join(f"## {title}\n\n{items(names)}" for title, names in GROUPS.items())
 
 
 X = jnp.float32(2)
@@ -87,7 +82,6 @@ limit(
     "is not linear in its upstream gradients",
     lambda: jax.grad(declared_by(clip))(X),
     jnp.float32(3),
-    page="README.md",
 )
 
 
@@ -426,7 +420,6 @@ limit(
     "35",  # 7 * 5
     lambda: of_a_changed(local=True),
     jnp.float32(7 * 3),
-    page="README.md",
 )
 
 
@@ -450,34 +443,6 @@ limit(
 
 # --- what JAX itself refuses ----------------------------------------------------------------------
 
-GLOBAL: dict[str, Any] = {}
-
-
-def of_a_weight(get: Callable[[], Any], x: Any) -> Any:
-    @custom_gradient
-    def f(x: Any) -> Any:
-        return get() * x, lambda dy, variables: (7 * dy, [5 * dy for _ in variables])
-
-    return f(x)
-
-
-def through_a_global(w: Any, x: Any) -> Any:
-    GLOBAL["w"] = w
-    return of_a_weight(lambda: GLOBAL["w"], x)
-
-
-limit(
-    "weights in globals",
-    "Reading a differentiated weight from a global variable may raise `UnexpectedTracerError`. "
-    "Pass it as an argument.",
-    "Inside `jit` JAX takes it for a side effect: a tracer that left its trace.",
-    lambda: jax.jit(jax.grad(through_a_global, (0, 1)))(X, X),
-    jax.errors.UnexpectedTracerError,
-    "[Uu]nexpected tracer",
-    lambda: jax.jit(jax.grad(lambda w, x: of_a_weight(lambda: w, x), (0, 1)))(X, X),
-    (jnp.float32(5), jnp.float32(7)),
-)
-
 
 def leaves_a_penalty(x: Any) -> Any:
     penalty = jnp.zeros_like(x)
@@ -497,15 +462,40 @@ def returns_a_penalty(x: Any) -> Any:
 
 
 limit(
-    "arrays left in variables",
-    "An array that a decorated function leaves in a variable has no derivative there. Return it "
-    "as a part of `y`.",
-    "The function runs on values, and JAX attaches its derivative to what it returns.",
-    lambda: assert_same(jax.grad(leaves_a_penalty)(X), 7 + 2 * X),
-    AssertionError,
-    "differ",
+    "memos that a function fills",
+    "What a function computes from a weight and leaves in an object or a variable can be used by "
+    "decorated functions of the same derivative alone, and raises elsewhere. Fill it before the "
+    "derivative is taken, or return it as a part of `y`.",
+    "JAX attaches the derivative to what the function returns; as a constant it would be lost.",
+    lambda: jax.grad(leaves_a_penalty)(X),
+    jax.errors.UnexpectedTracerError,
+    "is left in an object",
     lambda: jax.grad(returns_a_penalty)(X),
     7 + 2 * X,
+)
+
+
+def of_an_item(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def loss(w: Any) -> Any:
+        @custom_gradient(variables="autodiff")
+        def f(x: Any) -> Any:
+            return read(w) * x, lambda dy: 7 * dy
+
+        return f(X)
+
+    return loss
+
+
+limit(
+    "numbers out of a weight",
+    "`w.item()` of a weight is a number without a derivative: its gradient is 0, without an error. "
+    "Write `w`.",
+    "JAX itself gives the number, with or without a custom gradient.",
+    lambda: assert_same(jax.grad(of_an_item(lambda w: w.item()))(X), X),
+    AssertionError,
+    "differ",
+    lambda: jax.grad(of_an_item(lambda w: w))(X),
+    X,
 )
 
 
@@ -532,65 +522,6 @@ DROPPED_IN_SCAN = limit(
 )
 
 
-def calls_itself(held: Any, w: Any, reads_y: bool = False) -> Any:
-    held.w = w
-
-    @custom_gradient
-    def f(x: Any) -> Any:
-        y = jnp.exp(held.w * x)
-        return y, lambda dy, variables: (0 * dy, [7 * x * dy * (y if reads_y else f(x))])
-
-    return f(X)
-
-
-limit(
-    "recursion through a class",
-    "A rule that calls its own function raises if a class defined in a function, or an object with "
-    "a finalizer (`__del__`), holds the differentiated weight. Read `y` instead, or store the "
-    "weight on an ordinary instance.",
-    "Such a holder is not copied, so the function is traced with its rule at each call.",
-    lambda: jax.grad(lambda w: calls_itself(type("Held", (), {}), w))(X),
-    RecursionError,
-    "inside itself, twenty levels deep|Recursively calling",  # the second by JAX, of a `jit`
-    lambda: [
-        jax.grad(lambda w: calls_itself(type("Held", (), {})(), w))(X),
-        jax.grad(lambda w: calls_itself(type("Held", (), {}), w, reads_y=True))(X),
-    ],
-    [7 * X * jnp.exp(X * X)] * 2,
-)
-
-
-def nested(depth: int, autodiff: bool) -> Callable[[Any], Any]:
-    """Return a nest of one function, around itself."""
-
-    def loss(w: Any) -> Any:
-        def around(below: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            def f(x: Any) -> Any:
-                return below(x) + w, lambda dy, variables=(): (dy, [dy] * len(variables))
-
-            return custom_gradient(f, variables="autodiff" if autodiff else None)
-
-        h = lambda x: x  # noqa: E731
-        for _ in range(depth):
-            h = around(h)
-        return h(X)
-
-    return loss
-
-
-limit(
-    "deep nests under jit",
-    "Where JAX records operations, as under `jit`, a function that is nested in itself more than "
-    'twenty levels deep raises with `variables="autodiff"`. Return the gradients of its weights.',
-    "There each level is traced in those above it, and a recursion without end looks so.",
-    lambda: jax.jit(jax.grad(nested(21, autodiff=True)))(X),
-    RecursionError,
-    "inside itself, twenty levels deep",
-    lambda: jax.jit(jax.grad(nested(21, autodiff=False)))(X),
-    jnp.float32(1),
-)
-
-
 class Finalized:
     """It is not copied."""
 
@@ -599,33 +530,6 @@ class Finalized:
 
     def __del__(self) -> None:
         pass
-
-
-def of_two(w: Any, v: Any, **options: Any) -> Any:
-    held = Finalized(w, v)
-
-    @custom_gradient(**options)
-    def f(x: Any) -> Any:
-        def rule(dy: Any, variables: Any) -> Any:
-            return dy * held.w, [5 * dy, 3 * dy][: len(variables)]
-
-        return held.w * held.v * x, rule
-
-    return f(X)
-
-
-limit(
-    "variables of a traced rule",
-    "Declare the variables if the weights are attributes of a class that you define inside a "
-    "function, not of its instances, or of an object with a finalizer (`__del__`). Otherwise some "
-    "derivatives raise.",
-    "Such a holder is not copied, and JAX traces the rule once, with all that it is tracing.",
-    lambda: jax.jit(jax.grad(of_two))(X, X),
-    TypeError,
-    "was traced with gradients for all variables",
-    lambda: jax.jit(jax.grad(lambda w, v: of_two(w, v, variables=[w, v])))(X, X),
-    jnp.float32(5),
-)
 
 
 def of_a_stopped_weight(w: Any, **options: Any) -> Any:
@@ -714,48 +618,12 @@ limit(
 )
 
 
-class Known:
-    """An object that others know by its identity, or by its name."""
-
-    def __init__(self, w: Any) -> None:
-        self.w, self.name = w, "known"
-
-
-def looked_up(by: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def loss(w: Any) -> Any:
-        known = Known(w)
-        factors = {by(known): 3.0}
-
-        @custom_gradient
-        def f(x: Any) -> Any:
-            factor = factors[by(known)]
-            return known.w * x * factor, lambda dy, variables: (dy, [7 * dy * x * factor])
-
-        return f(X)
-
-    return loss
-
-
-limit(
-    "identities outside of a function",
-    "Under a transformation, your function works on a copy of the object that holds the weight. "
-    "`is`, `id()` and tables in global variables know only the original: `TABLE.get(self, 1.0)` is "
-    "1.0 there. Look it up before the call, or by a name or an attribute.",
-    "Tables, sets and parents that the function holds are copied or traced with the object.",
-    lambda: jax.grad(looked_up(id))(X),
-    KeyError,
-    r"\d+",
-    lambda: jax.grad(looked_up(lambda known: known.name))(X),
-    jnp.float32(7 * 2 * 3),
-)
-
-
 def pulled_back_twice(next_of: Callable[[list[Any]], Callable[[], Any]]) -> Any:
     """Return the gradient by a second run of the rule."""
 
     @custom_gradient
     def f(x: Any) -> Any:
-        scale = next_of([3.0, 5.0])
+        scale = next_of([3.0])
         return x * 1.0, lambda dy: 7 * dy * scale()
 
     _, pull = jax.vjp(f, X)
@@ -764,16 +632,15 @@ def pulled_back_twice(next_of: Callable[[list[Any]], Callable[[], Any]]) -> Any:
 
 
 limit(
-    "rules that use up an iterator",
-    "A rule that advances an iterator or writes to a NumPy array, which its function has made, "
-    "finds it so when it runs again for the same run of the function: in a second pull-back, or in "
-    "another mode of a jitted function. (A list or an object is as the function left it.) Make the "
-    "iterator in the rule.",
-    "Python cannot copy an iterator, and a copy of an array would cost its memory at each call.",
-    lambda: assert_same(pulled_back_twice(lambda k: functools.partial(next, iter(k))), 21.0),
-    AssertionError,
-    r"ACTUAL: array\(35",
-    lambda: pulled_back_twice(lambda k: lambda: next(iter(k))),
+    "rules that use up what is read",
+    "A rule that pops a list, advances an iterator or writes to a NumPy array, which its function "
+    "has made, finds it so when it runs again for the same run of the function: in a second "
+    "pull-back, or in another mode of a jitted function. Make it in the rule.",
+    "They are the user's own objects, and nothing of the user's is copied.",
+    lambda: assert_same(pulled_back_twice(lambda k: k[::-1].pop), 21.0),
+    IndexError,
+    "pop from empty list",
+    lambda: pulled_back_twice(lambda k: lambda: k[::-1].pop()),
     jnp.float32(21),
 )
 
@@ -911,13 +778,9 @@ GROUPS = {  # on the page of limits
     ),
     "Weights and state": (
         "objects that change",
-        "weights in globals",
-        "identities outside of a function",
-        "arrays left in variables",
-        "rules that use up an iterator",
-        "variables of a traced rule",
-        "recursion through a class",
-        "deep nests under jit",
+        "memos that a function fills",
+        "numbers out of a weight",
+        "rules that use up what is read",
         "variables by identity",
         "captured Refs",
         "Refs made under jit",
@@ -939,4 +802,4 @@ GROUPS = {  # on the page of limits
 
 
 if __name__ == "__main__":
-    print(rendered("README.md"), rendered("docs/limits.md"), sep="\n\n")
+    print(rendered())
