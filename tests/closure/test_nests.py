@@ -83,11 +83,6 @@ def both_declared(w, x):
     return around(w, product(w, variables=[w]), variables=[w])(x)
 
 
-@nest(oracle_around(INNER))
-def the_inner_one_declared(w, x):
-    return around(w, product(w, variables=[w]))(x)
-
-
 @nest(oracle_around(INNER, lambda w, x: INNER(w, x) + w * 5 * x))
 def autodiff_of_the_outer_one(w, x):
     return around(w, product(w), variables="autodiff")(x)
@@ -102,11 +97,6 @@ def three_levels(w, x):
 def a_weight_is_an_input_of_the_inner_one(w, x):
     inner = custom_gradient(lambda w, x: (w * x, lambda dy: (5 * dy * x, 7 * dy * w)))
     return around(w, lambda x: inner(w, x))(x)
-
-
-@nest(oracle_around(lambda w, x: ROUND(w) * x))
-def a_function_of_the_weight_alone(w, x):
-    return around(w, lambda x: rounded(w) * x)(x)
 
 
 class Layer:
