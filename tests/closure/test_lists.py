@@ -147,18 +147,9 @@ def of_a_closure(w, x):
 
 
 CALLERS = {"closure": of_a_closure, "method": lambda w, x: Layer(w).method(x)}
-CORE = [
-    "grad",
-    "vjp",
-    "jit(grad)",
-    "grad(jit)",
-    "jvp",
-    "hessian",
-    "vmap(grad)",
-    "scan(grad)",
-    "cond(grad)",
-]
-CORE += ["checkpoint(grad)", "shard_map(grad)", "grad of grad"]
+OFTEN = "grad", "vjp", "jit(grad)", "grad(jit)", "jvp", "hessian", "vmap(grad)", "grad of grad"
+OFTEN += "scan(grad)", "cond(grad)", "checkpoint(grad)", "shard_map(grad)"
+CORE = itertools.product(CALLERS, OFTEN)
 
 
 @pytest.mark.parametrize(("caller", "mode"), sample(itertools.product(CALLERS, MODES), 12, CORE))
