@@ -1,7 +1,14 @@
-"""A call where JAX differentiates: `f` runs as it is, one level down."""
+"""A call where JAX differentiates: `f` runs as it is, one level down.
+
+    _constants      the quick look: can `f` reach a tracer, or leave something behind? If not, its
+                    operations run as if nobody watched
+    _watched        else they pass through a watch, which puts primals in the place of tracers
+    direct          then the rule is attached to what `f` returned, for all that it took
+"""
 
 import contextlib
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -12,8 +19,9 @@ from jax.tree_util import tree_unflatten
 from tfgrad_jax._autodiff.attached import arrays
 from tfgrad_jax._autodiff.custom import record
 from tfgrad_jax._autodiff.function import Forward
+from tfgrad_jax._autodiff.rule import Run as RunOfRule
 from tfgrad_jax._closure.walk import constants_of, survey
-from tfgrad_jax._frontend.grad_fn import Call, Held
+from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.trace import has_values, is_forward, is_of, plainly
 from tfgrad_jax._jax.types import Leaf, PyTree, is_differentiable, spec
 from tfgrad_jax._jax.watch import Run, Watch, is_live
@@ -23,87 +31,124 @@ from tfgrad_jax._messages.runs import explain_derivative
 from .rule import kept
 from .weights import Weights, names_of
 
+Derivative: TypeAlias = Any  # the trace of JAX's that differentiates
+Level: TypeAlias = Callable[[Leaf], Leaf]  # of a value: what stands for it at a level
 _ARRAYS = jax.Array, np.ndarray, np.generic
 
 
-def direct(call: Call, name: str, of: Any) -> PyTree:
+class _Place(NamedTuple):
+    """Where `f` runs."""
+
+    inputs: Sequence[Leaf]
+    run: Run | None  # what it takes; None: nothing
+    lower: Level
+    is_made: Callable[[Leaf], bool]  # whether `f` has made a value
+
+
+def direct(call: Call, name: str, of: Derivative) -> PyTree:
     """Return `y`. `of` is the trace that differentiates."""
-    now, source = find_top_trace(()), call.spec.source
+    source, now = call.spec.source, find_top_trace(())
     outer = now if isinstance(now, Watch) else None
-
-    def at_level(v: Leaf) -> Leaf:
-        return v if outer is None else outer.lower(v)
-
-    below, are_values = of.parent_trace, has_values(of.parent_trace)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(set_current_trace(below))
-        stack.enter_context(jax.named_scope(name))
+    at_level: Level = outer.lower if outer is not None else lambda v: v
+    are_values = has_values(of.parent_trace)
+    with jax.named_scope(name), set_current_trace(of.parent_trace):
         primals = arrays([of.to_primal_tangent_pair(at_level(v))[0] for v in call.operands])
-        constants = None if outer is not None else _constants(call)
-        watch, inputs = None, primals
-        if constants is None:
-            run = Run(of, call.operands, lambda: errors.left_behind(source))
-            aliases = _aliases(call, of) if is_forward(of) else {}
-            watch = Watch.running(below, run, of=of, outer=outer, instead=aliases)
-            watch = stack.enter_context(watch)
-            inputs = watch.shown(primals)
-        filled = call.held.filled(call.spec.inputs, inputs)
-        try:
-            # JAX does not differentiate values again: functions inside need no rules.
-            with plainly() if are_values else contextlib.nullcontext():
-                leaves, outputs, grad_fn = call.apply(filled)
-        except Exception as error:
-            explain_derivative(error, source)
-            raise
-        y, is_its = grad_fn.y, lambda v: isinstance(v, Tracer) and is_of(v, of)
-        lower = lambda v: v  # noqa: E731
-        if watch is None or constants is not None:
-            weights = Weights.of(call, grad_fn, None)
-            is_made = isinstance(y, _ARRAYS) and not any(y is v for v in (*constants, *inputs))
-        else:
-            lower, is_its = watch.lower, lambda v: watch.lower(v) is not v
-            leaves = watch.returned(leaves)
-            weights = Weights.of(call, grad_fn, run)
-            is_made = not any(y is v for v in inputs) and _has_made(watch, y, call.held)
-        captured = len(weights.operands)
-        taken = [*weights.operands, *call.operands]
-        operands = list(map(at_level, taken))
-        primals = [*map(lower, weights.operands), *primals]
-        wanted = [i for i, (o, p) in enumerate(zip(operands, primals, strict=True)) if o is not p]
-        refused = {i: taken[i] for i in wanted if i in weights.refused}
-        weights.check(wanted, names_of(call.held, refused))
-        y = y if is_made and not are_values else None
-        takes = is_its if are_values else is_live
-        rule, residuals, own, read = kept(
-            call, grad_fn, outputs, leaves, weights, takes, y, of if are_values else None
-        )
-        if weights.may_warn:
-            known = {id(v) for v in taken}
-            outside = [v for v in read if watch is not None and watch.is_outside(v)]
-            alone = {i: v for i, v in enumerate(outside) if is_its(v) and id(v) not in known}
-            alone = {i: v for i, v in alone.items() if is_differentiable(v.dtype)}
-            names = names_of(call.held, alone, grad_fn.held)
-            weights.warn({i: spec(v) for i, v in alone.items()}, names)
-        residuals = list(map(lower, residuals))
-        for k in own:
+        with _placed(call, of, outer, primals) as (inputs, run, lower, is_made):
+            try:
+                # JAX does not differentiate values again: functions inside need no rules.
+                needs_none = are_values and not call.autodiff
+                with plainly() if needs_none else contextlib.nullcontext():
+                    filled = call.held.filled(call.spec.inputs, inputs)
+                    leaves, outputs, grad_fn = call.apply(filled)
+            except Exception as error:
+                explain_derivative(error, source)
+                raise
+            if run is not None:
+                leaves = find_top_trace(()).returned(leaves)
+            weights, y = Weights.of(call, grad_fn, run), grad_fn.y
+            taken = [*weights.operands, *call.operands]
+            own = y is not None and not are_values and is_made(y)
+            first: Sequence[Leaf] = weights.operands
+            if call.autodiff:  # of what `f` captured there is the derivative of `y` itself
+                first = [leaves[i] for i in outputs.differentiable]
+                leaves = [of.to_primal_tangent_pair(v)[0] for v in leaves]
+            operands = [*map(at_level, first), *map(at_level, call.operands)]
+            primals = [*map(lower, first), *primals]
+            pairs = zip(operands, primals, strict=True)
+            wanted = [i for i, (o, p) in enumerate(pairs) if o is not p]
+            refused = {i: taken[i] for i in wanted if i in weights.refused}
+            weights.check(wanted, names_of(call.held, refused))
+            is_its = lambda v: isinstance(v, Tracer) and lower(v) is not v  # noqa: E731
+            takes, ofs = is_live, None
+            if are_values:
+                takes, ofs = is_its, (*(outer.ofs if outer else ()), of)
+            found = kept(call, grad_fn, outputs, leaves, weights, takes, y if own else None, ofs)
+            if weights.may_warn and run is not None:
+                known = {id(v) for v in taken}
+                alone = [v for v in found.read if run.is_outside(v) and is_its(v)]
+                alone = [v for v in alone if id(v) not in known and is_differentiable(v.dtype)]
+                weights.warn_of(call.held, alone, grad_fn.held)
+            residuals = list(map(lower, found.residuals))
+        for k in found.own:
             residuals[k] = outputs.only(leaves)
-    rule = rule._replace(captured=captured)
-    gives = {*weights.listed, *weights.refused, *range(captured, len(operands))}
+    rule = found.rule._replace(captured=len(first))
+    body = _beside_identity(rule.run, len(first)) if call.autodiff else rule.run
     if are_values:  # JAX need not carry what the rule holds
-        forward = Forward(
-            leaves,
-            outputs.differentiable,
-            lambda _, *others: rule.run(residuals, *others),
-            [],
-            gives,
-        )
-    else:
-        forward = Forward(leaves, outputs.differentiable, rule.run, residuals, gives)
+        body, residuals = _on(body, residuals), []
+    gives = {*weights.listed, *weights.refused, *range(len(first), len(operands))}
+    gives |= set(range(len(first))) if call.autodiff else set()
+    forward = Forward(leaves, outputs.differentiable, body, residuals, gives)
     with set_current_trace(of):
         leaves = record(forward, name, source, operands, primals, of)
     if outer is not None:
         leaves = outer.handed_on(taken, leaves)
     return tree_unflatten(outputs.treedef, leaves)
+
+
+def _beside_identity(run: RunOfRule, n: int) -> RunOfRule:
+    """Return a rule that gives the first `n` operands, which are the outputs, their upstreams."""
+
+    def both(residuals: Sequence[Leaf], cotangents: Sequence[Leaf], wanted: Sequence[int]) -> Any:
+        others = [i for i in wanted if i >= n]
+        found = dict(zip(others, run(residuals, cotangents, others), strict=True))
+        return [cotangents[i] if i < n else found[i] for i in wanted]
+
+    return both
+
+
+def _on(run: RunOfRule, residuals: Sequence[Leaf]) -> RunOfRule:
+    return lambda _, *others: run(residuals, *others)
+
+
+# --- where `f` runs -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _placed(
+    call: Call, of: Derivative, outer: Watch | None, primals: Sequence[Leaf]
+) -> Iterator[_Place]:
+    constants = None if outer is not None else _constants(call)
+    if constants is not None:
+        found = [*constants, *primals]
+        is_made = lambda y: isinstance(y, _ARRAYS) and not any(y is v for v in found)  # noqa: E731
+        yield _Place(primals, None, lambda v: v, is_made)
+        return
+    # With "autodiff", JAX differentiates the operations of `f` by what it captures. So they run
+    # where JAX differentiates, on inputs without their tangents, for which there is the rule.
+    level = of if call.autodiff else of.parent_trace
+    run = Run(of, call.operands, lambda: errors.left_behind(call.spec.source))
+    aliases = _aliases(call, of) if is_forward(of) else {}
+    ofs = (*(outer.ofs if outer else ()), of)
+    with Watch.running(level, run, ofs=ofs, outer=outer, instead=aliases) as watch:
+        inputs = watch.shown(primals)
+
+        def is_made(y: Leaf) -> bool:
+            if isinstance(y, Tracer):
+                return not (watch.is_outside(y) or any(y is v for v in inputs))
+            return isinstance(y, _ARRAYS) and not survey(call.held, lambda v: v is y).leads
+
+        lower = lambda v: of.to_primal_tangent_pair(watch.lower(v))[0]  # noqa: E731
+        yield _Place(inputs, run, lower, is_made)
 
 
 def _constants(call: Call) -> list[object] | None:
@@ -114,7 +159,7 @@ def _constants(call: Call) -> list[object] | None:
     return constants_of([held.f, *held.inputs, *held.keywords.values()])
 
 
-def _aliases(call: Call, of: Any) -> dict[int, Leaf]:
+def _aliases(call: Call, of: Derivative) -> dict[int, Leaf]:
     """Return the weights of a call by the identities of the values inside.
 
     In forward mode, `jax.lax.stop_gradient(w)` returns the value inside `w` without an operation,
@@ -123,10 +168,3 @@ def _aliases(call: Call, of: Any) -> dict[int, Leaf]:
     weights: list[Leaf] = []
     survey(call.held, lambda v: isinstance(v, Tracer) and is_of(v, of) and weights.append(v))
     return {id(of.to_primal_tangent_pair(w)[0]): w for w in weights}
-
-
-def _has_made(watch: Watch, y: Leaf, held: Held) -> bool:
-    """Return whether code has made a value, and has not found it."""
-    if isinstance(y, Tracer):
-        return not watch.is_outside(y)
-    return isinstance(y, _ARRAYS) and not survey(held, lambda v: v is y).leads

@@ -9,7 +9,7 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -18,6 +18,7 @@ from jax.core import Tracer
 from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
 from tfgrad_jax._autodiff.function import Forward
+from tfgrad_jax._closure.functions import Apart, taken_apart
 from tfgrad_jax._closure.traced import Traced, traced
 from tfgrad_jax._closure.walk import ARRAYS, survey
 from tfgrad_jax._frontend.grad_fn import Call, CallSpec
@@ -66,7 +67,9 @@ class _Aside(NamedTuple):
     weights: Weights
     kept: Kept
     refs: Mapping[int, Leaf]  # residuals that are Refs: these, or which input
-    is_made: bool  # whether `f` has made its only output
+    # By identity: what the rule holds, and that which it certainly reads.
+    held: Collection[int]
+    read: Collection[int]
 
 
 @register_static
@@ -132,7 +135,8 @@ class Program(_Named):
 def program_of(call: Call, is_late: bool) -> tuple[Any, list[Leaf]]:
     """Return a call as what JAX can differentiate, and its operands."""
     if is_late:
-        return Late(call.spec, dataclasses.replace(call, operands=[])), call.operands
+        held = taken_apart(call.held, lambda _: False, (), looks=False)
+        return Late(call.spec, dataclasses.replace(call, operands=[]), held), call.operands
     return _traced(call)
 
 
@@ -158,7 +162,9 @@ def _traced(call: Call) -> tuple[Program, list[Leaf]]:
             raise errors.makes_ref(of_call.source)
         refs = {k: places.get(id(r), r) for k, r in refs.items()}
         arrays = [r for r in residuals if not is_ref(r)]
-        return [*leaves, *arrays], _Aside(outputs, weights, found, refs, is_made)
+        held_ids, read = ({id(v) for v in some} for some in (residuals, found.read))
+        found = found._replace(residuals=[], read=())  # no tracer of this trace
+        return [*leaves, *arrays], _Aside(outputs, weights, found, refs, held_ids, read)
 
     done = traced(f, *call.operands, source=of_call.source, names=_paths(of_call))
     aside: _Aside = done.aside  # type: ignore[assignment]
@@ -189,15 +195,13 @@ def _traced(call: Call) -> tuple[Program, list[Leaf]]:
     evaluate, primal = evaluated(done), None
     # What only the rule reads has no gradient. What a trace has captured without an operation that
     # we have seen is refused: it would be a constant, silently.
-    read = {id(v) for v in aside.kept.residuals}
-    held_by_rule = {id(v) for v in aside.kept.read}
     alone, refused = dict[OperandIndex, Spec](), dict(weights.refused)
     for i, v in enumerate(captured):
         if id(v) in known or is_ref(v) or not is_differentiable(v.dtype) or not weights.may_warn:
             continue
-        if id(v) in held_by_rule:
+        if id(v) in aside.read:
             alone[i] = spec(v)
-        elif id(v) not in read:
+        elif id(v) not in aside.held:
             refused[i] = Refused(spec(v), False, None)
     if call.primal is not None:
         types, of = TypeOfY(), call.primal
@@ -213,7 +217,7 @@ def _traced(call: Call) -> tuple[Program, list[Leaf]]:
         of_call,
         aside.outputs,
         weights._replace(operands=[], refused=refused),
-        aside.kept._replace(residuals=[], read=()),
+        aside.kept,
         refs,
         evaluate,
         primal,
@@ -268,6 +272,7 @@ class Late(_Named):
 
     spec: CallSpec
     call: Call
+    held: Apart  # as it was at the call: functions may have other variables by then
     types: TypeOfY = dataclasses.field(default_factory=TypeOfY)
     needs_perturbed = False
 
@@ -288,7 +293,8 @@ class Late(_Named):
             return _leaves(self.call, run, self.types, operands)
 
     def forward(self, operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
-        call = dataclasses.replace(self.call, primal=None, operands=[*operands])
+        held, _ = self.held.rebuilt(None)
+        call = dataclasses.replace(self.call, primal=None, held=held, operands=[*operands])
         program, every = _traced(call)
         if len(every) > len(operands):
             raise errors.hidden_tracer(self.source)

@@ -18,14 +18,15 @@ from tfgrad_jax._closure.walk import Matches
 from tfgrad_jax._frontend.grad_fn import Call, GradFn
 from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._jax.trace import is_of
-from tfgrad_jax._jax.types import Leaf, OperandIndex, spec
+from tfgrad_jax._jax.types import Leaf, OperandIndex
 from tfgrad_jax._jax.watch import Watch, replacing, reviving
 from tfgrad_jax._messages import errors
 
-from .weights import Weights, names_of
+from .weights import Weights
 
 Values: TypeAlias = Sequence[Leaf]
 Gradients: TypeAlias = list[Leaf | None]
+Derivatives: TypeAlias = tuple[Any, ...]  # traces of JAX's, from that of the outermost call on
 _DEEP = 3  # orders of a rule that is recorded inside itself
 
 # Values of the listed variables, residuals of the rule, cotangents, the variables that it gets
@@ -34,19 +35,23 @@ Body: TypeAlias = Callable[[Values, Values, Any, Sequence[OperandIndex]], Gradie
 
 
 class Rule(NamedTuple):
-    """A rule. Its residuals are the listed variables, and then what it holds."""
+    """A rule. `places` says which residuals are the listed variables, and then what it holds.
+
+    A weight that is both is one residual, so that `v is w` holds in the rule.
+    """
 
     body: Body
     weights: Weights
+    places: Sequence[int]
     captured: int = 0  # how many operands come before the inputs
 
     def run(self, residuals: Values, cotangents: Values, wanted: Sequence[int]) -> Gradients:
         """Return the gradients of the operands that are wanted."""
         weights = self.weights
         weights.check(wanted, {})  # at an outer derivative
-        n = len(weights.listed)
-        variables, values, listed = weights.argument(residuals[:n], wanted)
-        found = self.body(residuals[n:], cotangents, (variables, values), listed)
+        n, every = len(weights.listed), [residuals[i] for i in self.places]
+        variables, values, listed = weights.argument(every[:n], wanted)
+        found = self.body(every[n:], cotangents, (variables, values), listed)
         inputs = range(self.captured, self.captured + len(found) - len(listed))
         by_operand: dict[OperandIndex, Leaf | None] = {}
         for i, g in zip([*inputs, *listed], found, strict=True):
@@ -72,26 +77,29 @@ def kept(
     weights: Weights,
     takes: Matches,
     y: Leaf | None,
-    of: Any = None,
+    ofs: Derivatives | None = None,
 ) -> Kept:
     """Return a rule as a function of residuals.
 
-    `y` is the only output, if `f` has made it: its derivative is the declared one. `of` is the
-    derivative in which the rule will run eagerly; None: it may run anywhere.
+    `y` is the only output, if `f` has made it: its derivative is the declared one. `ofs` are the
+    derivatives that are on, if the rule will run eagerly; None: it may run anywhere.
     """
     values = [weights.operands[i] for i in weights.listed]
     holds = takes if y is None else lambda v: takes(v) or v is y
-    apart = taken_apart(grad_fn.held, holds, _roots(call), looks=of is None)
-    if apart.is_whole and not (apart.changes_outer if of else apart.hidden):
+    apart = taken_apart(grad_fn.held, holds, _roots(call), looks=ofs is None)
+    if apart.is_whole and not (apart.changes_outer if ofs else apart.hidden):
         body, held, read = _put_together(grad_fn, apart), apart.taken, apart.held
-    elif of is not None:
-        body, held, read = _revived(call, grad_fn, apart, weights, of), [], ()
+    elif ofs is not None:
+        body, held, read = _revived(call, grad_fn, apart, weights, ofs), [], ()
     else:
         body, held = _recorded(call, grad_fn, outputs, leaves, weights, values, y)
         read = held
-    residuals = [*values, *held]
+    every = [*values, *held]
+    at = {id(v): i for i, v in enumerate({id(v): v for v in every}.values())}
+    residuals = list({id(v): v for v in every}.values())
     own = [k for k, r in enumerate(residuals) if y is not None and r is y]
-    return Kept(Rule(body, weights._replace(operands=[])), residuals, own, read)
+    rule = Rule(body, weights._replace(operands=[]), [at[id(v)] for v in every])
+    return Kept(rule, residuals, own, read)
 
 
 def _roots(call: Call) -> Sequence[object]:
@@ -114,24 +122,28 @@ def _put_together(grad_fn: GradFn, apart: Apart) -> Body:
 
 
 def _refuse_rebound(apart: Apart, source: Any) -> None:
-    if apart.hidden and (name := apart.rebound()) is not None:
-        raise errors.rebound(source, name)
+    if apart.hidden and (found := apart.rebound()) is not None:
+        raise errors.rebound(source, found.function, found.name)
 
 
-def _revived(call: Call, grad_fn: GradFn, apart: Apart, weights: Weights, of: Any) -> Body:
+def _revived(
+    call: Call, grad_fn: GradFn, apart: Apart, weights: Weights, ofs: Derivatives
+) -> Body:
     gradients, source = grad_fn.gradients, grad_fn.source
     known = {id(v): v for v in (*weights.operands, *call.operands)}
+    operands = weights.operands
 
-    def body(_: Values, cotangents: Values, variables: Any, *__: Any) -> Gradients:
+    def body(
+        _: Values, cotangents: Values, variables: Any, listed: Sequence[OperandIndex]
+    ) -> Gradients:
         _refuse_rebound(apart, source)
-        with reviving(of) as watch:
+        if weights.is_by_use:  # not their values: `v is self.w`
+            variables = variables[0], [operands[i] for i in listed]
+        with reviving(ofs) as watch:
             rule, _ = apart.rebuilt(None)
             found = gradients(rule, cotangents, *variables)
             read = [v for v, _ in watch.run.uses if isinstance(v, Tracer) and id(v) not in known]
-            alone = {i: v for i, v in enumerate(read) if is_of(v, of)}
-            if alone and weights.may_warn:
-                names = names_of(call.held, alone, rule)
-                weights.warn({i: spec(v) for i, v in alone.items()}, names)
+            weights.warn_of(call.held, [v for v in read if is_of(v, ofs[-1])], rule)
             return [None if g is None else watch.lower(g) for g in found]
 
     return body

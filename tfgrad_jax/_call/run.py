@@ -4,6 +4,8 @@
     it records or maps it                a program, which JAX differentiates later
 """
 
+from typing import Any
+
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from tfgrad_jax._autodiff.custom import differentiated
@@ -11,7 +13,7 @@ from tfgrad_jax._closure.walk import constants_of, survey
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.reasons import noting
-from tfgrad_jax._jax.trace import innermost, is_of
+from tfgrad_jax._jax.trace import has_values, innermost, is_of
 from tfgrad_jax._jax.types import PyTree, is_traced
 from tfgrad_jax._jax.watch import is_live
 
@@ -30,12 +32,14 @@ def run(call: Call, name: str) -> PyTree:
     return tree_unflatten(program.treedef, leaves)
 
 
-def _is_direct(call: Call, of: object) -> bool:
+def _is_direct(call: Call, of: Any) -> bool:
     """Return whether JAX differentiates the call in its innermost transformation, `of`."""
     if not (hasattr(of, "to_primal_tangent_pair") and hasattr(of, "parent_trace")):
         return False  # the latter is not there where JAX transposes
-    if call.autodiff or any(map(is_ref, call.operands)):
+    if any(map(is_ref, call.operands)):
         return False
+    if call.autodiff and not has_values(of.parent_trace):
+        return False  # at the next order, `y` has the rule where its own operations are recorded
     if call.primal is None:
         return True
     # A primal runs where nothing is differentiated.

@@ -86,9 +86,14 @@ class Weights(NamedTuple):
 
     def warn(self, values: Mapping[OperandIndex, Spec], names: Names) -> None:
         """Warn of values that are differentiated, and that only the rule reads."""
-        if values:
+        if values and self.may_warn:
             every = [(names.get(i, ""), s) for i, s in values.items()]
             gradient_errors.warn_of_unlisted(self.source, every)
+
+    def warn_of(self, held: Held, values: Sequence[Leaf], rule: object) -> None:
+        """Warn of such values, which a call or its rule holds."""
+        every = dict(enumerate(values))
+        self.warn({i: spec(v) for i, v in every.items()}, names_of(held, every, rule))
 
 
 def names_of(held: Held, values: Mapping[OperandIndex, Leaf], rule: object = None) -> Names:

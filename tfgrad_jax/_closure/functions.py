@@ -27,6 +27,7 @@ from .walk import (
     Id,
     Matches,
     Object,
+    Variable,
     constants_of,
     content,
     globals_of,
@@ -64,8 +65,7 @@ class Apart(NamedTuple):
     is_whole: bool  # False: something else leads to such an array
     held: Sequence[Any]  # of those taken, what variables of the rule itself hold
     functions: Sequence[_Part]  # with variables
-    # The variables of functions behind other objects: their names, and what they hold.
-    hidden: Sequence[tuple[str, types.CellType, Object]]
+    hidden: Sequence[Variable]  # of functions behind other objects
     every: Sequence[_Part]
 
     @property
@@ -73,9 +73,9 @@ class Apart(NamedTuple):
         """Return whether the rule gets another list or dict of an outer function."""
         return any(part.is_outer for part in self.every)
 
-    def rebound(self) -> str | None:
-        """Return the name of a variable behind an object that holds something else now."""
-        return next((name for name, cell, v in self.hidden if content(cell) is not v), None)
+    def rebound(self) -> Variable | None:
+        """Return a variable behind an object that holds something else now."""
+        return next((v for v in self.hidden if content(v.cell) is not v.value), None)
 
     def forget(self) -> "Apart":
         """Hold no array that was taken, and nothing that leads to one."""
@@ -130,13 +130,13 @@ class Apart(NamedTuple):
 
             def fill() -> None:
                 for cell, p in zip(fresh, part.inner[:n], strict=True):
-                    if cell is not None and (v := of(p)) is not EMPTY:
-                        cell.cell_contents = v
-                g.__defaults__, g.__kwdefaults__, held = map(of, part.inner[n:])
-                g.__dict__.update(held)
+                    if cell is not None:
+                        cell.cell_contents = of(p)
 
             unfilled.append(fill)
             g.__qualname__, g.__module__, g.__doc__ = names[1:]
+            g.__defaults__, g.__kwdefaults__, held = map(of, part.inner[n:])
+            g.__dict__.update(held)
 
         root = of(self.root)
         while unfilled:
@@ -176,7 +176,7 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
     parts: dict[Id, _Part] = {}
     keep: list[Any] = []  # so that no id is used twice
     functions: list[_Part] = []
-    hidden: list[tuple[str, types.CellType, Object]] = []
+    hidden: list[Variable] = []
     is_whole = True
     open_: set[Id] = set()  # values that cannot be made before their parts
     live: set[Id] = set()
@@ -237,7 +237,8 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
     except RecursionError:
         return Apart([], _Part(rule), False, (), (), (), ())
     for part in functions:  # the cells of others are filled anew
-        part.cells = [c if id(c) in live else None for c in part.cells]
+        # What has no value yet gets one later, as in every function.
+        part.cells = [c if id(c) in live or content(c) is EMPTY else None for c in part.cells]
         part.moves = None in part.cells
     every = [*parts.values()]
     changes = True

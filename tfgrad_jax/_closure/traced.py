@@ -1,6 +1,7 @@
 """Trace a function, to get in a list what it captures, and to evaluate it around other values."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -50,18 +51,18 @@ def traced(
             arrays, aside = f(watch, *args)
         return arrays
 
-    of_run = source.named(run, names)
-    # Where JAX records the call, it will record this jaxpr again, as the value of a function with a
+    closed, arrays = jax.make_jaxpr(source.named(run, names), return_shape=True)(*examples)
+    jaxpr, treedef = without_consts(closed), tree_structure(arrays)
+    # Where JAX records the call, it records this jaxpr again, as the value of a function with a
     # derivative of its own; and so for each function around it. As one `jit` it is one operation:
     # a nest of 20 took 16 times as long as one of 5.
-    if is_staging() and not any(map(is_ref, examples)):
-        of_run = jax.jit(of_run)
-    closed, arrays = jax.make_jaxpr(of_run, return_shape=True)(*examples)
-    jaxpr, treedef = without_consts(closed), tree_structure(arrays)
+    as_one = jax.jit(source.named(functools.partial(evaluate, jaxpr), ()))
 
     def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:
+        operands = [*consts, *args]
+        records = is_staging() and not any(map(is_ref, operands))
+        leaves = as_one(*operands) if records else evaluate(jaxpr, *operands)
         # A result that is a literal is a number, which is no array.
-        leaves = evaluate(jaxpr, *consts, *args)
         every = zip(leaves, jaxpr.outvars, strict=True)
         leaves = [x if isinstance(x, jax.Array) else jnp.asarray(x, v.aval.dtype) for x, v in every]
         return tree_unflatten(treedef, leaves)

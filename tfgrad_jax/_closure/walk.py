@@ -251,11 +251,20 @@ def _is_plain(container: Object) -> bool:
     return all(PLAIN.issuperset(map(type, part)) for part in parts)
 
 
+class Variable(NamedTuple):
+    """A variable of a function, and what it holds."""
+
+    function: str
+    name: str
+    cell: types.CellType
+    value: Object
+
+
 class Survey(NamedTuple):
     """What an object leads to."""
 
     leads: bool  # to something that matches; True, too, if there is too much to visit
-    variables: Sequence[tuple[str, types.CellType, Object]]  # of functions: name, and content
+    variables: Sequence[Variable]  # of the functions among it
 
 
 def survey(value: Object, matches: Matches) -> Survey:
@@ -282,14 +291,16 @@ def survey(value: Object, matches: Matches) -> Survey:
     return Survey(leads, variables_of(functions))
 
 
-def variables_of(
-    functions: Sequence[types.FunctionType],
-) -> list[tuple[str, types.CellType, Object]]:
+def variables_of(functions: Sequence[types.FunctionType]) -> list[Variable]:
     """Return the variables of functions, but for those to which one of them assigns."""
     live = {id(cell) for f in functions for cell in live_cells(f)}
-    own = (f for f in functions if not is_of_library(f))
-    every = ((n, c) for f in own for n, c in zip(f.__code__.co_freevars, f.__closure__ or ()))  # noqa: B905
-    return [(n, c, content(c)) for n, c in every if id(c) not in live]
+    own = [f for f in functions if not is_of_library(f)]
+    return [
+        Variable(f.__qualname__, name, cell, content(cell))
+        for f in own
+        for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
+        if id(cell) not in live and content(cell) is not EMPTY
+    ]
 
 
 def live_cells(f: types.FunctionType) -> Iterator[types.CellType]:

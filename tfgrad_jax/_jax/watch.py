@@ -73,6 +73,7 @@ class Run(jax.core.Trace):
         self.taken: list[Leaf] = list(inputs)
         self.inputs = len(self.taken)
         self.uses: list[Use] = []  # in their order
+        self.numbers: dict[int, tuple[Leaf, Leaf]] = {}  # tracers, and arrays for what is inside
         self._used: Mask = 0
         self._moving: Mask = 0  # what an operation takes whose result has a derivative
         self._bits: dict[int, Mask] = {}
@@ -80,9 +81,20 @@ class Run(jax.core.Trace):
 
     def is_valid(self) -> bool:
         """Return True, or raise an error that names the function which has left a value behind."""
-        if not any(watch.of is self.of for watch in _local.running):
+        if not self.is_known():
             raise self._left()
         return True
+
+    def is_known(self) -> bool:
+        """Return whether a run under the same derivative is on, in this thread."""
+        return any(self.of is of for watch in _local.running for of in watch.ofs)
+
+    def is_outside(self, v: Leaf) -> bool:
+        """Return whether a value is none of this run."""
+        return not (isinstance(v, Tracer) and v._trace is self)
+
+    def is_on(self) -> bool:
+        return any(watch.run is self for watch in _local.running)
 
     def bit(self, v: Leaf) -> Mask:
         """Return the bit of a value from outside."""
@@ -172,7 +184,7 @@ def is_live(v: object) -> bool:
     if not isinstance(v, Tracer):
         return is_ref(v)
     if type(v) is Shown:
-        return any(watch.of is v._trace.of for watch in _local.running)
+        return v._trace.is_known()
     # Which derivatives enclose this one, the current trace does not always tell.
     return v._trace.is_valid() and (
         hasattr(v._trace, "to_primal_tangent_pair") or _trace.is_live(v)
@@ -183,7 +195,9 @@ class Watch(Transparent):
     """The current trace while code runs that is watched."""
 
     above: Trace = None  # where those on values alone run; None: there, too
-    of: Trace = None  # the derivative whose tracers it opens
+    # The derivatives whose tracers it opens, from that of the outermost call on; not the one at
+    # which operations run.
+    ofs: tuple[Trace, ...] = ()
     outer: "Watch | None" = None  # in a call of another function: the watch of that one
     run: Run
     is_plain = False
@@ -196,7 +210,7 @@ class Watch(Transparent):
         parent: Trace,
         run: Run,
         *,
-        of: Trace = None,
+        ofs: tuple[Trace, ...] = (),
         outer: "Watch | None" = None,
         above: Trace = None,
         own: tuple[Trace, ...] = (),
@@ -205,7 +219,8 @@ class Watch(Transparent):
     ) -> Iterator["Watch"]:
         """Run code under a watch, one that no other code uses now."""
         self = _local.free.pop() if _local.free else cls()
-        self.parent_trace, self.run, self.of, self.outer, self.above = parent, run, of, outer, above
+        self.parent_trace, self.run, self.above = parent, run, above
+        self.ofs, self.outer = ofs, outer
         self.is_plain, self.instead = is_plain, instead or {}
         self.requires_low = parent.requires_low
         # What operations make of nothing, and the arguments of inner functions: not from outside.
@@ -218,8 +233,8 @@ class Watch(Transparent):
                 yield self
         finally:
             _local.running.remove(self)
-            self.parent_trace = self.above = self.of = self.outer = None
-            self._made, self._own, self.instead = {}, (), {}
+            self.parent_trace = self.above = self.outer = None
+            self.ofs, self._made, self._own, self.instead = (), {}, (), {}
             del self.run
             _local.free.append(self)
 
@@ -231,17 +246,23 @@ class Watch(Transparent):
 
     def lower(self, v: Leaf) -> Leaf:
         """Return what stands for a value where the operations run."""
-        if self.outer is not None:
-            v = self.outer.lower(v)
         v = self.instead.get(id(v), v)
-        if type(v) is Shown and v._trace.of is self.of:
-            return v.value
-        if self.of is not None and isinstance(v, Tracer) and is_of(v, self.of):
-            v = self.of.to_primal_tangent_pair(v)[0]
-            if not (isinstance(v, jax.Array) or is_ref(v)):  # a Python number
-                with _set_trace(self.of.parent_trace):
-                    v = jnp.asarray(v)
+        for of in self.ofs:
+            if type(v) is Shown and v._trace.of is of:
+                v = v.value
+            if isinstance(v, Tracer) and of is not self.parent_trace and is_of(v, of):
+                v = self._primal(v, of)
         return v
+
+    def _primal(self, w: Leaf, of: Trace) -> Leaf:
+        v = of.to_primal_tangent_pair(w)[0]
+        if isinstance(v, jax.Array) or is_ref(v):
+            return v
+        numbers = self.run.numbers  # of Python: one array for each
+        if id(w) not in numbers:
+            with _set_trace(of.parent_trace):
+                numbers[id(w)] = w, jnp.asarray(v)
+        return numbers[id(w)][1]
 
     def is_outside(self, v: Leaf) -> bool:
         """Return whether code has a value from outside: no input, and nothing that it made."""
@@ -257,7 +278,7 @@ class Watch(Transparent):
             return v.mask
         if not self.is_outside(v):
             return 0
-        if type(v) is Shown and v._trace.of is self.of:
+        if type(v) is Shown and v._trace.of is self.run.of and not v._trace.is_on():
             mask = 0  # a call under the same derivative has left it: it depends on what that took
             for source in v._trace.of_mask(v.mask):
                 mask |= self.take(source)
@@ -274,7 +295,7 @@ class Watch(Transparent):
         """Return results of an operation such that what they depend on is known."""
         if self.is_plain:
             return results
-        marks, marked = self.of is not None and mask, []
+        marks, marked = self.run.of is not None and mask, []
         for r in results:
             if marks and _has_derivative(r):
                 r = Shown(self.run, r, mask)
@@ -436,11 +457,15 @@ def replacing(values: Mapping[int, Leaf]) -> contextlib.AbstractContextManager[W
 
 
 @contextlib.contextmanager
-def reviving(of: Trace) -> Iterator[Watch]:
-    """Run a rule in which tracers of a derivative that is over count as running.
+def reviving(ofs: tuple[Trace, ...]) -> Iterator[Watch]:
+    """Run a rule in which tracers of derivatives that are over count as running.
 
     Its value is computed: what it calls needs no rules of its own.
     """
-    run = Run(of, (), _none_left)
-    with revived(of), Watch.running(_current_trace(()), run, of=of) as watch, plainly():
+    run = Run(ofs[-1], (), _none_left)
+    with contextlib.ExitStack() as stack:
+        for of in ofs:
+            stack.enter_context(revived(of))
+        watch = stack.enter_context(Watch.running(_current_trace(()), run, ofs=ofs))
+        stack.enter_context(plainly())
         yield watch
