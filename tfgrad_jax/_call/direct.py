@@ -165,6 +165,11 @@ def _aliases(call: Call, of: Derivative) -> dict[int, Leaf]:
     In forward mode, `jax.lax.stop_gradient(w)` returns the value inside `w` without an operation,
     so no watch sees it. The list of variables had `w` in reverse mode alone.
     """
-    weights: list[Leaf] = []
+    weights, aliases = list[Leaf](), dict[int, Leaf]()
     survey(call.held, lambda v: isinstance(v, Tracer) and is_of(v, of) and weights.append(v))
-    return {id(of.to_primal_tangent_pair(w)[0]): w for w in weights}
+    for w in weights:
+        v = w
+        while isinstance(v, Tracer) and is_forward(v._trace):
+            v = v._trace.to_primal_tangent_pair(v)[0]
+            aliases[id(v)] = w
+    return aliases

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
 from jax.core import Tracer
 
 from tfgrad_jax._closure.functions import Apart, taken_apart
@@ -89,7 +90,7 @@ def kept(
     apart = taken_apart(grad_fn.held, holds, _roots(call), looks=ofs is None)
     if apart.is_whole and not (apart.changes_outer if ofs else apart.hidden):
         body, held, read = _put_together(grad_fn, apart), apart.taken, apart.held
-    elif ofs is not None:
+    elif ofs is not None and not jax.config.jax_check_tracer_leaks:  # it holds tracers
         body, held, read = _revived(call, grad_fn, apart, weights, ofs), [], ()
     else:
         body, held = _recorded(call, grad_fn, outputs, leaves, weights, values, y)

@@ -13,7 +13,7 @@ from tfgrad_jax._closure.walk import constants_of, survey
 from tfgrad_jax._frontend.grad_fn import Call
 from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.reasons import noting
-from tfgrad_jax._jax.trace import has_values, innermost, is_of
+from tfgrad_jax._jax.trace import has_values, innermost, is_of, is_recording
 from tfgrad_jax._jax.types import PyTree, is_traced
 from tfgrad_jax._jax.watch import is_live
 
@@ -27,7 +27,7 @@ def run(call: Call, name: str) -> PyTree:
     with noting(is_ours=False):
         if _is_direct(call, of):
             return direct(call, name, of)
-        program, operands = program_of(call, _is_late(call))
+        program, operands = program_of(call, _is_late(call, of))
         leaves = differentiated(program, name, operands) if operands else program.value([])
     return tree_unflatten(program.treedef, leaves)
 
@@ -47,8 +47,14 @@ def _is_direct(call: Call, of: Any) -> bool:
     return survey(roots, lambda v: is_traced([v]) and is_of(v, of)).leads
 
 
-def _is_late(call: Call) -> bool:
-    """Return whether no tracer can be reached from a call, but for its operands."""
+def _is_late(call: Call, now: Any) -> bool:
+    """Return whether no tracer can be reached from a call that JAX records, but for its operands.
+
+    Where JAX maps the call, `f` may have a value for each example, by the name of the axis, though
+    none of its operands is mapped.
+    """
+    if not (is_recording(now) or call.primal):
+        return False
     held, variables = call.held, call.variables
     if held.bound_to or any(map(is_live, tree_leaves(variables))):
         return False

@@ -52,10 +52,13 @@ class Weights(NamedTuple):
                 continue
             known.add(id(v))
             if is_differentiable(v.dtype):
-                if is_by_use and not is_ref(v):
+                if is_ref(v):
+                    if within is not Within.RULE and run.may_return(v):
+                        refused[len(operands)] = Refused(spec(v), True, line)
+                elif is_by_use:
                     listed.append(len(operands))
                 elif may_refuse and not (within is Within.IS_RULE and run.is_compared(v)):
-                    refused[len(operands)] = Refused(spec(v), is_ref(v), line)
+                    refused[len(operands)] = Refused(spec(v), False, line)
             operands.append(v)
         if run:
             operands += [v for v in run.taken[run.inputs :] if id(v) not in known]

@@ -31,6 +31,7 @@ from .walk import (
     constants_of,
     content,
     globals_of,
+    is_inert,
     is_known,
     is_of_library,
     live_cells,
@@ -208,7 +209,7 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
         opened = None if is_known(v, cls) else _opened(v, cls)
         if opened is None:
             if not is_known(v, cls):
-                found = survey(v, takes if looks else _nothing)
+                found = survey(v, takes if looks else None)
                 is_whole = is_whole and looks and not found.leads
                 hidden.extend(found.variables)
             return part
@@ -260,10 +261,6 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
     return Apart(taken, root, is_whole, held, moving, hidden, every)
 
 
-def _nothing(_: Object) -> bool:
-    return False
-
-
 def _variables(root: _Part) -> Sequence[_Part]:
     """Return the parts for the variables and defaults of the function in a rule."""
     while root.code is None and root.inner:  # a method or a partial
@@ -277,7 +274,7 @@ def _is_of_objects(v: Any) -> bool:
 
 def _opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
     """Return the parts of a value, and what makes it of others; None if nothing can."""
-    if cls in _CONTAINERS and not _has_others(v, cls):
+    if cls in _CONTAINERS and is_inert(v):
         return (), _only
     if cls is tuple or cls is list:
         return v, cls
@@ -292,12 +289,6 @@ def _opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
     if isinstance(v, Copied):
         return _of_declared(v)
     return _of_pytree(v, cls)
-
-
-def _has_others(v: Any, cls: type) -> bool:
-    """Return whether a container holds more than numbers and strings."""
-    parts = [v, v.values()] if cls is dict else [v]
-    return not all(PLAIN.issuperset(map(type, part)) for part in parts)
 
 
 def _filled(pairs: Sequence[Any]) -> Any:

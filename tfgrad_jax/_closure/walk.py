@@ -12,11 +12,12 @@ import dis
 import enum
 import functools
 import gc
+import itertools
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -35,7 +36,8 @@ JITTED = type(jax.jit(len))
 CACHED = JITTED, type(functools.cache(len))
 # Values of exactly these types hold nothing.
 PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None), type(...), range, slice})
-_CONTAINERS = frozenset({tuple, list, dict, set, frozenset, collections.deque})
+_SIZED = tuple, list, dict, set, frozenset, collections.deque
+_CONTAINERS = frozenset(_SIZED)
 # These hold no arrays of the user's, or show them in another way. (A trace refers to the whole
 # program that it records, and a user's object may hold one.)
 _ENDS = (
@@ -137,10 +139,12 @@ def constants_of(held: Iterable[Object], may_change: bool = False) -> list[Objec
             if id(one) not in seen:
                 seen.add(id(one))
                 pending += one._declaration[:3]
-        elif cls is tuple or (may_change and cls in (list, dict)):
-            if id(one) not in seen:
+        elif cls is tuple or (may_change and issubclass(cls, _SIZED)):
+            if getattr(one, "__dict__", None):
+                return None
+            if id(one) not in seen and not is_inert(one):
                 seen.add(id(one))
-                pending += [*one, *one.values()] if cls is dict else one  # type: ignore
+                pending += [*one, *dict.values(one)] if issubclass(cls, dict) else one  # type: ignore
         elif not is_known(one, cls):
             return None
     return found
@@ -242,13 +246,22 @@ def _is_end(value: Object, cls: type) -> bool:
         return True
     if isinstance(value, ARRAYS):
         return cls is not np.ndarray or value.dtype != object  # type: ignore[attr-defined]
-    return cls in _CONTAINERS and _is_plain(value)
+    return cls in _CONTAINERS and is_inert(value)
 
 
-def _is_plain(container: Object) -> bool:
-    """Return whether a container holds numbers and strings alone, fast."""
-    parts = [container, container.values()] if type(container) is dict else [container]
-    return all(PLAIN.issuperset(map(type, part)) for part in parts)
+def is_inert(container: Object) -> bool:
+    """Return whether a container holds numbers and strings alone, and such containers."""
+    values: Iterable[Object] = [container]
+    for _ in range(6):  # a look at many at once takes a fraction of the time of a visit to each
+        kinds = set(map(type, values)) - PLAIN
+        if not kinds:
+            return True
+        if not kinds <= _CONTAINERS:
+            return False
+        some: Sequence[Any] = [v for v in values if type(v) in kinds]
+        of_dicts = map(dict.values, (v for v in some if type(v) is dict)) if dict in kinds else ()
+        values = [*itertools.chain.from_iterable([*some, *of_dicts])]
+    return False
 
 
 class Variable(NamedTuple):
@@ -267,27 +280,22 @@ class Survey(NamedTuple):
     variables: Sequence[Variable]  # of the functions among it
 
 
-def survey(value: Object, matches: Matches) -> Survey:
-    """Visit all that an object holds, as far as the budget goes."""
+def survey(value: Object, matches: Matches | None = None) -> Survey:
+    """Visit all that an object holds, as far as the budget goes; None: for functions alone."""
     pending, seen, leads = [value], dict[Id, Object](), False
     functions: list[types.FunctionType] = []
     for one in pending:  # it grows
         if id(one) in seen:
             continue
         seen[id(one)] = one
-        if leads and len(seen) > _BUDGET_OF_FUNCTIONS:
-            break
-        if len(seen) > BUDGET:
-            return Survey(True, ())
-        if not leads and matches(one):
-            leads = True
+        if len(seen) > (_BUDGET_OF_FUNCTIONS if leads or matches is None else BUDGET):
+            return Survey(True, variables_of(functions))
+        leads = leads or bool(matches and matches(one))
         if type(one) is types.FunctionType:
             functions.append(one)
         if not _is_end(one, type(one)):
-            size = len(pending)
-            pending += (v for _, v in held_by(one) if type(v) not in PLAIN)
-            if len(pending) - size > BUDGET:
-                return Survey(True, ())
+            more = (v for _, v in held_by(one) if type(v) not in PLAIN)
+            pending += itertools.islice(more, BUDGET)
     return Survey(leads, variables_of(functions))
 
 

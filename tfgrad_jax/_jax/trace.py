@@ -142,6 +142,11 @@ def is_staging() -> bool:
     return trace != _IDLE and isinstance(jax.lax.iota(np.int32, 1), Tracer)
 
 
+def is_recording(trace: Any) -> bool:
+    """Return whether a trace records operations, as that of `jit` and `scan` does."""
+    return type(trace) is _staging()
+
+
 def type_of_trace(transform: Callable[[Callable[[Any], Any]], object]) -> type:
     """Return the type of the traces of a transformation, read inside a function under it."""
     seen: list[type] = []
