@@ -1,9 +1,8 @@
-"""Faults and load: what users' code raises, threads, many calls, what is kept and compiled.
+"""Faults and load: what users' code raises, many calls, what is kept and compiled.
 
 `--count N` makes N times as many calls: `pytest tests/test_load.py -k grow --count 334`.
 """
 
-import concurrent.futures
 import gc
 import itertools
 import os
@@ -89,23 +88,6 @@ def test_what_is_raised_comes_out_and_leaves_everything_usable(captures, place, 
     armed.clear()
     assert_same(jax.grad(lambda x: jnp.sum(declare(2.0)(x)))(X), 14 * jnp.cos(X))
     assert jnp.isfinite(run())
-
-
-# --- threads -------------------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-@every_style
-@eager_and_jit
-def test_threads_do_not_disturb_each_other(style, mode):
-    h = style(ELEMENTWISE)
-
-    def work(scale):
-        for _ in range(int(3 * TIMES)):
-            assert_same(mode(squared(h))(scale * W, X), expected(scale), atol=1e-4)
-
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(1, 5)))
 
 
 # --- many calls, and what is kept ---------------------------------------------------------------

@@ -15,7 +15,7 @@ from random_programs import DisagreementError, check, program, undecorated
 pytestmark = pytest.mark.filterwarnings("ignore:.*which only its rule reads")
 
 FIRST = 1000 * int(os.environ.get("TFGRAD_SEED", 0))
-COUNT = round(40 * float(os.environ.get("TFGRAD_COUNT", 1)))
+COUNT = round(25 * float(os.environ.get("TFGRAD_COUNT", 1)))
 
 
 def smallest(count):
@@ -32,9 +32,9 @@ def promotion():
 
 
 def skip_if_a_limit(error, features):
-    limits = [LIMITS["orders of a scan"], LIMITS["variables of a traced rule"]]
-    if "recursion" in features:
-        limits.append(LIMITS["recursion through a class"])
+    if {"recursion", "state"} <= features and isinstance(error, RecursionError):
+        pytest.skip("a rule that is recorded, for its log holds a tracer, and calls itself")
+    limits = [LIMITS["orders of a scan"]]
     if {"rule: outside of JAX", "protocol: autodiff"} <= features:
         limits.append(LIMITS["operators and unused outputs"])
     for limit in limits:

@@ -181,6 +181,8 @@ def program(seed: int, without: Sequence[str] = ()) -> Program:
         n = w.assign(scope, "sum", n) if scope.shapes[n] else n
         total = n if total is None else w.assign(scope, "add", total, n)
     result = w.assign(scope, "sin", total)
+    if w.has("a square", 0.5):  # its second derivative asks for the first of the functions again
+        result = w.assign(scope, "multiply", result, result)
     head = f"def loss({', '.join(params)}):"
     source = [*module.lines, head, *indented([*scope.lines, f"return {result}"])]
 

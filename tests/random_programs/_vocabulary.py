@@ -54,19 +54,6 @@ class Node:
         return root.a
 
 
-class Hooked:
-    """An object whose class says how it is copied."""
-
-    def __init__(self, a: Any) -> None:
-        self.a, self.known = a, True
-
-    def __getstate__(self) -> Any:
-        return {"a": self.a, "known": False}
-
-    def get(self) -> Any:
-        return self.a if self.known else None
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pair:
@@ -204,14 +191,13 @@ def declared(value: Any, slope: Any) -> Any:
     return run
 
 
-HOLDERS = {  # how a value is put in, and read; `tests/closure/captures.py` has many more
+HOLDERS = {  # how a value is put in, and read; `tests/closure/holders.py` has many more
     "dict": ("{{'a': {0}, 2: None}}", "{1}['a']"),
     "partial": ("functools.partial(identity, {0})", "{1}()"),
     "function": ("(lambda a: lambda: a)({0})", "{1}()"),
     "attribute of an attribute": ("Slots(Table({0}))", "{1}.value.inner[0].get()"),
     "graph": ("Node({0})", "{1}.get()"),
     "pytree": ("Pair([{0}], Node(None))", "{1}.a[0]"),
-    "copy hooks": ("Hooked({0})", "{1}.get()"),
     "class attribute": ("type('Held', (), {{'a': {0}}})", "{1}.a"),
 }
 # These concern the whole function. "cell" reads the value by its name in the enclosing scope.
@@ -241,7 +227,7 @@ NAMESPACE = {
     "grad_pass_through": tfgrad_jax.grad_pass_through,
     **{constant(s): c for s, c in CONSTANTS.items()},
 }  # fmt: skip
-NAMESPACE |= {f.__name__: f for f in (Record, Slots, Table, Pair, Node, Hooked)}
+NAMESPACE |= {f.__name__: f for f in (Record, Slots, Table, Pair, Node)}
 NAMESPACE |= {f.__name__: f for f in (identity, listed, register, logged, jitted_checkpoint)}
 NAMESPACE |= {f.__name__: f for f in (summed, sparse_product, solved, implicit, scaled_by)}
 NAMESPACE["operator"] = Operator(DENSE, 5.0)

@@ -119,6 +119,9 @@ SECOND = {
     "jacfwd of jacfwd": _twice(jax.jacfwd, jax.jacfwd),
 }
 
+WAYS = {**REVERSE, **FORWARD, **SECOND}
+BRIEF = "grad", "jit(grad)", "jvp", "jacfwd of constants", "hessian(jit)"
+
 # --- the oracle ----------------------------------------------------------------------------------
 
 
@@ -135,6 +138,11 @@ def hand_written(value: Function, *gradients: Function) -> Function:
         return h(*primals), sum(pushed[1:], pushed[0])
 
     return h
+
+
+def squared(h: Function) -> Function:
+    """Return a loss whose first derivative has `h` in it: its second needs the rule again."""
+    return lambda *args: h(*args) ** 2
 
 
 def assert_derivative(way: Function, loss: Function, oracle: Function, *args: Any) -> None:

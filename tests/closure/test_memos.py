@@ -1,0 +1,233 @@
+"""Memos: what `f` or its rule computes once and leaves for others: right, or an error.
+
+A memo of `exp(w)` is filled by `f` or by the rule, and read by `f` in another call, by the rule, or
+by the loss. The declared derivatives of `f`, `exp(w) x`, are `7 exp(w)` by `x` and `5 x` by `w`.
+"""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support.helpers import assert_same, product, sample
+from support.ways import WAYS, gradient, hand_written, jvp
+
+from tfgrad_jax import custom_gradient
+
+# --- memos: each takes `w` and returns what computes `exp(w)` at the first call -------------------
+
+
+class Model:
+    def __init__(self, w):
+        self.w, self.kept = w, None
+
+    @functools.cached_property
+    def e(self):
+        return jnp.exp(self.w)
+
+    @functools.cache  # noqa: B019
+    def cached(self):
+        return jnp.exp(self.w)
+
+    def keep(self):
+        if self.kept is None:
+            self.kept = jnp.exp(self.w)
+        return self.kept
+
+
+def cached_property(w):
+    held = Model(w)
+    return lambda: held.e
+
+
+def in_a_dict(w):
+    table = {}
+    return lambda: table["e"] if "e" in table else table.setdefault("e", jnp.exp(w))
+
+
+def nonlocal_variable(w):
+    kept = None
+
+    def e():
+        nonlocal kept
+        kept = jnp.exp(w) if kept is None else kept
+        return kept
+
+    return e
+
+
+def nnx_variable(w):
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.w, self.kept, self.is_filled = nnx.Param(w), nnx.Cache(jnp.float32(0)), [False]
+
+        def e(self):
+            if not self.is_filled[0]:
+                self.kept.set_value(jnp.exp(self.w[...]))
+                self.is_filled[0] = True
+            return self.kept[...]
+
+    return Model().e
+
+
+def equinox_table(w):
+    eqx = pytest.importorskip("equinox")
+
+    class Model(eqx.Module):
+        w: jax.Array
+        table: dict = eqx.field(static=True, default_factory=dict)
+
+        def e(self):
+            if "e" not in self.table:
+                self.table["e"] = jnp.exp(self.w)
+            return self.table["e"]
+
+    return Model(w).e
+
+
+def linen_variable(w):
+    nn = pytest.importorskip("flax.linen")
+
+    class Model(nn.Module):
+        def e(self):
+            if not self.has_variable("memo", "e"):
+                self.put_variable("memo", "e", jnp.exp(w))
+            return self.get_variable("memo", "e")
+
+    return Model().bind({}, mutable=["memo"]).e
+
+
+MEMOS = {
+    "cached property": cached_property,
+    "cached method": lambda w: Model(w).cached,
+    "attribute": lambda w: Model(w).keep,
+    "dict": in_a_dict,
+    "nonlocal variable": nonlocal_variable,
+    "nnx Variable": nnx_variable,
+    "equinox table": equinox_table,
+    "linen variable": linen_variable,
+}
+
+
+# --- who fills it, and who reads it ---------------------------------------------------------------
+
+
+def layer(w, in_f, in_rule=None):
+    """Return `exp(w) x`: `in_f()` and, if it is there, `in_rule()` give `exp(w)`."""
+
+    @custom_gradient
+    def memoized(x):
+        e = in_f()
+
+        def grad(dy, variables=()):
+            dx = 7 * dy * (in_rule() if in_rule else e)
+            return (dx, [5 * dy * x for _ in variables]) if len(variables) else dx
+
+        return e * x, grad
+
+    return memoized
+
+
+def unfilled(w, memo):
+    return layer(w, lambda: jnp.exp(w), memo)
+
+
+H = hand_written(lambda w, x: jnp.exp(w) * x, lambda w, x: 5 * x, lambda w, x: 7 * jnp.exp(w))
+
+OF_THE_MEMO = hand_written(lambda e, x: e * x, lambda e, x: 5 * x, lambda e, x: 7 * e)
+
+
+# The loss of (w, x, memo), and its oracle.
+PROGRAMS = {
+    "f, then f": (
+        lambda w, x, memo: layer(w, memo)(x) + layer(w, memo)(2 * x),
+        lambda w, x: H(w, x) + H(w, 2 * x),
+    ),
+    "f, then its rule": (lambda w, x, memo: layer(w, memo, memo)(x), H),
+    "f, then the loss": (
+        lambda w, x, memo: layer(w, memo)(x) + memo(),
+        lambda w, x: H(w, x) + jnp.exp(w),
+    ),
+    "the rule, then the rule": (
+        lambda w, x, memo: unfilled(w, memo)(x) + unfilled(w, memo)(2 * x),
+        lambda w, x: H(w, x) + H(w, 2 * x),
+    ),
+    "the rule, then f": (  # of which the memo is a weight, as a value of the loss
+        lambda w, x, memo: jax.grad(unfilled(w, memo))(x) + layer(w, memo)(x),
+        lambda w, x: 7 * jnp.exp(w) + OF_THE_MEMO(jnp.exp(w), x),
+    ),
+    "the rule, then the loss": (
+        lambda w, x, memo: jax.grad(unfilled(w, memo))(x) + memo(),
+        lambda w, x: 8 * jnp.exp(w),
+    ),
+}
+WORLDS = "grad", "jvp", "jit(grad)", "grad(jit)", "vmap(grad)", "grad(scan)", "hessian"
+# What must be right, in eager derivatives: another call, and the rule.
+RIGHT = "f, then f", "f, then its rule", "the rule, then the rule"
+OWN = "nnx Variable", "linen variable"  # the library may refuse the assignment, in its words
+ERRORS = TypeError, ValueError, jax.errors.UnexpectedTracerError
+
+EVERY = itertools.product(MEMOS, PROGRAMS, WORLDS)
+CORE = [
+    *itertools.product(["cached property", "attribute"], PROGRAMS, WORLDS),
+    *itertools.product(MEMOS, PROGRAMS, ["grad", "jit(grad)"]),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*which only its")
+@pytest.mark.parametrize(("memo", "program", "world"), sample(EVERY, 20, dict.fromkeys(CORE)))
+def test_a_memo_is_right_or_an_error_with_its_remedy(memo, program, world):
+    args = jnp.float32(1.3), jnp.float32(0.5)
+    loss, oracle = PROGRAMS[program]
+    try:
+        got = WAYS[world](lambda w, x: loss(w, x, MEMOS[memo](w)))(*args)
+    except Exception as error:
+        assert memo in OWN or isinstance(error, ERRORS)
+        if memo not in OWN and world in ("grad", "jvp"):  # elsewhere it is JAX's own tracer
+            assert program not in RIGHT
+            text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+            assert "memoized" in text and re.search("before|return it|new_ref", text)
+    else:
+        assert_same(got, WAYS[world](oracle)(*args))
+
+
+def test_after_the_derivative_a_memo_is_an_error_and_not_a_number():
+    memos = []
+
+    def loss(w):
+        memos.append(in_a_dict(w))
+        return layer(w, memos[-1])(jnp.float32(2))
+
+    assert_same(jax.grad(loss)(jnp.float32(1)), jnp.float32(10))
+    with pytest.raises(ERRORS) as caught:
+        memos[0]() + 1
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "memoized" in text and "return it" in text
+
+
+@pytest.mark.parametrize("world", ["grad", "jvp", "jit(grad)", "vmap(grad)"])
+def test_a_memo_that_is_filled_before_is_right(world):
+    """The first remedy."""
+
+    def loss(w, x):
+        memo = Model(w).keep
+        memo()
+        return layer(w, memo, memo)(x) + memo()
+
+    args = jnp.float32(1.3), jnp.float32(0.5)
+    got = WAYS[world](loss)(*args)
+    e = jnp.exp(args[0])  # what `f` uses: 5 x is its gradient, and not that of `w`
+    assert_same(got, (e * (5 * args[1] + 1), 7 * e))
+
+
+def test_a_memo_of_constants_keeps_no_tracer():
+    table = functools.cache(lambda: jnp.arange(3.0))
+    loss = lambda w, x: product(w, lambda x: table()[1], lambda x, dy: table()[1])(x)  # noqa: E731
+    w, x = jnp.float32(3), jnp.float32(2)
+    for way in (gradient, jvp):
+        assert_same(way(loss)(w, x), (5 * x, 7 * w))
+    assert not isinstance(table(), jax.core.Tracer)
