@@ -282,16 +282,18 @@ def custom_gradient(
     derivative of `h` in reverse and forward mode, of any order, under every transformation, with
     few limits (`docs/limits.md`). Forward mode transposes `grad_fn`, which must be linear in `dy`.
 
-    The inputs are the positional parameters, passed by position or by name, as pytrees. `grad_fn`
-    returns a gradient, or None, for each array and each float that the caller passes. `self` and
-    keyword-only arguments are not inputs, so put settings behind `*`. What holds nothing that JAX
-    is tracing reaches `f` unchanged: arrays, numbers, `str`, None, functions, other objects.
+    `f` runs as it is, on your own objects, and what it assigns is kept. In a first derivative
+    outside `jit`, `vmap`, `scan` and `checkpoint`, `f` and `grad_fn` see values; a bare weight is
+    JAX's own tracer in `f` (`jnp.asarray(w)` shows its value).
+
+    The inputs are the positional parameters, as pytrees. `grad_fn` returns a gradient, or None, for
+    each array and each float that the caller passes. `self` and keyword-only arguments are not
+    inputs, so put settings behind `*`. What JAX is not tracing reaches `f` unchanged.
 
     Args:
         f: the function. Its `y` is any pytree of arrays and numbers. `grad_fn(*dys)` gets one
-            upstream for each leaf of `y`, of its shape and dtype (zeros where the loss does not
-            depend on it). It returns the gradients in the structure of the inputs; None is no
-            gradient. Each has the shape of its input; another floating precision is cast.
+            upstream for each leaf of `y` (zeros for an unused one), and returns the gradients in
+            the structure of the inputs, each of the shape of its input; None is no gradient.
         variables: how the weights get gradients that `f` reads from outside, and not as inputs.
 
             - `params`, a pytree of arrays: `grad_fn(dy, variables=params)` returns a pair,
@@ -299,9 +301,9 @@ def custom_gradient(
             - `lambda self: self.params`, for a method: the same, with the arrays of the instance.
             - "autodiff": JAX differentiates `f`, and `grad_fn` returns gradients of inputs alone.
             - None, the default: as in TensorFlow. `grad_fn(dy, variables)` gets a list of the
-              weights that an operation of `f` takes and that JAX is differentiating, in the order
-              of first use, and returns a pair, with a list of their gradients. If `grad_fn` does
-              not take `variables`, differentiating a weight is an error.
+              weights that an operation of `f` takes and that JAX is differentiating, each once, in
+              the order of first use, and returns a pair, with a list of their gradients. If
+              `grad_fn` does not take `variables`, differentiating a weight is an error.
         primal: a function to run instead of `f` where nothing is differentiated, such as a kernel
             that writes no residuals. It takes the same arguments and returns only `y`.
         convention: "tf": one upstream for each leaf of `y`, and complex gradients as in TensorFlow,
@@ -312,11 +314,10 @@ def custom_gradient(
         The decorated function, or, without `f`, the decorator.
 
     Raises:
-        TypeError: at the call, if the arguments do not fit, `f` does not return such a pair, or an
-            output is not an array. Where JAX differentiates it, if a gradient has the wrong
-            structure or kind (complex for real), or if a weight has none.
-        ValueError: where JAX differentiates it, if a gradient has the wrong shape, or if there are
-            too few or too many.
+        TypeError: if the arguments do not fit, `f` does not return such a pair, or an output is
+            not an array; where JAX differentiates the call, if a gradient has the wrong structure
+            or kind (complex for real), or if a weight has none.
+        ValueError: if a gradient has the wrong shape, or if there are too few or too many.
 
     Example:
         >>> import jax, jax.numpy as jnp
