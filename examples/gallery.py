@@ -1,7 +1,7 @@
 """Twenty-one custom gradients from papers and libraries, in one list, `GALLERY`.
 
 `docs/gallery` shows each with its code and a picture: after a change here, run
-`python docs/_ext/gallery.py`. The tests check the same list, and `python examples/gallery.py` prints
+`python docs/_ext/gallery.py`. The tests check the same list. `python examples/gallery.py` prints
 the reports of `check_gradient`.
 """
 

@@ -62,7 +62,9 @@ def _code_cells(notebook):
 
 
 def _printed(cell):
-    return "".join(o.text for o in cell.outputs if o.output_type == "stream")
+    """Return what a cell prints, and its last value."""
+    shown = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs)
+    return "".join(shown)
 
 
 def _kinds(cell):

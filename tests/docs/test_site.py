@@ -129,7 +129,7 @@ def test_a_reader_reaches_every_page_by_links_in_the_text():
 
 def test_pictures_follow_the_theme():
     pictures = [*(SITE / "_images").glob("*.svg")]
-    assert len(pictures) >= 22  # one for each gradient of the gallery, and the chart of the costs
+    assert len(pictures) >= 21  # one for each gradient of the gallery
     for path in pictures:
         assert not re.search(r"#000000|#ffffff", path.read_text()), path.name
 

@@ -13,8 +13,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
-from tfgrad_jax._jax.compat import is_ref, tangent_type, zeros
-from tfgrad_jax._jax.types import (
+from .._jax.compat import is_ref, tangent_type, zeros
+from .._jax.types import (
     Leaf,
     OperandIndex,
     Tangents,
@@ -22,10 +22,9 @@ from tfgrad_jax._jax.types import (
     is_kind,
     is_traced,
 )
-from tfgrad_jax._messages import gradient_errors
-from tfgrad_jax._messages.runs import annotate_derivative
-from tfgrad_jax._messages.source import Source
-
+from .._messages import gradient_errors
+from .._messages.runs import annotate_derivative
+from .._messages.source import Source
 from .function import Forward, Function
 from .primitives import attach, depend, push
 from .rule import Rule, replaced

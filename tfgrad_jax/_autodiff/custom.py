@@ -29,7 +29,7 @@ import jax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import set_current_trace
 
-from tfgrad_jax._jax.compat import (
+from .._jax.compat import (
     KEEPS_CUSTOM_JVP,
     is_partial_sum,
     is_ref,
@@ -37,9 +37,9 @@ from tfgrad_jax._jax.compat import (
     weakly_typed,
     zeros,
 )
-from tfgrad_jax._jax.jaxpr import dependence, depends_on, evaluate, mapped_with, without_consts
-from tfgrad_jax._jax.trace import in_derivative, is_reverse, is_staging, is_transposed
-from tfgrad_jax._jax.types import (
+from .._jax.jaxpr import dependence, depends_on, evaluate, mapped_with, without_consts
+from .._jax.trace import in_derivative, is_reverse, is_staging, is_transposed
+from .._jax.types import (
     AnyFunction,
     Cotangents,
     Leaf,
@@ -47,10 +47,9 @@ from tfgrad_jax._jax.types import (
     is_kind,
     is_traced,
 )
-from tfgrad_jax._messages import errors
-from tfgrad_jax._messages.source import Source
-from tfgrad_jax._messages.tracebacks import hidden
-
+from .._messages import errors
+from .._messages.source import Source
+from .._messages.tracebacks import hidden
 from .attached import arrays, attached, explained, ran, tangents_of, with_rule
 from .function import Forward, Function
 from .primitives import depend, push_by_type

@@ -6,9 +6,8 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
-from tfgrad_jax._jax.types import Leaf, OperandIndex
-from tfgrad_jax._messages.source import Source
-
+from .._jax.types import Leaf, OperandIndex
+from .._messages.source import Source
 from .rule import Run
 
 

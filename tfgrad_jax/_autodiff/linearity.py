@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive
 
-from tfgrad_jax._jax.compat import can_differentiate, can_transpose, is_ref
-from tfgrad_jax._jax.jaxpr import ONE_BY_ONE, Analysis, Followed, Identity, is_declared
-from tfgrad_jax._jax.trace import is_staging
-from tfgrad_jax._jax.types import Aval, Eqn, Leaf, is_differentiable, is_kind
-from tfgrad_jax._messages.errors import Obstacle
+from .._jax.compat import can_differentiate, can_transpose, is_ref
+from .._jax.jaxpr import ONE_BY_ONE, Analysis, Followed, Identity, is_declared
+from .._jax.trace import is_staging
+from .._jax.types import Aval, Eqn, Leaf, is_differentiable, is_kind
+from .._messages.errors import Obstacle
 
 
 class Degree(enum.IntEnum):

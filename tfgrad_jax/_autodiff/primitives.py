@@ -17,12 +17,11 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from tfgrad_jax._jax.compat import batched_type, broadcast, tangent_type, zeros
-from tfgrad_jax._jax.jaxpr import Identity
-from tfgrad_jax._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents, is_traced
-from tfgrad_jax._messages import errors
-from tfgrad_jax._messages.tracebacks import hidden
-
+from .._jax.compat import batched_type, broadcast, tangent_type, zeros
+from .._jax.jaxpr import Identity
+from .._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents, is_traced
+from .._messages import errors
+from .._messages.tracebacks import hidden
 from .rule import Axis, Pull, replaced
 from .transpose import explained, push_forward
 

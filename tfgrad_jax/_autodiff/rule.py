@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import jax
 
-from tfgrad_jax._jax.compat import is_ref
-from tfgrad_jax._jax.types import Cotangents, Dim, Leaf, LeafIndex, OperandIndex
-from tfgrad_jax._messages.source import Source
+from .._jax.compat import is_ref
+from .._jax.types import Cotangents, Dim, Leaf, LeafIndex, OperandIndex
+from .._messages.source import Source
 
 XIndex: TypeAlias = int  # into the differentiable operands of a rule, the `xs` of the primitives
 Axis: TypeAlias = Any  # what `vmap` maps over: its size and name

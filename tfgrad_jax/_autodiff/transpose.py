@@ -15,8 +15,8 @@ from typing import TypeAlias
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
-from tfgrad_jax._jax.compat import is_ref_type, zeros
-from tfgrad_jax._jax.jaxpr import (
+from .._jax.compat import is_ref_type, zeros
+from .._jax.jaxpr import (
     Analysis,
     Body,
     Followed,
@@ -31,12 +31,11 @@ from tfgrad_jax._jax.jaxpr import (
     open_jaxpr,
     without_consts,
 )
-from tfgrad_jax._jax.types import NEEDS_VALUES, Aval, Cotangents, Eqn, Leaf, Tangents
-from tfgrad_jax._jax.watch import recording
-from tfgrad_jax._messages import errors
-from tfgrad_jax._messages.errors import Obstacle
-from tfgrad_jax._messages.source import Source
-
+from .._jax.types import NEEDS_VALUES, Aval, Cotangents, Eqn, Leaf, Tangents
+from .._jax.watch import recording
+from .._messages import errors
+from .._messages.errors import Obstacle
+from .._messages.source import Source
 from .linearity import LINEAR, Degree, Kinds, Linearity, NotLinearError, check, only_for_derivatives
 
 Transposable: TypeAlias = Callable[[Cotangents], list[Leaf]]  # a rule at a point

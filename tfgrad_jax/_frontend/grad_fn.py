@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
-from tfgrad_jax._jax.compat import explicit_sharding, summed_over, varying
-from tfgrad_jax._jax.types import (
+from .._jax.compat import explicit_sharding, summed_over, varying
+from .._jax.types import (
     AnyFunction,
     Aval,
     Copied,
@@ -27,10 +27,9 @@ from tfgrad_jax._jax.types import (
     PyTree,
     is_array,
 )
-from tfgrad_jax._messages import errors, gradient_errors
-from tfgrad_jax._messages.runs import annotate_rule, annotate_run
-from tfgrad_jax._messages.source import Source, Where
-
+from .._messages import errors, gradient_errors
+from .._messages.runs import annotate_rule, annotate_run
+from .._messages.source import Source, Where
 from .returned import gradients as read_gradients
 from .returned import is_pair
 from .signature import accepts_variables, requires_variables, upstream_names

@@ -14,11 +14,10 @@ import numpy as np
 from jax import lax
 from jax.tree_util import PyTreeDef, all_leaves, tree_flatten, tree_leaves, tree_structure
 
-from tfgrad_jax._jax.compat import NUMPY, tangent_dtype
-from tfgrad_jax._jax.types import Aval, Leaf, LeafIndex, is_kind
-from tfgrad_jax._messages import gradient_errors
-from tfgrad_jax._messages.source import Source, Where
-
+from .._jax.compat import NUMPY, tangent_dtype
+from .._jax.types import Aval, Leaf, LeafIndex, is_kind
+from .._messages import gradient_errors
+from .._messages.source import Source, Where
 from .structure import Layout
 
 Returned: TypeAlias = Any  # what a rule returned: a pytree of gradients, in one of the forms

@@ -22,9 +22,9 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
-from tfgrad_jax._jax.compat import cotangent_type, zeros
-from tfgrad_jax._jax.trace import is_operand
-from tfgrad_jax._jax.types import (
+from .._jax.compat import cotangent_type, zeros
+from .._jax.trace import is_operand
+from .._jax.types import (
     Aval,
     Cotangents,
     Inert,

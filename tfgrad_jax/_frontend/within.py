@@ -10,8 +10,8 @@ import types
 from contextvars import ContextVar, Token
 from typing import TypeAlias
 
-from tfgrad_jax._jax.types import AnyFunction
-from tfgrad_jax._messages.source import Source, is_within
+from .._jax.types import AnyFunction
+from .._messages.source import Source, is_within
 
 
 class Within(enum.Enum):

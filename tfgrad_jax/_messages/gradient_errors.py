@@ -8,9 +8,8 @@ from typing import Any, TypeAlias
 
 from jax.tree_util import PyTreeDef, all_leaves, tree_structure
 
-from tfgrad_jax._jax.compat import explicit_sharding
-from tfgrad_jax._jax.types import Aval, Leaf, PyTree
-
+from .._jax.compat import explicit_sharding
+from .._jax.types import Aval, Leaf, PyTree
 from .source import Source, Where
 from .text import counted, is_written, kind_of, tree_of, type_name, types_of
 

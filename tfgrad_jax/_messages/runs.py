@@ -11,9 +11,8 @@ from jax.core import Tracer
 from jax.errors import UnexpectedTracerError
 from jax.extend.core import find_top_trace
 
-from tfgrad_jax._jax.trace import is_of
-from tfgrad_jax._jax.types import NEEDS_VALUES
-
+from .._jax.trace import is_of
+from .._jax.types import NEEDS_VALUES
 from . import errors, gradient_errors
 from .source import Source, Where
 from .tracebacks import frames, frames_of_jax, is_of_derivative, note

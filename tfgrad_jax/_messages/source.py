@@ -13,8 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tfgrad_jax._jax import trace
-
+from .._jax import trace
 from .tracebacks import is_of_jax, is_ours
 
 

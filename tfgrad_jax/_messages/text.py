@@ -6,8 +6,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-from tfgrad_jax._jax.types import Aval, Leaf
-
+from .._jax.types import Aval, Leaf
 from .source import describe
 
 

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 from jax.extend import source_info_util
 
-from tfgrad_jax._jax.compat import BINDS, DIFFERENTIATES
+from .._jax.compat import BINDS, DIFFERENTIATES
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

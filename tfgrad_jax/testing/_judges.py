@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tfgrad_jax._jax.types import Leaf
-from tfgrad_jax._tools import UserCodeError, attempt
+from .._jax.types import Leaf
+from .._tools import UserCodeError, attempt
 
 Matrix: TypeAlias = np.ndarray[Any, Any]
 Argument: TypeAlias = int  # an index into the arguments and weights that are checked

@@ -17,11 +17,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.source_info_util import current, summarize
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path, tree_leaves
 
-from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array, is_traced
-from tfgrad_jax._jax.watch import replacing
-from tfgrad_jax._messages import tool_errors
-from tfgrad_jax._messages.text import type_name
-from tfgrad_jax._tools import Call, Checked, attempt, decorated, differentiable, name_of
+from .._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array, is_traced
+from .._jax.watch import replacing
+from .._messages import tool_errors
+from .._messages.text import type_name
+from .._tools import Call, Checked, attempt, decorated, differentiable, name_of
 
 OfArrays: TypeAlias = Callable[..., list[jax.Array]]
 _Id: TypeAlias = int  # of an array
