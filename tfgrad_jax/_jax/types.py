@@ -37,12 +37,12 @@ class Inert:
 
 
 class Copied:
-    """Marks a class whose objects are copied by their attributes, whatever it says of pickling."""
+    """Marks decorated functions, for folders that do not import their class."""
 
     __slots__ = ()
     _declaration: Any  # what the user has declared
 
-    def as_rule(self) -> "Copied":
+    def as_rule(self) -> Callable[..., Any]:
         """Return this function as the rule of another one."""
         raise NotImplementedError
 

@@ -21,7 +21,7 @@ from .._tools import UserCodeError, attempt
 
 Matrix: TypeAlias = np.ndarray[Any, Any]
 Argument: TypeAlias = int  # an index into the arguments and weights that are checked
-Holding: TypeAlias = Callable[[Sequence[Leaf]], contextlib.AbstractContextManager[None]]
+Holding: TypeAlias = Callable[[Sequence[Leaf]], contextlib.AbstractContextManager[object]]
 # Relative errors that count as rounding: of one operation, by differences, by autodiff.
 Precision: TypeAlias = tuple[float, float, float]
 RANDOM = 3  # upstreams, and directions
