@@ -75,7 +75,8 @@ def test(wheel: pathlib.Path, arguments: Sequence[str] = (), root: pathlib.Path 
         if "site-packages" not in where:
             raise SystemExit(f"the tests would import {where}")
         ignored = [f"--ignore=tests/{name}" for name in ELSEWHERE]
-        print(run(python, "-m", "pytest", "-q", *(arguments or ignored), cwd=alone))
+        command = [python, "-m", "pytest", "-q", *(arguments or ignored)]
+        subprocess.run(command, cwd=alone, check=True)  # what it prints is shown at once
 
 
 def check(tag: str, root: pathlib.Path = ROOT) -> None:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rules import X, rule
+from checked import X, rule
 
 import tfgrad_jax.testing
 from tfgrad_jax import custom_gradient

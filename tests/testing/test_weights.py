@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rules import X
+from checked import X
 
 from tfgrad_jax import custom_gradient
 from tfgrad_jax.testing import assert_gradient, check_gradient

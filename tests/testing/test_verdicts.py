@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from rules import COMPLEX, RIGHT, WRONG, X, rule
+from checked import COMPLEX, RIGHT, WRONG, X, rule
 from support.helpers import sample
 
 from tfgrad_jax.testing import assert_gradient, check_gradient
