@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import jax
-from tqdm import tqdm
 
 from benchmarks import layers, report, rules, tiny, workload
 from benchmarks.results import Group, Results
@@ -46,16 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     minutes = options.minutes or (MINUTES if options.gpu else float("inf"))
     sys.setrecursionlimit(1 << 17)  # nested calls take several Python frames each
     failed, start = [], time.monotonic()
-    # Some parts take a second and some take minutes: an estimate of the rest would mislead.
-    bar = "{n_fmt}/{total_fmt} parts |{bar}| [{elapsed}]{postfix}"
-    progress = tqdm(chosen, disable=None, dynamic_ncols=True, bar_format=bar)
-    for i, name in enumerate(progress):
+    for i, name in enumerate(chosen):
         if time.monotonic() - start > 60 * minutes:
             failed.append(f"{name} was not begun: {minutes:g} minutes are over")
             continue
-        progress.set_postfix_str(name)
-        if progress.disable:  # no terminal, such as a log file
-            print(f"{i}/{len(chosen)} parts, now {name}", file=sys.stderr, flush=True)
+        # Some parts take a second and some take minutes: an estimate of the rest would mislead.
+        print(f"{i}/{len(chosen)} parts, now {name}", file=sys.stderr, flush=True)
         try:
             results.groups += chosen[name]()
         except Exception as error:  # the rest of a long run is worth having
@@ -74,7 +69,7 @@ def parts(size: str, on_gpu: bool = False) -> dict[str, Callable[[], list[Group]
     """Return what can be measured, in order."""
     found = {
         f"{each.section}/{each.name}/{what}": partial(workload.measure, each, what, size)
-        for each in (*tiny.OVERHEAD, *tiny.GROWTH, *layers.LAYERS, *rules.WORKLOADS)
+        for each in (*tiny.OVERHEAD, *tiny.GROWTH, *tiny.NESTS, *layers.LAYERS, *rules.WORKLOADS)
         for what in each.measures
     }
     return {n: f for n, f in found.items() if not on_gpu or n.partition("/")[0] in ON_GPU}

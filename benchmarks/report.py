@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import layers
+from benchmarks import layers, tiny
 from benchmarks import ways as w
 from benchmarks.results import OURS, Results
 from benchmarks.workload import COUNTS
@@ -45,6 +45,13 @@ LAYERS = (
     ("linen, self, declared", layers.MEASURES, 3.5),
     ("all weights, declared", ("trace grad",), 4.5),
     ("all weights", ("trace grad",), 4.5),
+)
+# (case, times of what, levels, at most): the time of so many, relative to the few
+NESTS = (
+    ("nest with weights", "eager grad", tiny.LEVELS, 4.5),
+    ("nest with weights", "trace grad", tiny.LEVELS, 6.5),
+    ("nest with weights under jit", "trace grad", tiny.LEVELS, 6.5),
+    ("jits that call twice", "trace grad", tiny.JITS, 6.0),
 )
 FEW, MANY = layers.SIZES[0], layers.SIZES[-1]
 GROWING = 2.5  # the ratio with the most layers to the one with the fewest
@@ -82,6 +89,11 @@ def lines(results: Results) -> Iterator[Line]:
         # There is no slope to compare if the two sizes take the same time.
         ratio = ratio if ratio and ratio > 0 else None
         yield Line(f"slope of {what} with {case}", w.EVERY, SLOPE, ratio)
+    for case, what, (few, many), at_most in NESTS:
+        groups = [g for n in (few, many) for g in results.find("growth", case, f"{what} at {n}")]
+        a, b = [g.values[OURS] for g in groups] or (1, None)
+        name = f"{what}, {case}, {many} to {few} levels"
+        yield Line(name, "itself", at_most, b and b / a)
     for case, measures, at_most in LAYERS:
         for what in measures:
             ratio = of_layers(results, case, what, MANY)
@@ -146,11 +158,7 @@ COSTS = (
 
 def page(results: Results, text: str) -> str:
     """Return a page with its tables rewritten, between their comments."""
-    parts = {
-        "run": results.where,
-        "costs": _costs(results),
-        "memory": _memory(results),
-    }
+    parts = {"run": results.where, "costs": _costs(results), "memory": _memory(results)}
     for name, part in parts.items():
         begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
         before, _, rest = text.partition(begin)

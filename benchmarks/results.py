@@ -78,10 +78,8 @@ class Results:
     @property
     def where(self) -> str:
         """When and on what it was measured."""
-        text = (
-            "Measured on {date}: {processor}, {cores} cores, {system}, Python {python}, JAX {jax}."
-        )
-        return text.format(**self.meta)
+        run = "Measured on {date}: {processor}, {cores} cores, {system}, Python {python}, JAX {jax}"
+        return f"{run}.".format(**self.meta)
 
     @classmethod
     def load(cls, path: Path) -> "Results":

@@ -1,7 +1,7 @@
 """Functions that do almost nothing: what the decorator itself costs, and how that grows.
 
-`OVERHEAD` and `GROWTH` are workloads, which `workload.measure` measures. Where ours closes over
-values, the others, which cannot, are given them as arguments.
+`OVERHEAD`, `GROWTH` and `NESTS` are workloads, which `workload.measure` measures. Where ours closes
+over values, the others, which cannot, are given them as arguments.
 """
 
 import functools
@@ -15,6 +15,8 @@ from benchmarks.ways import EVERY, JVP, OURS, PEERS, Function, Rule, Way
 from benchmarks.workload import Workload, normal, of
 from tfgrad_jax import custom_gradient
 
+MEASURES = "trace grad", "eager grad"
+LEVELS, JITS = (5, 20), (6, 14)  # of nests, few and many
 HIGHER = ("trace second order", "trace jvp", "trace hessian", "eager jvp")
 
 
@@ -120,20 +122,37 @@ def _chained(way: Way, count: int) -> Function:
     return lambda x: functools.reduce(lambda x, _: h(x), range(count), x)
 
 
-def _nested(way: Way, count: int) -> Function:
-    """Each function calls the one before it, which it closes over."""
+def _nested(way: Way, count: int, weights: int = 0) -> Function:
+    """Each function calls the one before it, which it closes over, and maybe a weight."""
 
     def around(inner: Function) -> Function:
-        def forward(x: Any) -> Any:
-            y = 0.5 * inner(x)
-            return y, y
+        def forward(*args: Any) -> Any:
+            y = args[0] * inner(*args)
+            return y, (*args, y)
 
-        return way(Rule(forward, lambda y, dy: (dy * y,), residuals=lambda y, x: y))
+        def backward(residuals: Any, dy: Any) -> Any:  # declared: not the true derivative
+            return tuple(dy * residuals[-1] for _ in residuals[1:])
 
-    h = way(BUMP)
-    for _ in range(count - 1):
-        h = around(h)
-    return h
+        return way(
+            Rule(forward, backward, lambda y, *args: (*args, y), None, weights, "undeclared")
+        )
+
+    return functools.reduce(lambda h, _: around(h), range(count), lambda *args: jnp.exp(-args[-1]))
+
+
+def _tower(way: Way, count: int) -> Function:
+    """A function that calls a `jit` that calls another one twice, and so on."""
+
+    def forward(x: Any) -> Any:
+        twice = lambda f, _: jax.jit(lambda x: f(f(x)))  # noqa: E731
+        return functools.reduce(twice, range(count), jnp.cos)(x), x
+
+    return way(Rule(forward, lambda x, dy: (dy * x,), residuals=lambda y, x: x))
+
+
+def _jitted(loss: Any) -> Any:
+    """Return a loss under a `jit` that is new at each call: nothing is cached."""
+    return lambda way, size: lambda *args: jax.jit(lambda *given: loss(way, size)(*given))(*args)
 
 
 def _numbers(count: int, dtype: Any) -> Any:
@@ -144,16 +163,28 @@ def _both(count: int, dtype: Any) -> Any:
     return ((*_numbers(count, dtype), *_scalar(count, dtype)),)
 
 
-def _growing(name: str, loss: Any, arguments: Function, most: int = 512) -> Workload:
-    sizes = [1, 4], [most // 8, most], [most // 8, most]
-    measures = "trace grad", "eager grad"
-    return Workload(name, loss, arguments, sizes, measures, (EVERY, OURS), section="growth")
+def _two(count: int, dtype: Any) -> Any:
+    return ((*_scalar(count, dtype), *_scalar(count, dtype)),)
+
+
+def _growing(
+    name: str, loss: Any, arguments: Function, few: int = 64, many: int = 512, how: Any = MEASURES
+) -> Workload:
+    sizes = [1, 4], [few, many], [few, many]
+    return Workload(name, loss, arguments, sizes, how, (EVERY, OURS), section="growth")
 
 
 GROWTH = (
     _growing("leaves", of(LEAVES, lambda h: lambda tree: h(tree)[0]), _numbers),
     _growing("chained calls", _chained, _scalar),
     # CPython 3.13 has a limit of its own for calls that lead through C, as those of JAX do.
-    _growing("nested calls", _nested, _scalar, 64),
+    _growing("nested calls", _nested, _scalar, 8, 64),
     _growing("declared variables", of(PRODUCT, _spread), _both),
+)
+_nest = lambda way, size: _spread(_nested(way, size, 1))  # noqa: E731
+TRACE = MEASURES[:1]
+NESTS = (
+    _growing("nest with weights", _nest, _two, *LEVELS),
+    _growing("nest with weights under jit", _jitted(_nest), _two, *LEVELS, TRACE),
+    _growing("jits that call twice", _jitted(_tower), _scalar, *JITS, TRACE),
 )

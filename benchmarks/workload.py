@@ -48,11 +48,6 @@ class Workload:
         """Return what is measured, as a function of the arguments."""
         return derivative(mode, self.loss(Way(way), size))
 
-    def compiled(self, mode: str, way: str, size: Any) -> Any:
-        """Compile, for arguments of which only the shapes are known."""
-        args = jax.eval_shape(lambda: self.arguments(size, jnp.float32))
-        return jax.jit(self.function(mode, way, size)).lower(*args).compile()
-
 
 def derivative(mode: str, f: Function) -> Function:
     """Return a derivative of `f` for its first argument."""
@@ -159,7 +154,8 @@ def _programs(workload: Workload, mode: str, chosen: Any) -> list[Group]:
 
 def counts(workload: Workload, way: str, size: Any, mode: str = "grad") -> dict[str, float]:
     """Compile without running and return what the compiler says: exact, the same at every run."""
-    compiled = workload.compiled(mode, way, size)
+    args = jax.eval_shape(lambda: workload.arguments(size, jnp.float32))
+    compiled = jax.jit(workload.function(mode, way, size)).lower(*args).compile()
     cost, temp = compiled.cost_analysis(), compiled.memory_analysis().temp_size_in_bytes
     numbers = (cost.get("flops", 0.0), cost.get("bytes accessed", 0.0), temp)
     return dict(zip(COUNTS, numbers, strict=True))

@@ -21,7 +21,8 @@ from benchmarks.ways import EVERY, HAND, JVP, PLAIN
 
 WORKLOADS = {each.name: each for each in rules.WORKLOADS}
 TINY = {
-    f"{each.section}, {each.name}": each for each in tiny.OVERHEAD + tiny.GROWTH + layers.LAYERS
+    f"{each.section}, {each.name}": each
+    for each in tiny.OVERHEAD + tiny.GROWTH + tiny.NESTS + layers.LAYERS
 }
 SAME = [("grad", OURS, HAND, name) for name in WORKLOADS]
 SAME += [("jvp", OURS, JVP, name) for name in WORKLOADS]
@@ -84,13 +85,13 @@ def test_a_part_of_a_quick_run_writes_json_where_it_is_told_to(tmp_path, capsys)
 
 def test_all_that_has_a_target_is_measured():
     """By the name of a part, which is the name of a group."""
-    run = Results.here(quick=True)
+    run, nests = Results.here(quick=True), {each.name: each.sizes[1] for each in tiny.NESTS}
     for name in parts("cpu"):
         section, case, measure = name.split("/")
         how, _, mode = measure.partition(" ")
         named = [measure]
         if section == "growth":
-            sizes = layers.SIZES if case.startswith(layers.PREFIX) else ()
+            sizes = layers.SIZES if case.startswith(layers.PREFIX) else nests.get(case, ())
             named = [*(f"{measure} at {n}" for n in sizes), f"{measure}, slope"]
         elif how == "program":
             named = [f"{count}, {mode}" for count in w.COUNTS]
