@@ -71,7 +71,7 @@ class Run(jax.core.Trace):
 
     def __init__(self, of: Trace, inputs: Sequence[Leaf], left: Callable[[], Exception]) -> None:
         super().__init__()
-        self.of = of
+        self.of, self.key = of, object()  # what JAX keeps of a run, which holds tracers
         self.taken: list[Leaf] = list(inputs)
         self.inputs = len(self.taken)
         self.uses: list[Use] = []  # in their order
@@ -92,9 +92,11 @@ class Run(jax.core.Trace):
         """Return whether a run under the same derivative is on, in this thread."""
         return any(self.of is of for watch in _local.watches for of in watch.ofs)
 
-    def is_outside(self, v: Leaf) -> bool:
-        """Return whether a value is none of this run."""
-        return not (isinstance(v, Tracer) and v._trace is self)
+    def is_captured(self, v: Leaf) -> bool:
+        """Return whether a value is a tracer from outside that no earlier run has left."""
+        if type(v) is Shown:
+            return v._trace is not self and v._trace.is_on()
+        return isinstance(v, Tracer) and not is_ref(v)
 
     def is_on(self) -> bool:
         return any(watch.run is self for watch in _local.watches)
@@ -140,6 +142,11 @@ class Shown(Tracer):
     def __init__(self, run: Run, value: Leaf, mask: Mask) -> None:
         super().__init__(run, jax.typeof(value))
         self.value, self.mask = value, mask
+
+    @property
+    def _debug_info(self) -> None:
+        """Raise our error where JAX makes its own, for a tracer that it finds too late."""
+        self._trace.is_valid()
 
     def _now(self) -> Any:
         self._trace.is_valid()

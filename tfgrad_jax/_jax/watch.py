@@ -267,11 +267,12 @@ class Watch(Transparent):
 
     def _inside(self, f: Any) -> Any:
         """Return a function that JAX runs, maybe at another level, such that it is watched."""
-        of_run = self.run
+        key = self.run.key
 
         def run(*args: Leaf) -> Any:
             # JAX may keep it, and run it later, in any thread: then another run may be on.
-            if getattr(self, "run", None) is not of_run or self not in running():
+            is_on = any(watch is self and watch.run.key is key for watch in running())
+            if not is_on:
                 return call(*args)
             before = self.parent_trace, self.above, self._own, self._made
             self.parent_trace, self.above = _current_trace(()), None
@@ -338,9 +339,9 @@ def replacing(
     _local.replacing += 1
     try:
         run = Run(None, old, _none_left)  # which keeps the old ones alive
-        with Watch.running(now, run, replaced=others, note=note) as watch:
-            with plainly() if has_values(now) else contextlib.nullcontext():
-                yield watch
+        watching = Watch.running(now, run, replaced=others, note=note)
+        with watching as watch, plainly() if has_values(now) else contextlib.nullcontext():
+            yield watch
     finally:
         _local.replacing -= 1
 
