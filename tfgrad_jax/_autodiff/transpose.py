@@ -32,7 +32,7 @@ from .._jax.jaxpr import (
     without_consts,
 )
 from .._jax.types import NEEDS_VALUES, Aval, Cotangents, Eqn, Leaf, Tangents
-from .._jax.watch import recording
+from .._jax.watching import recording
 from .._messages import errors
 from .._messages.errors import Obstacle
 from .._messages.source import Source
