@@ -557,6 +557,119 @@ jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
         "no attribute 'params'", "The function given as `variables` of `Layer.f`",
         "It takes the instance for a method", error=AttributeError, of="Layer.f",
     ),
+    misuse("Read what a function has left behind", """
+import functools
+
+class Layer:
+    def __init__(self, w):
+        self.w = w
+
+    @functools.cached_property
+    def scale(self):
+        return jnp.exp(self.w)
+
+    @custom_gradient(variables=lambda self: self.w)
+    def f(self, x):
+        return self.scale * x, lambda dy, variables: (dy * self.scale, dy * x * self.scale)
+
+def loss(w):
+    layer = Layer(w)
+    return layer.f(2.0) + layer.scale
+
+jax.grad(loss)(1.0)
+""",
+        "A value that `Layer.f` (model.py:11) has computed is left in an object, and used outside "
+        "of the function, where its gradient would be lost. Fill it before the gradient is taken, "
+        "return it as a part of `y`, or keep it in a `jax.new_ref`",
+        of="Layer.f", error=jax.errors.UnexpectedTracerError),
+    misuse("Change a variable that the rule reads through an object", """
+class Helper:
+    def __init__(self, call):
+        self.call = call
+
+def loss(x):
+    scale = 2.0
+    helper = Helper(lambda v: v * scale)
+
+    @custom_gradient
+    def f(x):
+        return helper.call(x), lambda dy: helper.call(dy)
+
+    y = f(x).sum()
+    scale = 3.0
+    return y
+
+jax.grad(loss)(x)
+""",
+        "leads, through an object, to `loss.<lambda>`, whose variable 'scale' holds something "
+        "else by now", "Hold that function in a local variable of the function that returns the "
+        "rule, or bind the value where it is made, `lambda x, scale=scale: ...`",
+        of="loss.f.<lambda>", error=ValueError, jitted=False),
+    misuse("Append to a list that holds weights, in a rule", """
+def loss(w, x):
+    seen = [w]
+
+    @custom_gradient
+    def f(x):
+        def grad(dy, variables):
+            seen.append(dy)
+            return dy * w, [dy * x]
+        return w * x, grad
+    return f(x)
+
+jax.jit(jax.grad(loss))(1.0, 2.0)
+""",
+        "changed a list or a dict of an outer function", "and the change would be lost. Keep notes "
+        "in a list or a dict that holds no traced values, or in a `jax.new_ref`",
+        of="loss.f.grad"),
+    misuse("Assign a weight to a layer that outlives the loss", """
+class Layer:
+    @custom_gradient
+    def f(self, x):
+        return self.w * x, lambda dy, variables=(): (self.w * dy, [dy * x for _ in variables])
+
+layer = Layer()
+
+def loss(w):
+    layer.w = w
+    return layer.f(2.0)
+
+jax.grad(loss)(1.0)
+jax.grad(layer.f)(2.0)
+""",
+        "`Layer.f` (model.py:2) reads a tracer of a transformation that has ended", "Most often a "
+        "loss assigned it, as in `layer.w = w`: build or copy the layer inside the loss",
+        of="Layer.f", error=jax.errors.UnexpectedTracerError, jitted=False),
+    misuse("Close over a `Ref` that the loss makes", """
+def loss(w, x):
+    ref = jax.new_ref(w)
+
+    @custom_gradient
+    def f(x):
+        return ref[...] * x, lambda dy, variables: (ref[...] * dy, [x * dy])
+    return f(x).sum()
+
+jax.grad(loss, (0, 1))(x, x)
+""",
+        "closes over a `Ref` that was made where JAX differentiates. Pass it as an argument.",
+        **LOSS),
+    misuse("Branch in the rule of a method, under `jax.jit`", """
+class Layer:
+    def __init__(self, w):
+        self.w = w
+
+    @custom_gradient(variables=lambda self: self.w)
+    def f(self, x):
+        def grad(dy, variables):
+            return (dy * self.w if dy > 0 else dy), dy * x
+        return self.w * x, grad
+
+jax.jit(jax.grad(lambda w: Layer(w).f(2.0)))(1.0)
+""",
+        "needs the value of an array that JAX is tracing", "JAX records `Layer.f` (model.py:5) at "
+        "the call, without values: it reads a traced value in an object that is no pytree. Read it "
+        "from a variable, a small container or a pytree",
+        of="Layer.f", error=jax.errors.TracerBoolConversionError),
     misuse("Call a decorated function in a thread pool, in a loss", """
 from concurrent.futures import ThreadPoolExecutor
 
