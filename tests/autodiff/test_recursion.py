@@ -118,6 +118,7 @@ def cube(runs):
 
 
 @some_ways
+@pytest.mark.filterwarnings("ignore:.*which only its rule reads")  # `w`, on purpose: residual data
 def test_a_rule_that_calls_its_maker(way):
     """`h' = 7 w x h`, so `h'' = 7 w h + 7 w x h'`; and by `w`: `7 x h`."""
     f = lambda w, x: cube(Runs(100))(w)(x)  # noqa: E731
