@@ -27,7 +27,7 @@ def mapped(f):
 
 # --- order: `z` is used before `a`, and `k` by the rule alone; all have one shape -----------------
 
-ARRAYS = 3.0, 2.0, 0.5, 1.5  # z, a, k, x
+ARRAYS = tuple(map(jnp.float32, (3.0, 2.0, 0.5, 1.5)))  # z, a, k, x
 ORACLE = squared(
     hand_written(
         lambda z, a, k, x: z * x + a * x**2 + 0 * k,
@@ -262,7 +262,7 @@ def test_a_stopped_weight_is_a_variable_and_both_modes_ask_the_rule(at, mode):
         return f(x)
 
     for derivative in (jax.grad, jax.jacfwd):
-        got = mode(derivative(loss, (0, 1)))(3.0, 2.0)
+        got = mode(derivative(loss, (0, 1)))(jnp.float32(3), jnp.float32(2))
         assert_same(got, (jnp.float32(10), jnp.float32(21)))
 
 

@@ -102,7 +102,7 @@ def test_a_weight_that_only_the_rule_reads_draws_a_warning(reader, mode):
     def loss(w, x):
         return custom_gradient(lambda x: (3 * x, READERS[reader](w)))(x)
 
-    with pytest.warns(UserWarning, match=r"`w`: float32\[\], which only its"):
+    with pytest.warns(UserWarning, match="`w`, which only its rule reads"):
         got = mode(gradient(lambda w, x: loss(w, x)))(W, X)
     assert_same(got, (jnp.float32(0), 7 * W))
     # Filters make warnings errors.

@@ -146,7 +146,12 @@ def test_a_rule_reads_what_it_assigns_to_a_container_with_the_weight(kind, made,
 
         return f(x)
 
-    assert_same(WAYS[world](loss)(W, X), (5 * X, 70 * W))
+    if made == "beside f" and kind != "object" and world != "grad":
+        # The rule gets another container around the values of its run: the note would be lost.
+        with pytest.raises(TypeError, match="changed a list or a dict of an outer function"):
+            WAYS[world](loss)(W, X)
+    else:
+        assert_same(WAYS[world](loss)(W, X), (5 * X, 70 * W))
 
 
 USED_UP = {

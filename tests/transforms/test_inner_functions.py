@@ -87,9 +87,9 @@ def fused(w, x):
     return w * x**2, grad
 
 
-# Not those with forward mode first, which transposes the rule: it would have to be linear in `dy`
-# with the derivative that it has, where another one is declared here.
-@pytest.mark.parametrize("way", ["grad of grad", "hessian", "jit(hessian)", "jacrev of jacrev"])
+# Not those with forward mode, which transposes the rule: what the function inside declares is its
+# transpose, and that is another map than its value here.
+@pytest.mark.parametrize("way", ["grad of grad", "jacrev of jacrev"])
 def test_the_nested_pattern_has_the_second_derivatives_that_it_declares(way):
     """Of `h**2`: `13 w x` by dy and `11 dy w` by x, with dy = 2 h; nothing by w."""
     w, x = ARGS

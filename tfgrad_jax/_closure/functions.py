@@ -28,12 +28,12 @@ from .walk import (
     Matches,
     Object,
     Variable,
+    attributes_of,
     constants_of,
     content,
     globals_of,
     is_inert,
     is_known,
-    is_of_library,
     is_of_objects,
     live_cells,
     survey,
@@ -186,7 +186,7 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
     def part_of(v: Any) -> _Part:
         nonlocal is_whole
         cls = type(v)
-        if cls in PLAIN or v is EMPTY or (cls in _CODE and is_of_library(v)):
+        if cls in PLAIN or v is EMPTY or (cls in _CODE and is_known(v, cls)):
             return _Part(v)
         if id(v) in parts:
             is_whole = is_whole and id(v) not in open_
@@ -258,6 +258,9 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
             part.is_outer = id(part.value) in before
     own = _variables(root)
     held = [taken[p.place] for p in own if p.place is not None]
+    # A variable that the code assigns to stays the user's own, with what it holds.
+    live_ones = (p for f in functions for c, p in zip(f.cells, f.inner, strict=False) if c)
+    is_whole = is_whole and not any(p.leads for p in live_ones)
     moving = [p for p in functions if p.moves]
     return Apart(taken, root, is_whole, held, moving, hidden, every)
 
@@ -308,14 +311,13 @@ def _only(parts: Sequence[Any]) -> Any:
 def _of_declared(h: Any) -> tuple[Sequence[Any], Make]:
     (f, variables, primal, *options), cls = h._declaration, type(h)
     declaration = type(h._declaration)
-    attributes = {k: v for k, v in vars(h).items() if not k.startswith("__")}
 
     def make(parts: Sequence[Any]) -> Any:
         made = cls(declaration(*parts[:3], *options))
         vars(made).update(parts[3])
         return made
 
-    return [f, variables, primal, attributes], make
+    return [f, variables, primal, attributes_of(h)], make
 
 
 def _of_pytree(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
@@ -339,6 +341,9 @@ def _of_pytree(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
     except Exception:  # keys that cannot be sorted; a constructor that does not take its own
         return None
     if type(again) is not cls or not _are_same(_state(v), _state(again)):
+        return None
+    _, static = treedef.node_data()
+    if constants_of([static], may_change=True) is None:  # its static part may hold an array
         return None
     return children, functools.partial(tree_unflatten, treedef)
 

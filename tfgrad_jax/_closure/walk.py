@@ -41,12 +41,12 @@ _CONTAINERS = frozenset(_SIZED)
 # These hold no arrays of the user's, or show them in another way. (A trace refers to the whole
 # program that it records, and a user's object may hold one.)
 _ENDS = (
-    types.ModuleType, types.CodeType, np.dtype, Jaxpr, Inert, jax.core.Trace,
+    types.ModuleType, types.CodeType, np.dtype, Inert, jax.core.Trace,
     type(get_opaque_trace_state(())), type(jax.tree_util.default_registry),
 )  # fmt: skip
 _LIBRARIES = frozenset({"jax", "jaxlib", "numpy", __name__.partition(".")[0]})
 _LIBRARIES |= sys.stdlib_module_names
-_KNOWN = np.dtype, Inert, Jaxpr, enum.Enum
+_KNOWN = np.dtype, Inert, enum.Enum
 # How many objects to visit; and how many for functions alone, of which the variables may change.
 BUDGET, _BUDGET_OF_FUNCTIONS = 10_000, 1_000
 
@@ -64,6 +64,11 @@ class _Empty(Inert):
 
 
 EMPTY = _Empty()
+
+
+def attributes_of(h: Copied) -> dict[str, Object]:
+    """Return what the user has set on a decorated function; Python's own names are of `f`."""
+    return {k: v for k, v in vars(h).items() if not k.startswith("__")}
 
 
 def is_of_objects(array: Object) -> bool:
@@ -143,7 +148,7 @@ def constants_of(held: Iterable[Object], may_change: bool = False) -> list[Objec
         elif isinstance(one, Copied):
             if id(one) not in seen:
                 seen.add(id(one))
-                pending += one._declaration[:3]
+                pending += [*one._declaration[:3], *attributes_of(one).values()]
         elif cls is tuple or (may_change and issubclass(cls, _SIZED)):
             if getattr(one, "__dict__", None):
                 return None
@@ -165,11 +170,11 @@ def is_known(one: Object, cls: type) -> bool:
         return type(one.__self__) in (*PLAIN, types.ModuleType)
     if cls is JITTED and type(one.__wrapped__) is not types.FunctionType:
         return False
-    return cls in _CALLABLES and is_of_library(one)
+    return cls in _CODE and is_of_library(one)
 
 
-_CALLABLES = frozenset({
-    JITTED, type, jax.custom_jvp, jax.custom_vjp, type(jax.numpy.float32), type(jax.numpy.add),
+_CODE = frozenset({
+    types.FunctionType, JITTED, type, jax.custom_jvp, jax.custom_vjp, type(jax.numpy.float32), type(jax.numpy.add),
 })  # fmt: skip
 
 
@@ -191,7 +196,7 @@ def held_by(value: Object) -> Iterator[tuple[str, Object]]:
             yield from ((f".{name}", v) for name, v in globals_of(value))
     elif isinstance(value, Copied):
         f, variables, primal, *_ = value._declaration
-        yield from (("", f), ("", primal), *((f".{k}", v) for k, v in vars(value).items()))
+        yield from (("", f), ("", primal), *((f".{k}", v) for k, v in attributes_of(value).items()))
         yield "", variables
     elif cls is types.MethodType:
         yield from (("", value.__func__), ("self", value.__self__))
@@ -201,8 +206,8 @@ def held_by(value: Object) -> Iterator[tuple[str, Object]]:
         yield "", value.__wrapped__
     elif isinstance(value, weakref.ref):
         yield "", value()
-    elif isinstance(value, ClosedJaxpr):
-        yield ".consts", value.consts
+    elif isinstance(value, (ClosedJaxpr, Jaxpr)):
+        yield ".consts", getattr(value, "consts", ())
     elif isinstance(value, dict):
         # Not as the class of a user's dict would do it: no code of theirs runs.
         for k, v in dict.items(value):

@@ -238,6 +238,8 @@ class CallSpec(Inert):
             return self._finished(self.inputs, result, where)
         if not are_two:
             raise gradient_errors.no_variable_pair(where, result, self.inputs, variables.layout)
+        if variables is NO_VARIABLES and tree_leaves(result[1]):
+            raise gradient_errors.needless_variables(where)
         gradients = self._finished(self.inputs, result[0], where)
         if any(t is not None for t in variables.layout.types):
             where = where._replace(of="variable" if variables.declared else "undeclared variable")

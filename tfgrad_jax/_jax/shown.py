@@ -71,7 +71,7 @@ class Run(jax.core.Trace):
 
     def __init__(self, of: Trace, inputs: Sequence[Leaf], left: Callable[[], Exception]) -> None:
         super().__init__()
-        self.of = of
+        self.of, self.key = of, object()  # what JAX keeps of a run, which holds tracers
         self.taken: list[Leaf] = list(inputs)
         self.inputs = len(self.taken)
         self.uses: list[Use] = []  # in their order
@@ -140,6 +140,11 @@ class Shown(Tracer):
     def __init__(self, run: Run, value: Leaf, mask: Mask) -> None:
         super().__init__(run, jax.typeof(value))
         self.value, self.mask = value, mask
+
+    @property
+    def _debug_info(self) -> None:
+        """Raise our error where JAX makes its own, for a tracer that it finds too late."""
+        self._trace.is_valid()
 
     def _now(self) -> Any:
         self._trace.is_valid()

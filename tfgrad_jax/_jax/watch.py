@@ -267,11 +267,12 @@ class Watch(Transparent):
 
     def _inside(self, f: Any) -> Any:
         """Return a function that JAX runs, maybe at another level, such that it is watched."""
-        of_run = self.run
+        key = self.run.key
 
         def run(*args: Leaf) -> Any:
             # JAX may keep it, and run it later, in any thread: then another run may be on.
-            if getattr(self, "run", None) is not of_run or self not in running():
+            is_on = any(watch is self and watch.run.key is key for watch in running())
+            if not is_on:
                 return call(*args)
             before = self.parent_trace, self.above, self._own, self._made
             self.parent_trace, self.above = _current_trace(()), None

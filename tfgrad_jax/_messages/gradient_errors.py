@@ -89,6 +89,14 @@ def no_variable_pair(where: Where, result: PyTree, inputs: Layout, variables: La
     )
 
 
+def needless_variables(where: Where) -> ValueError:
+    return ValueError(
+        f"{where} got an empty list of `variables`, because none is being differentiated in this "
+        "call, and returned gradients for them, which would be lost. Return one for each: "
+        "`[... for v in variables]`; or declare the weights, `custom_gradient(variables=...)`."
+    )
+
+
 def wrong_structure(where: Where, result: PyTree, layout: Layout) -> Exception:
     paths = layout.leaf_paths()
     if where.of == "undeclared variable":  # they have no names of their own

@@ -6,6 +6,8 @@ its text.
 
 import dis
 import itertools
+import types
+from collections.abc import Sequence
 
 from jax.core import Tracer
 from jax.errors import UnexpectedTracerError
@@ -26,6 +28,8 @@ def annotate_run(error: Exception, source: Source) -> None:
         note(error, errors.bare_weight(source) if is_bare else errors.needs_value(source))
     elif is_format(error):
         note(error, errors.formatted(source))
+        if _holds_weight(frames(error)[:1]):
+            error.add_note(errors.bare_weight(source))
     elif isinstance(error, UnexpectedTracerError) and frames_of_jax(error):
         note(error, errors.leaked(source))
 
@@ -92,10 +96,15 @@ def _is_bare_weight(error: BaseException) -> bool:
 
     It is of the derivative that a run of ours stands for; all else in that run shows its value.
     """
-    ofs = getattr(find_top_trace(()), "ofs", ())
     cause = error if isinstance(error, NEEDS_VALUES) else error.__cause__
     assert cause is not None
-    held = itertools.chain.from_iterable(f.f_locals.values() for f in frames_of_jax(cause))
+    return _holds_weight(frames_of_jax(cause))
+
+
+def _holds_weight(frames: Sequence[types.FrameType]) -> bool:
+    """Return whether code has a tracer of a derivative that is on where a run of ours is."""
+    ofs = getattr(find_top_trace(()), "ofs", ())
+    held = itertools.chain.from_iterable(f.f_locals.values() for f in frames)
     return any(isinstance(v, Tracer) and any(is_of(v, of) for of in ofs) for v in held)
 
 
