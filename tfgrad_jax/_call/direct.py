@@ -86,7 +86,7 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
             found = kept(call, grad_fn, outputs, leaves, weights, takes, y if own else None, ofs)
             if weights.may_warn and run is not None:
                 known = {id(v) for v in taken}
-                alone = [v for v in found.read if run.is_outside(v) and is_its(v)]
+                alone = [v for v in found.read if run.is_captured(v) and is_its(v)]
                 alone = [v for v in alone if id(v) not in known and has_gradient(v)]
                 weights.warn_of(call.held, alone, grad_fn.held)
             residuals = list(map(lower, found.residuals))

@@ -48,14 +48,6 @@ Values: TypeAlias = Sequence[Leaf]
 Evaluate: TypeAlias = Callable[[Values], list[Leaf]]  # of operands
 
 
-class _Named(Inert):
-    spec: CallSpec
-
-    @property
-    def source(self) -> Source:
-        return self.spec.source
-
-
 def _paths(spec: CallSpec) -> list[str]:
     paths = spec.inputs.leaf_paths()
     return [paths[i] for i in spec.inputs.operands]
@@ -75,7 +67,7 @@ class _Aside(NamedTuple):
 
 @register_static
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program(_Named):
+class Program(Inert):
     """A traced call: a function of what it captured, and of its inputs."""
 
     spec: CallSpec
@@ -89,6 +81,10 @@ class Program(_Named):
     written: Names  # how the user writes captured values, if a message may need it
     alone: Mapping[OperandIndex, Aval]  # what only the rule reads
     ordinary: Sequence[OperandIndex]  # these get the ordinary gradient of `f`
+
+    @property
+    def source(self) -> Source:
+        return self.spec.source
 
     @property
     def treedef(self) -> PyTreeDef:
@@ -248,14 +244,15 @@ class TypeOfY:
     """The type of `y`: `primal` and `f` must agree about it."""
 
     treedef: Any = None
-    _types: Sequence[object] = ()
+    _types: Sequence[Aval] = ()
+    _shown: Sequence[object] = ()  # of these, what must agree: not the sharding, say
 
     def note(self, source: Source, treedef: PyTreeDef, leaves: Sequence[Leaf]) -> None:
-        types = [(a.shape, a.dtype) for a in (getattr(leaf, "aval", leaf) for leaf in leaves)]
-        earlier = self.treedef, self._types
-        if self.treedef is not None and earlier != (treedef, types):
-            raise errors.primal_mismatch(source, earlier, (treedef, types))
-        self.treedef, self._types = treedef, types
+        types = [getattr(leaf, "aval", None) or jax.typeof(leaf) for leaf in leaves]
+        shown = [(t.shape, t.dtype) for t in types]
+        if self.treedef is not None and (self.treedef, self._shown) != (treedef, shown):
+            raise errors.primal_mismatch(source, (self.treedef, self._types), (treedef, types))
+        self.treedef, self._types, self._shown = treedef, types, shown
 
 
 def _leaves(call: Call, run: AnyFunction, types: TypeOfY, inputs: Values) -> list[Leaf]:
@@ -268,7 +265,7 @@ def _leaves(call: Call, run: AnyFunction, types: TypeOfY, inputs: Values) -> lis
 
 @register_static
 @dataclasses.dataclass(frozen=True, eq=False)
-class Late(_Named):
+class Late(Inert):
     """A call that captured nothing: `f` is traced if JAX differentiates it."""
 
     spec: CallSpec
@@ -276,6 +273,10 @@ class Late(_Named):
     held: Apart  # as it was at the call: functions may have other variables by then
     types: TypeOfY = dataclasses.field(default_factory=TypeOfY)
     needs_perturbed = False
+
+    @property
+    def source(self) -> Source:
+        return self.spec.source
 
     @property
     def treedef(self) -> PyTreeDef:

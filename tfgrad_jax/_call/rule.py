@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-from jax.core import Tracer
 
 from tfgrad_jax._closure.functions import Apart, taken_apart
 from tfgrad_jax._closure.traced import traced
@@ -140,9 +139,10 @@ def _revived(call: Call, grad_fn: GradFn, apart: Apart, weights: Weights, ofs: D
         if weights.is_by_use:  # not their values: `v is self.w`
             variables = variables[0], [operands[i] for i in listed]
         with reviving(ofs) as watch:
-            rule, _ = apart.rebuilt(None)
+            rule, _is_unchanged = apart.rebuilt(None)
             found = gradients(rule, cotangents, *variables)
-            read = [v for v, _ in watch.run.uses if isinstance(v, Tracer) and id(v) not in known]
+            run = watch.run
+            read = [v for v, _ in run.uses if run.is_captured(v) and id(v) not in known]
             weights.warn_of(call.held, [v for v in read if is_of(v, ofs[-1])], rule)
             return [None if g is None else watch.lower(g) for g in found]
 

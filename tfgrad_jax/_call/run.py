@@ -15,6 +15,7 @@ from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.shown import is_live
 from tfgrad_jax._jax.trace import has_values, innermost, is_of, is_recording
 from tfgrad_jax._jax.types import PyTree, is_traced
+from tfgrad_jax._messages import errors
 
 from .direct import direct
 from .program import program_of
@@ -23,6 +24,8 @@ from .program import program_of
 def run(call: Call, name: str) -> PyTree:
     """Return `y`, under a transformation."""
     of = innermost()
+    if not all(map(is_live, call.declared[1])):
+        raise errors.hidden_tracer(call.spec.source)
     if _is_direct(call, of):
         return direct(call, name, of)
     program, operands = program_of(call, _is_late(call, of))

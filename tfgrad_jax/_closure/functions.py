@@ -164,7 +164,7 @@ def _is_changed(part: _Part) -> bool:
         return False  # it leads to an array, so it is rebuilt in any case
     cells = part.value.__closure__ or ()
     every = zip(cells, part.cells, part.inner, strict=False)
-    return any(live is None and content(c) is not p.value for c, live, p in every)
+    return any(kept is None and content(c) is not p.value for c, kept, p in every)
 
 
 def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) -> Apart:
@@ -260,7 +260,7 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
     held = [taken[p.place] for p in own if p.place is not None]
     # A variable that the code assigns to stays the user's own, with what it holds.
     live_ones = (p for f in functions for c, p in zip(f.cells, f.inner, strict=False) if c)
-    is_whole = is_whole and not any(p.leads for p in live_ones)
+    is_whole = is_whole and (looks or not any(p.leads for p in live_ones))
     moving = [p for p in functions if p.moves]
     return Apart(taken, root, is_whole, held, moving, hidden, every)
 

@@ -55,12 +55,13 @@ def traced(
     jaxpr, treedef = without_consts(closed), tree_structure(arrays)
     # Where JAX records the call, it records this jaxpr again, as the value of a function with a
     # derivative of its own; and so for each function around it. As one `jit` it is one operation:
-    # a nest of 20 took 16 times as long as one of 5.
+    # a nest of 20 took 16 times as long as one of 5. Not with effects: an axis that a `vmap` binds
+    # is not bound where JAX transposes the body of a `jit`.
     as_one = jax.jit(source.named(functools.partial(evaluate, jaxpr), ()))
 
     def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:
         operands = [*consts, *args]
-        records = is_staging() and not any(map(is_ref, operands))
+        records = is_staging() and not (jaxpr.effects or any(map(is_ref, operands)))
         leaves = as_one(*operands) if records else evaluate(jaxpr, *operands)
         # A result that is a literal is a number, which is no array.
         every = zip(leaves, jaxpr.outvars, strict=True)

@@ -44,8 +44,9 @@ _ENDS = (
     types.ModuleType, types.CodeType, np.dtype, Inert, jax.core.Trace,
     type(get_opaque_trace_state(())), type(jax.tree_util.default_registry),
 )  # fmt: skip
-_LIBRARIES = frozenset({"jax", "jaxlib", "numpy", __name__.partition(".")[0]})
-_LIBRARIES |= sys.stdlib_module_names
+# By the modules themselves: one of the user's may be called `signal`, too.
+_LIBRARIES = frozenset({"jax", "jaxlib", "numpy", *sys.stdlib_module_names})
+_OURS = __name__.rpartition("._closure")[0]
 _KNOWN = np.dtype, Inert, enum.Enum
 # How many objects to visit; and how many for functions alone, of which the variables may change.
 BUDGET, _BUDGET_OF_FUNCTIONS = 10_000, 1_000
@@ -77,8 +78,14 @@ def is_of_objects(array: Object) -> bool:
 
 
 def is_of_library(value: Object) -> bool:
-    """Return whether a function or a class is one of Python, JAX or NumPy, or ours."""
-    return str(getattr(value, "__module__", "")).partition(".")[0] in _LIBRARIES
+    """Return whether a function or a class is one of Python, JAX or NumPy, or ours.
+
+    One with variables is looked into in any case.
+    """
+    if getattr(value, "__closure__", None):
+        return False
+    module = str(getattr(value, "__module__", ""))
+    return module.partition(".")[0] in _LIBRARIES or f"{module}.".startswith(f"{_OURS}.")
 
 
 def is_importable(value: Object) -> bool:
@@ -174,7 +181,8 @@ def is_known(one: Object, cls: type) -> bool:
 
 
 _CODE = frozenset({
-    types.FunctionType, JITTED, type, jax.custom_jvp, jax.custom_vjp, type(jax.numpy.float32), type(jax.numpy.add),
+    types.FunctionType, JITTED, type, jax.custom_jvp, jax.custom_vjp, type(jax.numpy.float32),
+    type(jax.numpy.add),
 })  # fmt: skip
 
 

@@ -92,9 +92,11 @@ class Run(jax.core.Trace):
         """Return whether a run under the same derivative is on, in this thread."""
         return any(self.of is of for watch in _local.watches for of in watch.ofs)
 
-    def is_outside(self, v: Leaf) -> bool:
-        """Return whether a value is none of this run."""
-        return not (isinstance(v, Tracer) and v._trace is self)
+    def is_captured(self, v: Leaf) -> bool:
+        """Return whether a value is a tracer from outside that no earlier run has left."""
+        if type(v) is Shown:
+            return v._trace is not self and v._trace.is_on()
+        return isinstance(v, Tracer) and not is_ref(v)
 
     def is_on(self) -> bool:
         return any(watch.run is self for watch in _local.watches)

@@ -339,9 +339,9 @@ def replacing(
     _local.replacing += 1
     try:
         run = Run(None, old, _none_left)  # which keeps the old ones alive
-        with Watch.running(now, run, replaced=others, note=note) as watch:
-            with plainly() if has_values(now) else contextlib.nullcontext():
-                yield watch
+        watching = Watch.running(now, run, replaced=others, note=note)
+        with watching as watch, plainly() if has_values(now) else contextlib.nullcontext():
+            yield watch
     finally:
         _local.replacing -= 1
 
