@@ -38,7 +38,7 @@ from ._frontend.structure import counted_leaves, split
 from ._frontend.within import Within, written_within
 from ._jax.trace import is_idle, is_plain
 from ._jax.types import Copied
-from ._jax.watch import standing_for
+from ._jax.watching import standing_for
 from ._messages import errors
 from ._messages.source import Source, describe
 from ._messages.tracebacks import hidden, hide, is_raised_here

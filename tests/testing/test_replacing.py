@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfgrad_jax import custom_gradient
-from tfgrad_jax._jax.watch import replacing
+from tfgrad_jax._jax.watching import replacing
 
 OLD, NEW, X = jnp.float32(1.5), jnp.float32(0.7), jnp.float32(2.0)
 S, C = np.sin(0.7), np.cos(0.7)

@@ -32,7 +32,7 @@ from tfgrad_jax._jax.jaxpr import (
     without_consts,
 )
 from tfgrad_jax._jax.types import NEEDS_VALUES, Aval, Cotangents, Eqn, Leaf, Tangents
-from tfgrad_jax._jax.watch import recording
+from tfgrad_jax._jax.watching import recording
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.errors import Obstacle
 from tfgrad_jax._messages.source import Source

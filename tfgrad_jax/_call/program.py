@@ -36,7 +36,8 @@ from tfgrad_jax._jax.types import (
     has_gradient,
     type_of,
 )
-from tfgrad_jax._jax.watch import Watch, evaluating
+from tfgrad_jax._jax.watch import Watch
+from tfgrad_jax._jax.watching import evaluating
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.source import Source
 

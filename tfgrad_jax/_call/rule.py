@@ -18,7 +18,8 @@ from tfgrad_jax._frontend.grad_fn import Call, GradFn
 from tfgrad_jax._frontend.structure import Outputs
 from tfgrad_jax._jax.trace import is_of
 from tfgrad_jax._jax.types import Leaf, OperandIndex
-from tfgrad_jax._jax.watch import Watch, replacing, reviving
+from tfgrad_jax._jax.watch import Watch
+from tfgrad_jax._jax.watching import replacing, reviving
 from tfgrad_jax._messages import errors
 from tfgrad_jax._messages.runs import annotate_recorded
 

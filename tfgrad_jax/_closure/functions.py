@@ -9,16 +9,13 @@ the code itself assigns is the user's own.
 Behind anything else, such as an object, nothing can be put together; the caller decides.
 """
 
-import functools
 import operator
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from jax.tree_util import tree_flatten, tree_unflatten
-
-from tfgrad_jax._jax.types import Copied
-
+from .holders import Make, filled, values_of
+from .holders import opened as opened_by
 from .walk import (
     ARRAYS,
     EMPTY,
@@ -28,20 +25,16 @@ from .walk import (
     Matches,
     Object,
     Variable,
-    attributes_of,
     constants_of,
     content,
     globals_of,
-    is_inert,
     is_known,
     is_of_objects,
     live_cells,
     survey,
 )
 
-Make: TypeAlias = Callable[[Sequence[Any]], Any]  # a value, of other parts
 _CODE = types.FunctionType, types.BuiltinFunctionType, JITTED, type
-_CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
 
 
 class _Part:
@@ -104,11 +97,11 @@ class Apart(NamedTuple):
             if id(part) not in made:
                 if part.code is not None:
                     function(part)
-                elif part.make in (list, _filled):
+                elif part.make in (list, filled):
                     empty: Any = [] if part.make is list else {}
                     made[id(part)] = empty
                     inner = list(map(of, part.inner)) if part.value is None else now(part)
-                    empty.extend(inner) if part.make is list else empty.update(_filled(inner))
+                    empty.extend(inner) if part.make is list else empty.update(filled(inner))
                     if part.is_outer:
                         outer.append((empty, empty.copy()))
                 else:
@@ -119,7 +112,7 @@ class Apart(NamedTuple):
         def now(part: _Part) -> list[Any]:
             """Return what a container holds now, with its functions as they were."""
             known = {id(p.value): p for p in part.inner}
-            values = _values(part.value)
+            values = values_of(part.value)
             return [of(known[id(v)]) if id(v) in known else v for v in values]
 
         def function(part: _Part) -> None:
@@ -145,17 +138,10 @@ class Apart(NamedTuple):
             unfilled.pop()()
 
         def is_unchanged() -> bool:
-            both = ((_values(a), _values(b)) for a, b in outer)
+            both = ((values_of(a), values_of(b)) for a, b in outer)
             return all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in both)
 
         return root, is_unchanged
-
-
-def _values(container: Any) -> Sequence[Any]:
-    """Return what a list or a dict holds, of a dict keys and values in turn."""
-    if type(container) is not dict:
-        return container
-    return [v for pair in container.items() for v in pair]
 
 
 def _is_changed(part: _Part) -> bool:
@@ -207,7 +193,7 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
                 if is_whole and constants_of([one], may_change=True) is None:
                     is_whole = looks and not survey(one, takes).leads
             return part
-        opened = None if is_known(v, cls) else _opened(v, cls)
+        opened = None if is_known(v, cls) else opened_by(v, cls)
         if opened is None:
             if not is_known(v, cls):
                 found = survey(v, takes if looks else None)
@@ -251,7 +237,7 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
             part.leads = leads or any(p.leads for p in part.inner)
             part.moves = moves or any(p.moves for p in part.inner)
             changes = changes or (leads, moves) != (part.leads, part.moves)
-    mutable = [p for p in every if p.leads and p.make in (list, _filled)]
+    mutable = [p for p in every if p.leads and p.make in (list, filled)]
     if mutable:
         before = _containers(f)
         for part in mutable:
@@ -271,95 +257,6 @@ def _variables(root: _Part) -> Sequence[_Part]:
         root = root.inner[0]
     defaults = (p for part in root.inner if part.make is tuple for p in part.inner)
     return [*root.inner, *defaults]
-
-
-def _opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
-    """Return the parts of a value, and what makes it of others; None if nothing can."""
-    if cls in _CONTAINERS and is_inert(v):
-        return (), _only
-    if cls is tuple or cls is list:
-        return v, cls
-    if cls is dict:
-        return _values(v), _filled
-    if cls is types.MethodType:
-        return (v.__func__, v.__self__), _method
-    if cls is JITTED:  # rebuilt without the `jit`
-        return (v.__wrapped__,), _only
-    if cls is functools.partial:
-        return (v.func, v.args, v.keywords), _partial
-    if isinstance(v, Copied):
-        return _of_declared(v)
-    return _of_pytree(v, cls)
-
-
-def _filled(pairs: Sequence[Any]) -> Any:
-    return dict(zip(pairs[::2], pairs[1::2], strict=True))
-
-
-def _method(parts: Sequence[Any]) -> Any:
-    return types.MethodType(*parts)
-
-
-def _partial(parts: Sequence[Any]) -> Any:
-    return functools.partial(parts[0], *parts[1], **parts[2])
-
-
-def _only(parts: Sequence[Any]) -> Any:
-    return parts[0]
-
-
-def _of_declared(h: Any) -> tuple[Sequence[Any], Make]:
-    (f, variables, primal, *options), cls = h._declaration, type(h)
-    declaration = type(h._declaration)
-
-    def make(parts: Sequence[Any]) -> Any:
-        made = cls(declaration(*parts[:3], *options))
-        vars(made).update(parts[3])
-        return made
-
-    return [f, variables, primal, attributes_of(h)], make
-
-
-def _of_pytree(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
-    """Return the children of a pytree, and what makes it; None if that loses something.
-
-    What a class keeps beside its children, `unflatten` may make anew, in its first state; a
-    `defaultdict` has other keys first then. So it is tried on the children themselves.
-    """
-    first = True
-
-    def is_leaf(_: Any) -> bool:
-        nonlocal first
-        first, was = False, first
-        return not was
-
-    try:
-        children, treedef = tree_flatten(v, is_leaf=is_leaf)
-        if len(children) == 1 and children[0] is v:
-            return None
-        again = tree_unflatten(treedef, children)
-    except Exception:  # keys that cannot be sorted; a constructor that does not take its own
-        return None
-    if type(again) is not cls or not _are_same(_state(v), _state(again)):
-        return None
-    _, static = treedef.node_data()
-    if constants_of([static], may_change=True) is None:  # its static part may hold an array
-        return None
-    return children, functools.partial(tree_unflatten, treedef)
-
-
-def _state(v: Any) -> list[Any]:
-    slots = (s for c in type(v).__mro__ for s in vars(c).get("__slots__", ()))
-    named = {**getattr(v, "__dict__", {}), **{s: getattr(v, s, EMPTY) for s in slots}}
-    items = [x for pair in dict.items(v) for x in pair] if isinstance(v, dict) else ()
-    return [*named, *named.values(), *items, *(v if isinstance(v, (list, tuple)) else ())]
-
-
-def _are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:
-    return len(these) == len(those) and all(
-        a is b or (type(a) in PLAIN and type(b) is type(a) and a == b)
-        for a, b in zip(these, those, strict=True)
-    )
 
 
 def _containers(roots: Sequence[Object]) -> set[Id]:

@@ -14,7 +14,7 @@ from tfgrad_jax._jax.compat import is_ref
 from tfgrad_jax._jax.jaxpr import evaluate, without_consts
 from tfgrad_jax._jax.trace import is_staging
 from tfgrad_jax._jax.types import Aval, Leaf, PyTree
-from tfgrad_jax._jax.watch import recording
+from tfgrad_jax._jax.watching import recording
 from tfgrad_jax._messages.source import Source
 
 Run: TypeAlias = Callable[[Sequence[Leaf], Sequence[Leaf]], PyTree]

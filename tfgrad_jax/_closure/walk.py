@@ -7,6 +7,7 @@ named          the names that the user has for some values, for messages
 """
 
 import collections
+import contextlib
 import contextvars
 import dis
 import enum
@@ -16,7 +17,7 @@ import itertools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -238,25 +239,20 @@ def held_by(value: Object) -> Iterator[tuple[str, Object]]:
 
 
 def _attributes(value: Object) -> Iterator[tuple[str, Object]]:
-    cls, known = type(value), set[Id]()
-    others = gc.get_referents(value)
-    for d in others:
-        if type(d) is dict and d is getattr(value, "__dict__", None):
-            known.add(id(d))
-            yield from ((f".{k}", v) for k, v in d.items() if isinstance(k, str))
-    for name in (n for c in cls.__mro__ for n, d in vars(c).items() if type(d) in _SLOTS):
-        if hasattr(value, name):
-            yield f".{name}", getattr(value, name)
-    if not known and hasattr(value, "__dict__"):  # Python 3.13 shows the attributes alone
-        yield from ((f".{k}", v) for k, v in vars(value).items())
-    yield from (("", v) for v in others if id(v) not in known)
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        yield from ((f"[{i}]", v) for i, v in enumerate(value))
+    """Yield the attributes of an object, and then all that the garbage collector knows of it."""
+    named: Mapping[str, Object] = {}
+    with contextlib.suppress(AttributeError):  # not `vars`, which may run a `__getattribute__`
+        named = object.__getattribute__(value, "__dict__")
+    yield from ((f".{k}", v) for k, v in named.items())
+    for name, slot in ((n, d) for c in type(value).__mro__ for n, d in vars(c).items()):
+        if type(slot) is types.MemberDescriptorType:
+            with contextlib.suppress(AttributeError):  # it has no value yet
+                yield f".{name}", slot.__get__(value)
     if isinstance(value, contextvars.ContextVar):
         yield "", value.get(None)
-
-
-_SLOTS = (types.MemberDescriptorType,)
+    elif isinstance(value, _SIZED):
+        yield from ((f"[{i}]", v) for i, v in enumerate(value))
+    yield from (("", v) for v in gc.get_referents(value) if v is not named)
 
 
 def _is_end(value: Object, cls: type) -> bool:

@@ -18,7 +18,7 @@ from jax.extend.source_info_util import current, summarize
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path, tree_leaves
 
 from tfgrad_jax._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array, is_traced
-from tfgrad_jax._jax.watch import replacing
+from tfgrad_jax._jax.watching import replacing
 from tfgrad_jax._messages import tool_errors
 from tfgrad_jax._messages.text import type_name
 from tfgrad_jax._tools import Call, Checked, attempt, decorated, differentiable, name_of

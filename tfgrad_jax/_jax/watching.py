@@ -1,0 +1,101 @@
+"""Who starts a watch, and for what: each function returns the context for code that is watched.
+
+`_call/direct.py` starts the one for `f`.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+
+import jax
+from jax.extend.core import find_top_trace as _current_trace
+
+from .shown import Run, Trace
+from .trace import has_values, is_staging, plainly, revived
+from .types import AnyFunction, Leaf, PyTree
+from .watch import Note, Watch
+
+
+class _Local(threading.local):
+    replacing = 0  # how many `replacing` run
+
+
+_local = _Local()
+
+
+def _none_left() -> Exception:
+    return AssertionError("a run that shows nothing")
+
+
+def recording() -> AnyFunction:
+    """Return what makes the context for code in a trace that is started next.
+
+    There, operations on values run at once, unless JAX records all operations now, so that there
+    are no values.
+    """
+    outside = _current_trace(())
+    above = outside.above if isinstance(outside, Watch) else None
+    if above is None and not is_staging():
+        above = outside
+
+    def context() -> contextlib.AbstractContextManager[Watch]:
+        now = _current_trace(())
+        return Watch.running(now, Run(None, (), _none_left), above=above, own=(now,))
+
+    return context
+
+
+def evaluating() -> contextlib.AbstractContextManager[Watch]:
+    """Return a context for code of which nobody wants a derivative.
+
+    Functions with a derivative of their own run their bodies. Without it, JAX would stage nested
+    calls again at each level.
+    """
+    return Watch.running(_current_trace(()), Run(None, (), _none_left), is_plain=True)
+
+
+@contextlib.contextmanager
+def replacing(
+    old: Sequence[Leaf], new: Sequence[Leaf], note: Note | None = None
+) -> Iterator[Watch]:
+    """Run code, which may hold arrays anywhere, as if it held others.
+
+    Each operation that takes one of the old arrays, which it knows by identity, takes the new one.
+    So do the declared variables of decorated functions: the new ones may be tracers of a derivative
+    that is on. What JAX has traced with an old array inside, such as a function under `jax.jit`,
+    keeps that. `note` is told of each operation, with the old arrays.
+    """
+    now, others = _current_trace(()), {id(v): w for v, w in zip(old, new, strict=True)}
+    _local.replacing += 1
+    try:
+        run = Run(None, old, _none_left)  # which keeps the old ones alive
+        watching = Watch.running(now, run, replaced=others, note=note)
+        with watching as watch, plainly() if has_values(now) else contextlib.nullcontext():
+            yield watch
+    finally:
+        _local.replacing -= 1
+
+
+def standing_for(tree: PyTree) -> PyTree:
+    """Return a pytree with the values that `replacing` puts in the place of its arrays."""
+    if not _local.replacing:
+        return tree
+    trace = _current_trace(())
+    while trace is not None and not (isinstance(trace, Watch) and trace.replaced):
+        trace = getattr(trace, "parent_trace", None)
+    return tree if trace is None else jax.tree.map(lambda v: trace.replaced.get(id(v), v), tree)
+
+
+@contextlib.contextmanager
+def reviving(ofs: tuple[Trace, ...]) -> Iterator[Watch]:
+    """Run a rule in which tracers of derivatives that are over count as running.
+
+    Its value is computed: what it calls needs no rules of its own.
+    """
+    run = Run(ofs[-1], (), _none_left)
+    with contextlib.ExitStack() as stack:
+        for of in ofs:
+            stack.enter_context(revived(of))
+        watch = stack.enter_context(Watch.running(_current_trace(()), run, ofs=ofs))
+        stack.enter_context(plainly())
+        yield watch
