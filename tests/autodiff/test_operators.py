@@ -204,7 +204,7 @@ SOLVERS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("kind", ["plain", *OPAQUE])
 def test_a_decorated_product_in_a_solver(kind, solver):
@@ -230,6 +230,7 @@ def test_a_transpose_is_mapped_and_differentiated_by_what_the_function_closes_ov
     assert_same(jax.vmap(jax.grad(transposed), (None, 0))(jnp.float32(4), rows), 7 * rows)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("solver", [cg, bicgstab])
 def test_a_rule_that_solves_on_an_explicit_mesh_has_both_modes_at_second_order(solver):
     """JAX's solvers pass their right side and a constant through one `device_put`."""

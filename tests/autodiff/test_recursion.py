@@ -179,6 +179,7 @@ STAGES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_staged_rule_that_reads_its_own_function_keeps_it_in_forward_mode(stage):
     """`h' = 7 h`: where JAX transposes a derivative that holds `h(x)`, that has its rule still."""

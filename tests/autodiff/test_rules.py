@@ -121,7 +121,9 @@ MODES = {
     "jit": lambda way, h, xs, ts: jax.jit(lambda xs, ts: way(h, xs, ts))(xs, ts),
     "jit of constants": lambda way, h, xs, ts: jax.jit(lambda: way(h, xs, ts))(),
 }
-UNMAPPED = re.compile(r"linear_call|ragged dot|CSR|\bCOO|Ref from outside")  # JAX has no `vmap` of these
+UNMAPPED = re.compile(
+    r"linear_call|ragged dot|CSR|\bCOO|Ref from outside"
+)  # JAX has no `vmap` of these
 
 
 def _two(xs):
