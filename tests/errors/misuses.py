@@ -488,6 +488,11 @@ jax.grad(loss, (0, 1))(w, x)
                  "x**2, lambda dy, variables: 2 * x * dy"),
         GROUPS + "an array of dtype float32 and shape (3, 2). Write `return dx, []`; or drop "
         "`variables` if no weight has a gradient"),
+    misuse("Return a gradient for a list of variables that is empty",
+        function("jax.grad(lambda x: f(x).sum())(x)",
+                 "x**2, lambda dy, variables: (2 * x * dy, [dy])"),
+        "got an empty list of `variables`, because none is being differentiated in this call, and "
+        "returned gradients for them, which would be lost. Return one for each", **COUNT),
     misuse("Return the gradient of a frozen weight too",
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v").replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
