@@ -5,6 +5,7 @@ revived        as it is, in the backward pass: eagerly, if an object holds a tra
 recorded       elsewhere, if an object holds one: traced at once, before that tracer ends
 """
 
+import contextlib
 import contextvars
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -170,17 +171,18 @@ def _recorded(
     def rule(_: Watch, *given: Leaf) -> tuple[list[Leaf], None]:
         cotangents = given[: len(outputs.differentiable)]
         others = given[len(cotangents) :]
-        with replacing([y] * len(others), others) as watch:
+        with replacing([y], others) if others else contextlib.nullcontext():
             found = grad_fn.gradients(grad_fn.held, cotangents, variables, some)
-            has[:] = [g is not None for g in found]
-            return [watch.lower(g) for g in found if g is not None], None
+        has[:] = [g is not None for g in found]
+        found = [others[0] if others and g is y else g for g in found]
+        return [g for g in found if g is not None], None
 
     own = [] if y is None else [outputs.only(leaves)]
     token = _recording.set((*running, source.code))
     try:
         if running.count(source.code) >= _DEEP:
             raise errors.endless(source)
-        done = traced(rule, *outputs.cotangents(leaves), *own, source=grad_fn.source)
+        done = traced(rule, *outputs.cotangents(leaves), *own, source=grad_fn.source, is_rule=True)
     except Exception as error:
         annotate_recorded(error, source)
         failed = error.with_traceback(None)

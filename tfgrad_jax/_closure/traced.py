@@ -35,6 +35,7 @@ def traced(
     *examples: Leaf,
     source: Source,
     names: Sequence[str] = (),
+    is_rule: bool = False,
 ) -> Traced:
     """Trace a function of a watch and arrays, which returns a pair: arrays, and anything else.
 
@@ -56,12 +57,13 @@ def traced(
     # Where JAX records the call, it records this jaxpr again, as the value of a function with a
     # derivative of its own; and so for each function around it. As one `jit` it is one operation:
     # a nest of 20 took 16 times as long as one of 5. Not with effects: an axis that a `vmap` binds
-    # is not bound where JAX transposes the body of a `jit`.
+    # is not bound where JAX transposes the body of a `jit`; nor a rule, which is recorded no more.
     as_one = jax.jit(source.named(functools.partial(evaluate, jaxpr), ()))
+    is_one = not (is_rule or jaxpr.effects)
 
     def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:
         operands = [*consts, *args]
-        records = is_staging() and not (jaxpr.effects or any(map(is_ref, operands)))
+        records = is_one and is_staging() and not any(map(is_ref, operands))
         leaves = as_one(*operands) if records else evaluate(jaxpr, *operands)
         # A result that is a literal is a number, which is no array.
         every = zip(leaves, jaxpr.outvars, strict=True)

@@ -11,7 +11,7 @@ import jax
 from jax.extend.core import find_top_trace as _current_trace
 
 from .shown import Run, Trace
-from .trace import has_values, is_staging, plainly, revived
+from .trace import has_values, is_forward, is_staging, plainly, revived
 from .types import AnyFunction, Leaf, PyTree
 from .watch import Note, Watch
 
@@ -90,9 +90,11 @@ def standing_for(tree: PyTree) -> PyTree:
 def reviving(ofs: tuple[Trace, ...]) -> Iterator[Watch]:
     """Run a rule in which tracers of derivatives that are over count as running.
 
-    Its value is computed: what it calls needs no rules of its own.
+    Its value is computed: what it calls needs no rules of its own. In reverse mode, what it computes
+    is a value, since the calls that it may leave something for have run before. Forward mode runs
+    it between them.
     """
-    run = Run(ofs[-1], (), _none_left)
+    run = Run(ofs[-1] if is_forward(ofs[-1]) else None, (), _none_left)
     with contextlib.ExitStack() as stack:
         for of in ofs:
             stack.enter_context(revived(of))
