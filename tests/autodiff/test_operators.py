@@ -277,3 +277,25 @@ def test_the_jaxpr_of_a_gradient_holds_the_operations_alone(protocol):
         jax.core.eval_jaxpr(closed.jaxpr, closed.consts, X, T),
         [5 * T * jnp.sin(X * T), 7 * X * jnp.sin(X * T)],
     )
+
+
+class Tripled:
+    """An operator outside of JAX and its adjoint, which reach each other through `self`."""
+
+    def outside(self, x):
+        return jax.pure_callback(lambda x: 3 * x, x, lax.stop_gradient(x))
+
+    @custom_gradient
+    def forward(self, x):
+        return self.outside(x), lambda dy: self.adjoint(dy)
+
+    @custom_gradient
+    def adjoint(self, dy):
+        return self.outside(dy), lambda t: self.forward(t)
+
+
+@eager_and_jit
+def test_an_operator_and_its_adjoint_may_be_methods(mode):
+    h, x = Tripled().forward, jnp.float32(2)
+    assert_same(mode(lambda x: jax.jvp(h, (x,), (x,))[1])(x), 3 * x)
+    assert_same(mode(jax.hessian(lambda x: h(x) ** 2))(x), jnp.float32(2 * 3 * 3))
