@@ -6,6 +6,7 @@
 import functools
 import inspect
 import textwrap
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -110,6 +111,30 @@ limit(
     "`pure_callback`, which JAX cannot transpose",
     lambda: jax.jvp(outside, (X,), (X,))[1],
     jnp.float32(7 * 2),
+)
+
+
+def noting(own: bool) -> Callable[[Any], Any]:
+    noted = jax.new_ref(jnp.float32(0))
+
+    def rule(dy: Any) -> Any:
+        ref = jax.new_ref(jnp.float32(0)) if own else noted
+        ref[...] = 7 * dy
+        return ref[...]
+
+    return declared_by(rule)
+
+
+limit(
+    "upstreams in a Ref",
+    "`jvp` and second derivatives raise if a rule writes its upstream to a `Ref` that outlives it. "
+    "Write it to a `Ref` that the rule makes, or take first derivatives in reverse mode.",
+    "The transpose of a rule, and its derivative, have other values there, which nobody asked for.",
+    lambda: jax.jvp(noting(own=False), (X,), (X,)),
+    TypeError,
+    "written to a Ref, which outlives the rule",
+    lambda: jax.jvp(noting(own=True), (X,), (X,))[1],
+    7 * X,
 )
 
 
@@ -522,16 +547,6 @@ DROPPED_IN_SCAN = limit(
 )
 
 
-class Finalized:
-    """It is not copied."""
-
-    def __init__(self, *weights: Any) -> None:
-        self.w, self.v = weights
-
-    def __del__(self) -> None:
-        pass
-
-
 def of_a_stopped_weight(w: Any, **options: Any) -> Any:
     stopped = lax.stop_gradient(w)
 
@@ -593,6 +608,61 @@ limit(
     "inside itself|recursion depth",
     lambda: fourth(reads_y=True),
     16 * jnp.exp(jnp.float32(1)),
+)
+
+
+def through_an_object(w: Any, local: bool) -> Callable[[Any], Any]:
+    held = types.SimpleNamespace(w=w)
+
+    @custom_gradient(variables=w)
+    def f(x: Any) -> Any:
+        read = (lambda: w) if local else (lambda: held.w)
+        return w * x, lambda dy, variables: ((7 * dy if dy > 0 else dy) * read(), 5 * dy * x)
+
+    return f
+
+
+def looking_for_leaks(local: bool) -> Any:
+    with jax.checking_leaks():
+        return jax.grad(lambda w, x: through_an_object(w, local)(x), (0, 1))(jnp.float32(3), X)
+
+
+limit(
+    "rules that are recorded",
+    "Under `jax.checking_leaks`, a rule that reads its weight through an object, as a method does, "
+    "sees no values. Let it read a variable, `w = self.w` in the function.",
+    "Without it such a rule reads the tracer itself in the backward pass, which JAX calls a leak.",
+    lambda: looking_for_leaks(local=False),
+    jax.errors.TracerBoolConversionError,
+    "boolean conversion of traced array",
+    lambda: looking_for_leaks(local=True),
+    (5 * X, jnp.float32(7 * 3)),
+)
+
+
+def rebound_behind(objects: int, bound: bool) -> Any:
+    def loss(x: Any) -> Any:
+        scale = 3.0
+        helper = (lambda dy, scale=scale: scale * dy) if bound else (lambda dy: scale * dy)
+        kept = types.SimpleNamespace(helpers=[*(object() for _ in range(objects)), helper])
+        y = custom_gradient(lambda x: (3 * x, lambda dy: 7 * kept.helpers[-1](dy)))(x)
+        scale = 5.0
+        return y
+
+    return jax.grad(loss)(X)
+
+
+limit(
+    "functions behind many objects",
+    "If a variable of a function that a rule reaches through an object has changed since, the "
+    "rule raises; not beyond 1,000 objects, where it sees the new value. Bind the value where the "
+    "function is made, `lambda x, scale=scale: ...`.",
+    "Each gradient would look through all of them.",
+    lambda: assert_same(rebound_behind(2000, bound=False), jnp.float32(21)),
+    AssertionError,
+    "35",  # 7 * 5
+    lambda: rebound_behind(2000, bound=True),
+    jnp.float32(21),
 )
 
 
@@ -805,6 +875,7 @@ GROUPS = {  # on the page of limits
     "Forward mode and transposes": (
         "rules that are not linear",
         "rules that JAX cannot transpose",
+        "upstreams in a Ref",
         "gmres in a rule",
         "sparse matrices under vmap",
         "operators that are not linear",
@@ -822,6 +893,8 @@ GROUPS = {  # on the page of limits
         "captured Refs",
         "Refs made under jit",
         "rules of methods that call themselves",
+        "rules that are recorded",
+        "functions behind many objects",
     ),
     "Transformations": (
         "branches under jit",

@@ -204,7 +204,7 @@ SOLVERS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("kind", ["plain", *OPAQUE])
 def test_a_decorated_product_in_a_solver(kind, solver):
@@ -230,6 +230,7 @@ def test_a_transpose_is_mapped_and_differentiated_by_what_the_function_closes_ov
     assert_same(jax.vmap(jax.grad(transposed), (None, 0))(jnp.float32(4), rows), 7 * rows)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("solver", [cg, bicgstab])
 def test_a_rule_that_solves_on_an_explicit_mesh_has_both_modes_at_second_order(solver):
     """JAX's solvers pass their right side and a constant through one `device_put`."""
@@ -276,3 +277,26 @@ def test_the_jaxpr_of_a_gradient_holds_the_operations_alone(protocol):
         jax.core.eval_jaxpr(closed.jaxpr, closed.consts, X, T),
         [5 * T * jnp.sin(X * T), 7 * X * jnp.sin(X * T)],
     )
+
+
+class Tripled:
+    """An operator outside of JAX and its adjoint, which reach each other through `self`."""
+
+    def outside(self, x):
+        f = lambda x: 3 * x  # noqa: E731
+        return jax.pure_callback(f, x, lax.stop_gradient(x), vmap_method="expand_dims")
+
+    @custom_gradient
+    def forward(self, x):
+        return self.outside(x), lambda dy: self.adjoint(dy)
+
+    @custom_gradient
+    def adjoint(self, dy):
+        return self.outside(dy), lambda t: self.forward(t)
+
+
+@eager_and_jit
+def test_an_operator_and_its_adjoint_may_be_methods(mode):
+    h, x = Tripled().forward, jnp.float32(2)
+    assert_same(mode(lambda x: jax.jvp(h, (x,), (x,))[1])(x), 3 * x)
+    assert_same(mode(jax.hessian(lambda x: h(x) ** 2))(x), jnp.float32(2 * 3 * 3))

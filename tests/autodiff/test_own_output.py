@@ -56,6 +56,7 @@ def of(declared, product, w, x):
     return f(x)
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("way", SECOND.values(), ids=SECOND)
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
 @pytest.mark.parametrize("product", [rounded, called_back])
@@ -193,7 +194,7 @@ WAYS = ["grad of grad", "jit(hessian)", "hessian(jit)", "vmap(hessian)", "jacfwd
 EACH = [(n, w) for n in (*ROUNDED, *MADE) for w in WAYS if (n, w) != ("Ref", "jacfwd of jacfwd")]
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize(("name", "way"), EACH)
 def test_wherever_it_comes_from(name, way):
     h = {**ROUNDED, **MADE}[name]
@@ -202,6 +203,7 @@ def test_wherever_it_comes_from(name, way):
     assert_derivative(SECOND[way], loss, expected, jnp.float32(2.7))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("third", [jax.jacfwd, jax.jacrev])
 @pytest.mark.parametrize("second", [jax.jacfwd, jax.jacrev])
 @pytest.mark.parametrize("first", [jax.jacfwd, jax.jacrev])
@@ -304,6 +306,7 @@ CONSTANTS = {
 }
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_constant_has_no_derivative(name, way):

@@ -118,6 +118,7 @@ def cube(runs):
 
 
 @some_ways
+@pytest.mark.filterwarnings("ignore:.*which only its rule reads")  # `w`, on purpose: residual data
 def test_a_rule_that_calls_its_maker(way):
     """`h' = 7 w x h`, so `h'' = 7 w h + 7 w x h'`; and by `w`: `7 x h`."""
     f = lambda w, x: cube(Runs(100))(w)(x)  # noqa: E731
@@ -178,6 +179,7 @@ STAGES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_staged_rule_that_reads_its_own_function_keeps_it_in_forward_mode(stage):
     """`h' = 7 h`: where JAX transposes a derivative that holds `h(x)`, that has its rule still."""

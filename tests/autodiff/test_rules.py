@@ -121,7 +121,9 @@ MODES = {
     "jit": lambda way, h, xs, ts: jax.jit(lambda xs, ts: way(h, xs, ts))(xs, ts),
     "jit of constants": lambda way, h, xs, ts: jax.jit(lambda: way(h, xs, ts))(),
 }
-UNMAPPED = re.compile(r"linear_call|ragged dot|CSR|\bCOO")  # JAX has no `vmap` of these
+UNMAPPED = re.compile(
+    r"linear_call|ragged dot|CSR|\bCOO|Ref from outside"
+)  # JAX has no `vmap` of these
 
 
 def _two(xs):
@@ -134,7 +136,7 @@ def agree(got, expected, name=""):
     assert_same(got, expected, rtol=rtol, atol=2 * rtol)
 
 
-@pytest.mark.sampled(80)
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize("name", LINEAR)
 def test_every_linear_rule_is_transposed(name):
     xs, ts = inputs(LINEAR[name])
@@ -187,7 +189,7 @@ CORE = [(n, w, "jit") for n in ("dot", "roll in scan", "an operator by a callbac
 CORE += [(n, w, m) for n in BRIEF for w in (1, "jvp") for m in MODES if (n, w, m) not in CORE]
 
 
-@pytest.mark.sampled(90)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize(("name", "way", "mode"), sample(EVERY, 20, CORE))
 def test_a_linear_rule_is_the_derivative_at_every_order_in_both_modes(name, way, mode):
     rule = LINEAR[name]
@@ -241,7 +243,7 @@ EVERY_REFUSAL = [
 CORE_REFUSAL = [("clip", w, m) for w in FORWARD for m in MODES]
 
 
-@pytest.mark.parametrize(("name", "way", "mode"), sample(EVERY_REFUSAL, 20, CORE_REFUSAL))
+@pytest.mark.parametrize(("name", "way", "mode"), sample(EVERY_REFUSAL, 10, CORE_REFUSAL))
 def test_refused_wherever_forward_mode_is_evaluated(name, way, mode):
     rule, _ = NOT_LINEAR[name]
     xs, ts = inputs(rule)

@@ -88,10 +88,7 @@ def test_the_first_call_of_a_process_may_be_inside_a_mesh(kind):
 
 
 if __name__ == "__main__":
-    for i, program in enumerate(PROGRAMS):
-        for k, world in enumerate(WORLDS):
-            print(program, world, flush=True)
-            if i == k or sys.argv[1] == "Auto":
-                check(sys.argv[1], program, world, with_gradient=False)
-            if i == k:  # each world, and each program, once
-                check(sys.argv[1], program, world, with_gradient=True)
+    for program, world in zip(PROGRAMS, WORLDS, strict=True):  # each of them once
+        print(program, world, flush=True)
+        check(sys.argv[1], program, world, with_gradient=False)
+        check(sys.argv[1], program, world, with_gradient=True)

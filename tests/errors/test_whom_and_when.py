@@ -193,7 +193,6 @@ def closed_over(w, scale):
 
 
 def held_by_class(w, _):
-    """It cannot be copied."""
     Held = type("Held", (), {"w": w})
     return custom_gradient(lambda x: (Held.w * x, lambda dy: dy))(2.0)
 
@@ -418,7 +417,7 @@ def undeclared(w, t):
 
 
 def traced(w, t):
-    held = type("Held", (), {"w": w})  # it is not copied
+    held = type("Held", (), {"w": w})
 
     @custom_gradient
     def f(x):
@@ -430,7 +429,10 @@ def traced(w, t):
 UNLISTED = {
     "a variable": (ruled(undeclared), "`t`"),
     "an attribute": (lambda w, t: Scaled(w, t).of(2.0), "`self.t`"),
-    "what is computed from it": (ruled(lambda w, t: undeclared(w, 2 * t)), "`t`"),
+    "no variables": (
+        lambda w, t: custom_gradient(lambda x: (2 * x, lambda dy: dy * t))(w),
+        "`t`",
+    ),
     "beside a declared one": (
         lambda w, t: ruled(lambda w, t: lambda dy, variables: (dy / t, 5 * dy), variables=w)(w, t),
         "`t`",
@@ -439,7 +441,7 @@ UNLISTED = {
 }
 LISTED = {
     "held, and not read": lambda w, t: Scaled(w, t).without(2.0),
-    "no variables": lambda w, t: custom_gradient(lambda x: (2 * x, lambda dy: dy * t))(w),
+    "what `f` computes from it": ruled(lambda w, t: undeclared(w, 2 * t)),
     "autodiff": ruled(lambda w, t: lambda dy: dy * t, variables="autodiff"),
     "declared": lambda w, t: ruled(
         lambda w, t: lambda dy, variables: (dy / t, [5 * dy, 3 * dy]), variables=[w, t]

@@ -150,7 +150,7 @@ class Definition:
         if not captured:
             return
         self.place = w.feature("capture", [*PLACES, *HOLDERS])
-        if self.place in ("class attribute", "class method"):  # a class is not copied
+        if self.place in ("class attribute", "class method"):  # its rule is recorded
             self.masks, captured = [], [*self.used, *self.rule_used]
         if self.place in HOLDERS:
             put, get = HOLDERS[self.place]

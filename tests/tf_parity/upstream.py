@@ -42,7 +42,12 @@ def none_above_calls_the_rule(b):
 
 def integer_and_bool_outputs(b):
     f = b.custom(lambda x: ((2 * x, b.cast(x, "int32"), x > 1.0), _noting(b, 5.0, 0, 0)))
-    return b.grads(lambda x: f(x)[0] + 7.0 * b.cast(f(x)[1], "float32"), 2.0)
+
+    def loss(x):
+        y, n, _ = f(x)
+        return y + 7.0 * b.cast(n, "float32")
+
+    return b.grads(loss, 2.0)
 
 
 def integer_target(b):

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .._jax import trace
+from .._jax import shown, trace, watch
 from .tracebacks import is_of_jax, is_ours
 
 
@@ -75,6 +75,9 @@ def is_within(outer: types.CodeType | None, code: types.CodeType | None) -> bool
     return any(inner is code for inner in codes_inside(outer))
 
 
+_TRACES = {module.__file__ for module in (shown, trace, watch)}
+
+
 class Source(NamedTuple):
     """The name and the code of a function. Neither holds values, so a jaxpr may keep them."""
 
@@ -115,9 +118,9 @@ class Source(NamedTuple):
         # JAX records the frames of an equation from the inside out. Those of a traced rule begin in
         # the rule, above any frame of this package. What JAX lowers or evaluates later has the
         # frames of the call instead: they begin in this package, and hold no line of the rule.
-        # (A trace of ours may be between the rule and JAX.)
+        # (Our own traces are between the rule and JAX.)
         traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
-        frames = [f for f in getattr(traceback, "frames", ()) if f.file_name != trace.__file__]
+        frames = [f for f in getattr(traceback, "frames", ()) if f.file_name not in _TRACES]
         lines = [(f.file_name, f.line_num) for f in frames]
         inner = itertools.takewhile(lambda line: not is_ours(line[0]), lines)
         return self._line(inner)
