@@ -193,7 +193,7 @@ def test_a_memo_is_right_or_an_error_with_its_remedy(memo, program, world):
         got = WAYS[world](lambda w, x: loss(w, x, MEMOS[memo](w)))(*args)
     except Exception as error:
         assert memo in OWN or isinstance(error, ERRORS)
-        # Elsewhere it is JAX's own tracer; so it is in a rule of an inner gradient, which is recorded.
+        # Elsewhere it is JAX's own tracer, and in a rule of an inner gradient, which is recorded.
         is_ours = memo not in OWN and program != "the rule, then the loss"
         if is_ours and world in ("grad", "jvp"):
             assert program not in RIGHT

@@ -16,19 +16,18 @@ from jax.core import Tracer
 from jax.extend.core import find_top_trace, set_current_trace
 from jax.tree_util import tree_unflatten
 
-from tfgrad_jax._autodiff.attached import arrays
-from tfgrad_jax._autodiff.custom import record
-from tfgrad_jax._autodiff.function import Forward
-from tfgrad_jax._autodiff.rule import Run as RunOfRule
-from tfgrad_jax._closure.walk import constants_of, survey
-from tfgrad_jax._frontend.grad_fn import Call
-from tfgrad_jax._jax.shown import Run, is_live
-from tfgrad_jax._jax.trace import has_values, is_forward, is_of, plainly
-from tfgrad_jax._jax.types import Leaf, PyTree, has_gradient
-from tfgrad_jax._jax.watch import Watch
-from tfgrad_jax._messages import errors
-from tfgrad_jax._messages.runs import annotate_derivative
-
+from .._autodiff.attached import arrays
+from .._autodiff.custom import record
+from .._autodiff.function import Forward
+from .._autodiff.rule import Run as RunOfRule
+from .._closure.walk import constants_of, survey
+from .._frontend.grad_fn import Call
+from .._jax.shown import Run, is_live
+from .._jax.trace import has_values, is_forward, is_of, plainly
+from .._jax.types import Leaf, PyTree, has_gradient
+from .._jax.watch import Watch
+from .._messages import errors
+from .._messages.runs import annotate_derivative
 from .rule import kept
 from .weights import Weights, names_of
 

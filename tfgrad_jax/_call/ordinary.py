@@ -6,10 +6,10 @@ from typing import TypeAlias
 import jax
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from tfgrad_jax._autodiff.function import Forward
-from tfgrad_jax._autodiff.primitives import depend
-from tfgrad_jax._autodiff.rule import Run
-from tfgrad_jax._jax.types import Leaf, LeafIndex, OperandIndex, PyTree
+from .._autodiff.function import Forward
+from .._autodiff.primitives import depend
+from .._autodiff.rule import Run
+from .._jax.types import Leaf, LeafIndex, OperandIndex, PyTree
 
 Values: TypeAlias = Sequence[Leaf]
 Wanted: TypeAlias = Sequence[OperandIndex]

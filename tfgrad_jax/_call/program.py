@@ -17,17 +17,17 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
-from tfgrad_jax._autodiff.function import Forward
-from tfgrad_jax._closure.functions import Apart, taken_apart
-from tfgrad_jax._closure.traced import Traced, traced
-from tfgrad_jax._closure.walk import ARRAYS, survey
-from tfgrad_jax._frontend.grad_fn import Call, CallSpec
-from tfgrad_jax._frontend.structure import Outputs
-from tfgrad_jax._jax.compat import is_ref
-from tfgrad_jax._jax.jaxpr import dependence
-from tfgrad_jax._jax.shown import is_live
-from tfgrad_jax._jax.trace import plainly
-from tfgrad_jax._jax.types import (
+from .._autodiff.function import Forward
+from .._closure.functions import Apart, taken_apart
+from .._closure.traced import Traced, traced
+from .._closure.walk import ARRAYS, survey
+from .._frontend.grad_fn import Call, CallSpec
+from .._frontend.structure import Outputs
+from .._jax.compat import is_ref
+from .._jax.jaxpr import dependence
+from .._jax.shown import is_live
+from .._jax.trace import plainly
+from .._jax.types import (
     AnyFunction,
     Aval,
     Inert,
@@ -36,11 +36,10 @@ from tfgrad_jax._jax.types import (
     has_gradient,
     type_of,
 )
-from tfgrad_jax._jax.watch import Watch
-from tfgrad_jax._jax.watching import evaluating
-from tfgrad_jax._messages import errors
-from tfgrad_jax._messages.source import Source
-
+from .._jax.watch import Watch
+from .._jax.watching import evaluating
+from .._messages import errors
+from .._messages.source import Source
 from .ordinary import with_ordinary_gradients
 from .rule import Kept, kept
 from .weights import Names, Refused, Weights, names_of

@@ -12,18 +12,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from tfgrad_jax._closure.functions import Apart, taken_apart
-from tfgrad_jax._closure.traced import traced
-from tfgrad_jax._closure.walk import Matches
-from tfgrad_jax._frontend.grad_fn import Call, GradFn
-from tfgrad_jax._frontend.structure import Outputs
-from tfgrad_jax._jax.trace import is_of
-from tfgrad_jax._jax.types import Leaf, OperandIndex
-from tfgrad_jax._jax.watch import Watch
-from tfgrad_jax._jax.watching import replacing, reviving
-from tfgrad_jax._messages import errors
-from tfgrad_jax._messages.runs import annotate_recorded
-
+from .._closure.functions import Apart, taken_apart
+from .._closure.traced import traced
+from .._closure.walk import Matches
+from .._frontend.grad_fn import Call, GradFn
+from .._frontend.structure import Outputs
+from .._jax.trace import is_of
+from .._jax.types import Leaf, OperandIndex
+from .._jax.watch import Watch
+from .._jax.watching import replacing, reviving
+from .._messages import errors
+from .._messages.runs import annotate_recorded
 from .weights import Weights
 
 Values: TypeAlias = Sequence[Leaf]

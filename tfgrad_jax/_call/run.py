@@ -8,15 +8,14 @@ from typing import Any
 
 from jax.tree_util import tree_leaves, tree_unflatten
 
-from tfgrad_jax._autodiff.custom import differentiated
-from tfgrad_jax._closure.walk import constants_of, survey
-from tfgrad_jax._frontend.grad_fn import Call
-from tfgrad_jax._jax.compat import is_ref
-from tfgrad_jax._jax.shown import is_live
-from tfgrad_jax._jax.trace import has_values, innermost, is_of, is_recording
-from tfgrad_jax._jax.types import PyTree, is_traced
-from tfgrad_jax._messages import errors
-
+from .._autodiff.custom import differentiated
+from .._closure.walk import constants_of, survey
+from .._frontend.grad_fn import Call
+from .._jax.compat import is_ref
+from .._jax.shown import is_live
+from .._jax.trace import has_values, innermost, is_of, is_recording
+from .._jax.types import PyTree, is_traced
+from .._messages import errors
 from .direct import direct
 from .program import program_of
 

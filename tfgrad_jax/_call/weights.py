@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tfgrad_jax._closure.walk import named
-from tfgrad_jax._frontend.grad_fn import Call, GradFn, Held, Variables
-from tfgrad_jax._frontend.within import Within
-from tfgrad_jax._jax.compat import is_ref
-from tfgrad_jax._jax.shown import Run
-from tfgrad_jax._jax.types import Aval, Leaf, OperandIndex, has_gradient, type_of
-from tfgrad_jax._messages import errors, gradient_errors
-from tfgrad_jax._messages.source import Source
+from .._closure.walk import named
+from .._frontend.grad_fn import Call, GradFn, Held, Variables
+from .._frontend.within import Within
+from .._jax.compat import is_ref
+from .._jax.shown import Run
+from .._jax.types import Aval, Leaf, OperandIndex, has_gradient, type_of
+from .._messages import errors, gradient_errors
+from .._messages.source import Source
 
 Names = Mapping[OperandIndex, str]
 

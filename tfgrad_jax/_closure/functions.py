@@ -149,7 +149,7 @@ def _is_changed(part: _Part) -> bool:
     if part.value is None:
         return False  # it leads to an array, so it is rebuilt in any case
     cells = part.value.__closure__ or ()
-    every = zip(cells, part.cells, part.inner, strict=False)
+    every: Any = zip(cells, part.cells, part.inner, strict=False)
     return any(kept is None and content(c) is not p.value for c, kept, p in every)
 
 
@@ -226,7 +226,8 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
         return Apart([], _Part(rule), False, (), (), (), ())
     for part in functions:  # the cells of others are filled anew
         # What has no value yet gets one later, as in every function.
-        part.cells = [c if id(c) in live or content(c) is EMPTY else None for c in part.cells]
+        cells = [c for c in part.cells if c is not None]
+        part.cells = [c if id(c) in live or content(c) is EMPTY else None for c in cells]
         part.moves = None in part.cells
     every = [*parts.values()]
     changes = True

@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from tfgrad_jax._jax.types import Copied
-
+from .._jax.types import Copied
 from .walk import EMPTY, JITTED, PLAIN, attributes_of, constants_of, is_inert
 
 Make: TypeAlias = Callable[[Sequence[Any]], Any]  # a value, of other parts

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 from jax.tree_util import tree_structure, tree_unflatten
 
-from tfgrad_jax._jax.compat import is_ref
-from tfgrad_jax._jax.jaxpr import evaluate, without_consts
-from tfgrad_jax._jax.trace import is_staging
-from tfgrad_jax._jax.types import Aval, Leaf, PyTree
-from tfgrad_jax._jax.watching import recording
-from tfgrad_jax._messages.source import Source
+from .._jax.compat import is_ref
+from .._jax.jaxpr import evaluate, without_consts
+from .._jax.trace import is_staging
+from .._jax.types import Aval, Leaf, PyTree
+from .._jax.watching import recording
+from .._messages.source import Source
 
 Run: TypeAlias = Callable[[Sequence[Leaf], Sequence[Leaf]], PyTree]
 

@@ -25,7 +25,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, get_opaque_trace_state
 
-from tfgrad_jax._jax.types import Copied, Inert
+from .._jax.types import Copied, Inert
 
 Object: TypeAlias = Any  # any Python object
 Id: TypeAlias = int  # of an object that is kept alive meanwhile
@@ -212,7 +212,7 @@ def held_by(value: Object) -> Iterator[tuple[str, Object]]:
     elif cls is functools.partial:
         yield from (("", value.func), (".args", value.args), (".keywords", value.keywords))
     elif isinstance(value, CACHED):  # not the results: they depend on what was called before
-        yield "", value.__wrapped__
+        yield "", getattr(value, "__wrapped__", None)
     elif isinstance(value, weakref.ref):
         yield "", value()
     elif isinstance(value, (ClosedJaxpr, Jaxpr)):

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import weakref
 from typing import Any
 
 import jax
@@ -80,16 +79,6 @@ def is_ref(value: Any) -> bool:
 def is_ref_type(aval: Any) -> bool:
     """Return whether a type is one of mutable arrays: only these have an inner type."""
     return hasattr(aval, "inner_aval")
-
-
-def is_of_jit(reference: Any) -> bool:
-    """Return whether a weak reference is one of JAX's caches, to what `jax.jit` has traced.
-
-    Their callbacks are in C++. Before JAX 0.12 some are in Python, and cannot be told from others.
-    """
-    if type(reference) in weakref.ProxyTypes:  # it shows the attributes of the object
-        return False
-    return type(reference.__callback__).__module__ == "nanobind"
 
 
 def varying(aval: Any) -> frozenset[Any]:

@@ -192,40 +192,6 @@ def depends_on(mask: Mask, start: int, stop: int) -> bool:
     return bool(mask & these)
 
 
-class _Reads(Dependence):
-    """Also follow constant arrays: their bits come after those of the operands."""
-
-    def __init__(self, operands: int) -> None:
-        super().__init__()
-        self._operands = operands
-        self.arrays: list[jax.Array] = []
-
-    def constant(self, value: Leaf) -> Mask:
-        if not isinstance(value, jax.Array):
-            return 0
-        self.arrays.append(value)
-        place = next(i for i, array in enumerate(self.arrays) if array is value)
-        return 1 << self._operands + place
-
-
-def reads(closed: ClosedJaxpr) -> list[tuple[set[int], list[jax.Array]]]:
-    """Return for each result which operands it depends on (positions), and which constant arrays.
-
-    These are the constants of the jaxpr and of those that it calls, such as of a jitted function.
-    """
-    n = len(closed.jaxpr.invars)
-    analysis = _Reads(n)
-    constants = [analysis.constant(c) for c in closed.consts]
-    operands = [1 << i for i in range(n)]
-    return [
-        (
-            {i for i in range(n) if depends_on(mask, i, i + 1)},
-            [a for i, a in enumerate(analysis.arrays, n) if depends_on(mask, i, i + 1)],
-        )
-        for mask in flow(without_consts(closed), [*constants, *operands], analysis)
-    ]
-
-
 def call_body(eqn: Eqn) -> Body | None:
     """Return the body of an equation that calls it once, with its own operands, or None."""
     if eqn.primitive.name != "scan":

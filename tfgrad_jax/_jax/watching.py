@@ -90,9 +90,9 @@ def standing_for(tree: PyTree) -> PyTree:
 def reviving(ofs: tuple[Trace, ...]) -> Iterator[Watch]:
     """Run a rule in which tracers of derivatives that are over count as running.
 
-    Its value is computed: what it calls needs no rules of its own. In reverse mode, what it computes
-    is a value, since the calls that it may leave something for have run before. Forward mode runs
-    it between them.
+    Its value is computed: what it calls needs no rules of its own. In reverse mode, what it
+    computes is a value, since the calls that it may leave something for have run before. Forward
+    mode runs it between them.
     """
     run = Run(ofs[-1] if is_forward(ofs[-1]) else None, (), _none_left)
     with contextlib.ExitStack() as stack:

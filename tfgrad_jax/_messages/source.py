@@ -5,7 +5,6 @@ user's names for the functions that it traces. `line` and its kin return the lin
 that led to an operation or to an error.
 """
 
-import dis
 import functools
 import inspect
 import itertools
@@ -61,13 +60,6 @@ def codes_inside(code: types.CodeType | None) -> Iterator[types.CodeType]:
         if isinstance(constant, types.CodeType):
             yield constant
             yield from codes_inside(constant)
-
-
-@functools.cache
-def names_in(code: types.CodeType, *operations: str) -> tuple[str, ...]:
-    """Return the names on which code itself has operations such as `LOAD_GLOBAL`, in order."""
-    found = (i.argval for i in dis.get_instructions(code) if i.opname in operations)
-    return tuple(dict.fromkeys(found))
 
 
 def is_within(outer: types.CodeType | None, code: types.CodeType | None) -> bool:
