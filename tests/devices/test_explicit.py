@@ -325,7 +325,7 @@ def test_a_gradient_that_is_summed_too_early_is_refused(reduced):
 
     said = (
         r"of type float32\[16,4\] for the input `w`; expected its own sharding, "
-        r"float32\[16,4\]{U:data}. .* `out_sharding=jax.P\(None, None, unreduced={'data'}.*\)`"  # by version, with a kind
+        r"float32\[16,4\]{U:data}. .* `out_sharding=jax.P\(None, None, unreduced={'data'}.*\)`"
     )
     with pytest.raises(ValueError, match=said):
         jax.grad(lambda w, x: jnp.sum(custom_gradient(f)(w, x)))(*reduced)
