@@ -49,8 +49,7 @@ _ENDS = (
 _LIBRARIES = frozenset({"jax", "jaxlib", "numpy", *sys.stdlib_module_names})
 _OURS = __name__.rpartition("._closure")[0]
 _KNOWN = np.dtype, Inert, enum.Enum
-# How many objects to visit; and how many for functions alone, of which the variables may change.
-BUDGET, _BUDGET_OF_FUNCTIONS = 10_000, 1_000
+BUDGET, _BUDGET_OF_FUNCTIONS = 10_000, 1_000  # of objects to visit, for arrays and for functions
 
 
 def content(cell: types.CellType) -> Object:
