@@ -312,6 +312,9 @@ def test_a_log_of_values_that_are_not_traced_any_more(ended, where):
         "shard_map": lambda: on_eight(leave, P("i"), P("i"))(rows),
     }[ended]()
 
+    if ended == "grad" and log[0]._trace.is_valid():
+        pytest.skip("this version of JAX does not say that a derivative is over")
+
     def h(x, w):
         def f(x):
             y = w * x + (0 * len(log) if where == "f" else 0)

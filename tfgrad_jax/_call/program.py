@@ -129,15 +129,13 @@ class Program(Inert):
         return Forward(leaves, outputs.differentiable, rule.run, residuals, gives)
 
 
-def program_of(call: Call, is_late: bool) -> tuple[Any, list[Leaf]]:
+def late(call: Call) -> tuple["Late", list[Leaf]]:
     """Return a call as what JAX can differentiate, and its operands."""
-    if is_late:
-        held = taken_apart(call.held, lambda _: False, (), looks=False)
-        return Late(call.spec, dataclasses.replace(call, operands=[]), held), call.operands
-    return _traced(call)
+    held = taken_apart(call.held, lambda _: False, (), looks=False)
+    return Late(call.spec, dataclasses.replace(call, operands=[]), held), call.operands
 
 
-def _traced(call: Call) -> tuple[Program, list[Leaf]]:
+def traced_call(call: Call) -> tuple[Program, list[Leaf]]:
     """Trace `f`, around the tracers that it captured."""
     of_call, held, n_inputs = call.spec, call.held, len(call.operands)
 
@@ -295,9 +293,11 @@ class Late(Inert):
             return _leaves(self.call, run, self.types, operands)
 
     def forward(self, operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
+        if (found := self.held.rebound()) is not None:
+            raise errors.rebound(self.source, found.function, found.name)
         held, _ = self.held.rebuilt(None)
         call = dataclasses.replace(self.call, primal=None, held=held, operands=[*operands])
-        program, every = _traced(call)
+        program, every = traced_call(call)
         if len(every) > len(operands):
             raise errors.hidden_tracer(self.source)
         forward = program.forward(every, perturbed)

@@ -17,7 +17,7 @@ from .._jax.trace import has_values, innermost, is_of, is_recording
 from .._jax.types import PyTree, is_traced
 from .._messages import errors
 from .direct import direct
-from .program import program_of
+from .program import late, traced_call
 
 
 def run(call: Call, name: str) -> PyTree:
@@ -27,7 +27,7 @@ def run(call: Call, name: str) -> PyTree:
         raise errors.hidden_tracer(call.spec.source)
     if _is_direct(call, of):
         return direct(call, name, of)
-    program, operands = program_of(call, _is_late(call, of))
+    program, operands = late(call) if _is_late(call, of) else traced_call(call)
     leaves = differentiated(program, name, operands) if operands else program.value([])
     return tree_unflatten(program.treedef, leaves)
 

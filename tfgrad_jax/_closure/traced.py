@@ -1,7 +1,6 @@
 """Trace a function, to get in a list what it captures, and to evaluate it around other values."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
@@ -58,7 +57,12 @@ def traced(
     # derivative of its own; and so for each function around it. As one `jit` it is one operation:
     # a nest of 20 took 16 times as long as one of 5. Not with effects: an axis that a `vmap` binds
     # is not bound where JAX transposes the body of a `jit`; nor a rule, which is recorded no more.
-    as_one = jax.jit(source.named(functools.partial(evaluate, jaxpr), ()))
+
+    @jax.jit
+    def as_one(*operands: Leaf) -> list[Leaf]:
+        with jax.named_scope(source.name.rpartition(".")[2]):  # for profiles
+            return evaluate(jaxpr, *operands)
+
     is_one = not (is_rule or jaxpr.effects)
 
     def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:

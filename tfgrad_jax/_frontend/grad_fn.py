@@ -161,7 +161,7 @@ class CallSpec(Inert):
 
     def value(self, held: Held) -> PyTree:
         """Return `y` alone, as `f` computes it."""
-        y, _ = self._pair(held)
+        y, _ = checked_pair(held.f, *self._arguments(held), self.source, self.within)
         return checked_outputs(held.f, y)
 
     def primal(self, held: Held) -> PyTree:
@@ -171,7 +171,7 @@ class CallSpec(Inert):
 
     def apply(self, held: Held) -> Result:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
-        y, grad_fn = self._pair(held)
+        y, grad_fn = checked_pair(held.f, *self._arguments(held), self.source, self.within)
         if isinstance(grad_fn, Copied):  # a decorated function
             grad_fn = grad_fn.as_rule()
         returned, treedef = tree_flatten(checked_outputs(held.f, y))
@@ -181,9 +181,6 @@ class CallSpec(Inert):
         accepts, source = accepts_variables(grad_fn), Source.of(grad_fn)
         rule = GradFn(gradients, grad_fn, accepts, source, outputs.only(returned))
         return leaves, outputs, rule
-
-    def _pair(self, held: Held) -> Pair:
-        return checked_pair(held.f, *self._arguments(held), self.source, self.within)
 
     def _arguments(self, held: Held) -> tuple[Arguments, Keywords]:
         values = [*held.bound_to, *held.inputs]

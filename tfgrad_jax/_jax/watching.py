@@ -90,14 +90,15 @@ def standing_for(tree: PyTree) -> PyTree:
 def reviving(ofs: tuple[Trace, ...]) -> Iterator[Watch]:
     """Run a rule in which tracers of derivatives that are over count as running.
 
-    Its value is computed: what it calls needs no rules of its own. In reverse mode, what it
-    computes is a value, since the calls that it may leave something for have run before. Forward
-    mode runs it between them.
+    In reverse mode, what it computes is a value, since the calls that it may leave something for
+    have run before; forward mode runs it between them. Where its value alone is computed, what it
+    calls needs no rules of its own; where forward mode traces it, these are its transpose.
     """
+    now = _current_trace(())
     run = Run(ofs[-1] if is_forward(ofs[-1]) else None, (), _none_left)
     with contextlib.ExitStack() as stack:
         for of in ofs:
             stack.enter_context(revived(of))
-        watch = stack.enter_context(Watch.running(_current_trace(()), run, ofs=ofs))
-        stack.enter_context(plainly())
+        watch = stack.enter_context(Watch.running(now, run, ofs=ofs))
+        stack.enter_context(plainly() if has_values(now) else contextlib.nullcontext())
         yield watch

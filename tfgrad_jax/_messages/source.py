@@ -81,18 +81,16 @@ class Source(NamedTuple):
         name, code = _resolve(f)
         return cls(repr(f) if name is None else name, code)
 
-    def named(self, run: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-        """Return `run` such that JAX's own errors show this source and these names of operands."""
+    def named(self, run: Any, names: Sequence[str]) -> Callable[..., Any]:
+        """Let JAX's own errors show this source, and these names of operands, for our function.
 
-        def named(*operands: Any) -> Any:
-            return run(*operands)
-
+        No wrapper, which would be one frame more at each level of a nest: Python allows 1,000.
+        """
         if self.code is not None:
             name = self.name.rpartition(".")[2]
-            shown: Any = types.SimpleNamespace(__name__=name, __code__=self.code)
-            named.__signature__ = _Operands(names)  # type: ignore[attr-defined]
-            named.__wrapped__ = shown  # type: ignore[attr-defined]
-        return named
+            run.__signature__ = _Operands(names)
+            run.__wrapped__ = types.SimpleNamespace(__name__=name, __code__=self.code)
+        return run
 
     def line(self, source_info: Any) -> str:
         """Return "file:line" of the line in the function that led to a source that JAX recorded."""

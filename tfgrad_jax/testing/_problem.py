@@ -155,7 +155,9 @@ class _Tape:
             if id(v) in self._declared:
                 self.found[id(v)], of = (v, ""), of | {id(v)}
             of |= self.constants_of(v)
-        self._of |= {id(r): (r, of) for r in results}
+        # A call with a derivative of its own returns what operations inside have made.
+        before = {id(r): self._of[id(r)][1] for r in results if id(r) in self._of}
+        self._of |= {id(r): (r, of | before.get(id(r), _Constants())) for r in results}
 
     def constants_of(self, v: Leaf) -> _Constants:
         if id(v) not in self._of:
