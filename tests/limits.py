@@ -605,7 +605,7 @@ limit(
     "Within derivatives such a rule is recorded, and to record it again has no end.",
     lambda: fourth(reads_y=False),
     RecursionError,
-    "inside itself|recursion depth",
+    "calls the function itself|recursion depth",
     lambda: fourth(reads_y=True),
     16 * jnp.exp(jnp.float32(1)),
 )
