@@ -171,12 +171,12 @@ RIGHT = "f, then f", "f, then its rule", "the rule, then the rule"
 OWN = "nnx Variable", "linen variable"  # the library may refuse the assignment, in its words
 ERRORS = TypeError, ValueError, jax.errors.UnexpectedTracerError
 
-# Not those that only a rule fills, at second order: forward mode runs it on values, and what it
-# leaves in a variable or a dict is one of them (limits).
+# Not those that only a rule fills, where forward mode runs it on values first: what it leaves in a
+# variable or a dict is one of them.
 EVERY = [
     (memo, program, world)
     for memo, program, world in itertools.product(MEMOS, PROGRAMS, WORLDS)
-    if not (program.startswith("the rule") and world == "hessian")
+    if not (program.startswith("the rule") and world in ("hessian", "jvp"))
 ]
 CORE = [
     *itertools.product(["cached property", "attribute"], PROGRAMS, WORLDS),
