@@ -273,7 +273,9 @@ class Watch(Transparent):
             is_on = any(watch is self and watch.run.key is key for watch in running())
             if not is_on:
                 return call(*args)
-            before = self.parent_trace, self.above, self._own, self._made
+            before = self.parent_trace, self.above, self._own, self._made, self.instead
+            # Not the aliases: further down, a value is the one inside of several weights.
+            self.instead = self.replaced
             self.parent_trace, self.above = _current_trace(()), None
             if self.parent_trace is not before[0]:
                 self._own = (*self._own, self.parent_trace)
@@ -286,7 +288,7 @@ class Watch(Transparent):
                         return results.map(self.lower)
                     return list(map(self.lower, results))
             finally:
-                self.parent_trace, self.above, self._own, self._made = before
+                self.parent_trace, self.above, self._own, self._made, self.instead = before
 
         call: AnyFunction = getattr(f, "call_wrapped", f)
         return wrap_init(run, debug_info=f.debug_info) if hasattr(f, "call_wrapped") else run
