@@ -500,6 +500,40 @@ limit(
 )
 
 
+def tangent_with_a_memo(fills_in_the_rule: bool) -> Any:
+    """Return `jvp` of `f(x) + x**2`; the square is a memo of the rule, or computed beside it."""
+
+    def loss(x: Any) -> Any:
+        memo: dict[str, Any] = {}
+
+        @custom_gradient
+        def f(x: Any) -> Any:
+            def rule(dy: Any) -> Any:
+                memo["square"] = x**2
+                return 7 * dy
+
+            return 2 * x, rule
+
+        y = f(x)
+        return y + (memo["square"] if fills_in_the_rule else x**2)
+
+    return jax.jvp(loss, (X,), (1.0,))[1]
+
+
+limit(
+    "memos that a rule fills",
+    "`jvp` runs a rule at once, so what the rule leaves in a dictionary or a variable can be read "
+    "there: it has its value but no derivative, without an error. Do not read it in the "
+    "differentiated function.",
+    "The rule runs on plain values; its result is not seen until it is read.",
+    lambda: assert_same(tangent_with_a_memo(True), 7 + 2 * X),
+    AssertionError,
+    "differ",
+    lambda: tangent_with_a_memo(False),
+    7 + 2 * X,
+)
+
+
 def of_an_item(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def loss(w: Any) -> Any:
         @custom_gradient(variables="autodiff")
@@ -887,6 +921,7 @@ GROUPS = {  # on the page of limits
     "Weights and state": (
         "objects that change",
         "memos that a function fills",
+        "memos that a rule fills",
         "numbers out of a weight",
         "rules that use up what is read",
         "variables by identity",
