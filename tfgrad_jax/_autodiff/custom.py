@@ -27,7 +27,6 @@ from typing import Any
 
 import jax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import set_current_trace
 
 from .._jax.compat import (
     KEEPS_CUSTOM_JVP,
@@ -38,7 +37,7 @@ from .._jax.compat import (
     zeros,
 )
 from .._jax.jaxpr import dependence, depends_on, evaluate, mapped_with, without_consts
-from .._jax.trace import in_derivative, is_reverse, is_staging, is_transposed
+from .._jax.trace import below, in_derivative, is_reverse, is_staging, is_transposed
 from .._jax.types import (
     AnyFunction,
     Cotangents,
@@ -64,7 +63,7 @@ def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> l
         return _linear(function, operands)
     if (lowered := in_derivative(operands)) is not None:
         of, operands, primals = lowered
-        with set_current_trace(of.parent_trace), jax.named_scope(name):
+        with below(of), jax.named_scope(name):
             primals = arrays(primals)
             places = [
                 i for i, (p, o) in enumerate(zip(primals, operands, strict=True)) if p is not o
@@ -90,7 +89,7 @@ def record(
     others took a third of the time.
     """
     perturbed = [p is not o for p, o in zip(primals, operands, strict=True)]
-    with set_current_trace(of.parent_trace):
+    with below(of):
         leaves, rule = with_rule(forward, source, primals, perturbed)
         if is_reverse(of):
             leaves, rule = attached(leaves, rule, primals)

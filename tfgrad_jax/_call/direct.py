@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import find_top_trace, set_current_trace
 from jax.tree_util import tree_unflatten
 
 from .._autodiff.attached import arrays
@@ -23,7 +22,7 @@ from .._autodiff.rule import Run as RunOfRule
 from .._closure.walk import constants_of, survey
 from .._frontend.grad_fn import Call
 from .._jax.shown import Run, is_live
-from .._jax.trace import has_values, is_forward, is_of, plainly
+from .._jax.trace import at, below, has_values, is_forward, is_of, plainly, primal
 from .._jax.types import Leaf, PyTree, has_gradient
 from .._jax.watch import Watch
 from .._messages import errors
@@ -40,20 +39,20 @@ class _Place(NamedTuple):
     """Where `f` runs."""
 
     inputs: Sequence[Leaf]
-    run: Run | None  # what it takes; None: nothing
+    watch: Watch | None  # None: it takes nothing from outside
     lower: Level
     is_made: Callable[[Leaf], bool]  # whether `f` has made a value
 
 
 def direct(call: Call, name: str, of: Derivative) -> PyTree:
     """Return `y`. `of` is the trace that differentiates."""
-    source, now = call.spec.source, find_top_trace(())
-    outer = now if isinstance(now, Watch) else None
+    source, outer = call.spec.source, Watch.now()
     at_level: Level = outer.lower if outer is not None else lambda v: v
     are_values = has_values(of.parent_trace)
-    with jax.named_scope(name), set_current_trace(of.parent_trace):
-        primals = arrays([of.to_primal_tangent_pair(at_level(v))[0] for v in call.operands])
-        with _placed(call, of, outer, primals) as (inputs, run, lower, is_made):
+    with jax.named_scope(name), below(of):
+        primals = arrays([primal(at_level(v), of) for v in call.operands])
+        with _placed(call, of, outer, primals) as (inputs, watch, lower, is_made):
+            run = None if watch is None else watch.run
             try:
                 # JAX does not differentiate values again: functions inside need no rules.
                 needs_none = are_values and not call.autodiff
@@ -63,15 +62,15 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
             except Exception as error:
                 annotate_derivative(error, source)
                 raise
-            if run is not None:
-                leaves = find_top_trace(()).returned(leaves)
+            if watch is not None:
+                leaves = watch.returned(leaves)
             weights, y = Weights.of(call, grad_fn, run), grad_fn.y
             taken = [*weights.operands, *call.operands]
             own = y is not None and not are_values and is_made(y)
             first: Sequence[Leaf] = weights.operands
             if call.autodiff:  # of what `f` captured there is the derivative of `y` itself
                 first = [leaves[i] for i in outputs.differentiable]
-                leaves = [of.to_primal_tangent_pair(v)[0] for v in leaves]
+                leaves = [primal(v, of) for v in leaves]
             operands = [*map(at_level, first), *map(at_level, call.operands)]
             primals = [*map(lower, first), *primals]
             pairs = zip(operands, primals, strict=True)
@@ -98,7 +97,7 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
     gives = {*weights.listed, *weights.refused, *range(len(first), len(operands))}
     gives |= set(range(len(first))) if call.autodiff else set()
     forward = Forward(leaves, outputs.differentiable, body, residuals, gives)
-    with set_current_trace(of):
+    with at(of):
         leaves = record(forward, name, source, operands, primals, of)
     if outer is not None:
         leaves = outer.handed_on(taken, leaves)
@@ -147,8 +146,8 @@ def _placed(
                 return not (watch.is_outside(y) or any(y is v for v in inputs))
             return isinstance(y, _ARRAYS) and not survey(call.held, lambda v: v is y).leads
 
-        lower = lambda v: of.to_primal_tangent_pair(watch.lower(v))[0]  # noqa: E731
-        yield _Place(inputs, run, lower, is_made)
+        lower = lambda v: primal(watch.lower(v), of)  # noqa: E731
+        yield _Place(inputs, watch, lower, is_made)
 
 
 def _constants(call: Call) -> list[object] | None:
@@ -176,6 +175,6 @@ def _aliases(call: Call, of: Derivative) -> dict[int, Leaf]:
     for w in weights:
         v = w
         while isinstance(v, Tracer) and is_forward(v._trace):
-            v = v._trace.to_primal_tangent_pair(v)[0]
+            v = primal(v, v._trace)
             aliases[id(v)] = w
     return aliases

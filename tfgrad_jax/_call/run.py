@@ -13,7 +13,7 @@ from .._closure.walk import constants_of, survey
 from .._frontend.grad_fn import Call
 from .._jax.compat import is_ref
 from .._jax.shown import is_live
-from .._jax.trace import has_values, innermost, is_of, is_recording
+from .._jax.trace import differentiates, has_values, innermost, is_of, is_recording
 from .._jax.types import PyTree, is_traced
 from .._messages import errors
 from .direct import direct
@@ -34,9 +34,7 @@ def run(call: Call, name: str) -> PyTree:
 
 def _is_direct(call: Call, of: Any) -> bool:
     """Return whether JAX differentiates the call in its innermost transformation, `of`."""
-    if not (hasattr(of, "to_primal_tangent_pair") and hasattr(of, "parent_trace")):
-        return False  # the latter is not there where JAX transposes
-    if any(map(is_ref, call.operands)):
+    if not differentiates(of) or any(map(is_ref, call.operands)):
         return False
     if call.autodiff and not has_values(of.parent_trace):
         return False  # at the next order, `y` has the rule where its own operations are recorded

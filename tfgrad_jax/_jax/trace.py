@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import find_top_trace as _current_trace
+from jax.extend.core import set_current_trace as _set_trace
 
 from .compat import LINEARIZED, is_ref
 
@@ -50,6 +51,27 @@ def has_values(trace: Any) -> bool:
     while isinstance(trace, Transparent):
         trace = trace.parent_trace
     return trace == _IDLE
+
+
+def differentiates(trace: Any) -> bool:
+    """Return whether a trace is one at which JAX differentiates operations one by one."""
+    # Where JAX transposes, there is no trace below.
+    return hasattr(trace, "to_primal_tangent_pair") and hasattr(trace, "parent_trace")
+
+
+def primal(value: Any, derivative: Any) -> Any:
+    """Return the value at the level below a derivative."""
+    return derivative.to_primal_tangent_pair(value)[0]
+
+
+def at(trace: Any) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which operations run at a trace."""
+    return _set_trace(trace)
+
+
+def below(derivative: Any) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which operations run at the level below a derivative."""
+    return _set_trace(derivative.parent_trace)
 
 
 def is_of(tracer: Any, derivative: Any) -> bool:
@@ -198,10 +220,9 @@ def in_derivative(values: Sequence[Any]) -> tuple[Any, list[Any], list[Any]] | N
     None if JAX does not differentiate any of these values at this level.
     """
     trace = _current_trace(())
-    pair = getattr(trace, "to_primal_tangent_pair", None)
-    if pair is None:
+    if not hasattr(trace, "to_primal_tangent_pair"):
         return None
     values = [v if isinstance(v, jax.Array) or is_ref(v) else jax.numpy.asarray(v) for v in values]
-    primals = [pair(v)[0] for v in values]
+    primals = [primal(v, trace) for v in values]
     is_any = any(p is not v for p, v in zip(primals, values, strict=True))
     return (trace, values, primals) if is_any else None

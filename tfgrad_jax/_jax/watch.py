@@ -30,7 +30,7 @@ from jax.extend.source_info_util import register_exclusion
 
 from .compat import is_ref
 from .shown import Mask, Run, Shown, Trace, has_derivative, running
-from .trace import Transparent, is_of
+from .trace import Transparent, below, is_of, primal
 from .types import AnyFunction, Leaf
 
 # Where JAX names the line that led to an operation, it is no line of this module.
@@ -68,6 +68,12 @@ class Watch(Transparent):
     instead: Mapping[int, Leaf] = types.MappingProxyType({})
     replaced: Mapping[int, Leaf] = instead
     note: "Note | None" = None
+
+    @classmethod
+    def now(cls) -> "Watch | None":
+        """Return the watch under which code runs, if it is the current trace."""
+        trace = _current_trace(())
+        return trace if isinstance(trace, cls) else None
 
     @classmethod
     @contextlib.contextmanager
@@ -123,12 +129,12 @@ class Watch(Transparent):
         return v
 
     def _primal(self, w: Leaf, of: Trace) -> Leaf:
-        v = of.to_primal_tangent_pair(w)[0]
+        v = primal(w, of)
         if isinstance(v, jax.Array) or is_ref(v):
             return v
         numbers = self.run.numbers  # of Python: one array for each
         if id(w) not in numbers:
-            with _set_trace(of.parent_trace):
+            with below(of):
                 numbers[id(w)] = w, jnp.asarray(v)
         return numbers[id(w)][1]
 

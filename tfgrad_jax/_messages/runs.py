@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from jax.core import Tracer
 from jax.errors import UnexpectedTracerError
-from jax.extend.core import find_top_trace
 
 from .._jax.trace import is_of
 from .._jax.types import NEEDS_VALUES
+from .._jax.watch import Watch
 from . import errors, gradient_errors
 from .source import Source, Where
 from .tracebacks import frames, frames_of_jax, is_of_derivative, note
@@ -102,7 +102,8 @@ def _is_bare_weight(error: BaseException) -> bool:
 
 def _holds_weight(frames: Sequence[types.FrameType]) -> bool:
     """Return whether code has a tracer of a derivative that is on where a run of ours is."""
-    ofs = getattr(find_top_trace(()), "ofs", ())
+    watch = Watch.now()
+    ofs = () if watch is None else watch.ofs
     held = itertools.chain.from_iterable(f.f_locals.values() for f in frames)
     return any(isinstance(v, Tracer) and any(is_of(v, of) for of in ofs) for v in held)
 
