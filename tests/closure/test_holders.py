@@ -21,7 +21,8 @@ ARGS = W, X = jnp.float32(3), jnp.float32(2)
 DECLARED = hand_written(lambda w, x: w * x, lambda w, x: 5 * x, lambda w, x: 7 * w)
 ORDINARY = hand_written(lambda w, x: w * x, lambda w, x: x, lambda w, x: 7 * w)
 OF_THE_RULE = hand_written(lambda w, x: 3 * x + 0 * w, lambda w, x: 0 * w, lambda w, x: 7 * w)
-RULE_ALONE = pytest.mark.filterwarnings("ignore:.*which only its")  # on purpose
+# `f` does not read what these rules read, on purpose: so its gradient is 0, with a warning.
+RULE_ALONE = pytest.mark.filterwarnings("ignore:.*which only its")
 
 
 def input_and_rule(get, w):

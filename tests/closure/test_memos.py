@@ -59,7 +59,7 @@ def nonlocal_variable(w):
 
 
 def nnx_variable(w):
-    nnx = pytest.importorskip("flax.nnx")
+    nnx = pytest.importorskip("flax.nnx")  # not in the job without the GIL
 
     class Model(nnx.Module):
         def __init__(self):
@@ -75,7 +75,7 @@ def nnx_variable(w):
 
 
 def equinox_table(w):
-    eqx = pytest.importorskip("equinox")
+    eqx = pytest.importorskip("equinox")  # not in the job without the GIL
 
     class Model(eqx.Module):
         w: jax.Array
@@ -90,7 +90,7 @@ def equinox_table(w):
 
 
 def linen_variable(w):
-    nn = pytest.importorskip("flax.linen")
+    nn = pytest.importorskip("flax.linen")  # not in the job without the GIL
 
     class Model(nn.Module):
         def e(self):
@@ -184,6 +184,7 @@ CORE = [
 ]
 
 
+# In some of these programs only the rule reads `w`, on purpose: a gradient of 0, with a warning.
 @pytest.mark.filterwarnings("ignore:.*which only its")
 @pytest.mark.parametrize(("memo", "program", "world"), sample(EVERY, 20, dict.fromkeys(CORE)))
 def test_a_memo_is_right_or_an_error_with_its_remedy(memo, program, world):

@@ -147,7 +147,7 @@ def test_what_f_computes_from_a_weight_may_be_left_on_an_object(world):
 
 
 def linen_state(h):
-    nn = pytest.importorskip("flax.linen")
+    nn = pytest.importorskip("flax.linen")  # not in the job without the GIL
 
     class Net(nn.Module):
         @nn.compact

@@ -100,7 +100,7 @@ def haiku_loss(layer):
 
 
 def linen_loss(layer):
-    linen = pytest.importorskip("flax.linen")
+    linen = pytest.importorskip("flax.linen")  # not in the job without the GIL
 
     class Net(linen.Module):
         @linen.compact

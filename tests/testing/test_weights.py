@@ -61,7 +61,7 @@ def in_a_scan(w):
 
 
 def of_equinox(w):
-    eqx = pytest.importorskip("equinox")
+    eqx = pytest.importorskip("equinox")  # not in the job without the GIL
 
     class Module(eqx.Module):
         w: jax.Array
@@ -113,8 +113,8 @@ def test_second_derivatives_by_declared_weights(way):
 
 
 def test_what_is_passed_is_checked():
-    eqx = pytest.importorskip("equinox")
-    nnx = pytest.importorskip("flax.nnx")
+    eqx = pytest.importorskip("equinox")  # not in the job without the GIL
+    nnx = pytest.importorskip("flax.nnx")  # not in the job without the GIL
 
     class Module(eqx.Module):
         w: jax.Array
