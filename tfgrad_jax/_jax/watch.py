@@ -159,13 +159,13 @@ class Watch(Transparent):
             return mask
         return self.run.bit(v)
 
-    def returned(self, values: Sequence[Leaf]) -> Sequence[Leaf]:
+    def returned(self, values: Sequence[Leaf]) -> list[Leaf]:
         """Return what stands for values that the code returns: one may be from outside."""
         bare, mask = self._opened(values)
         self.run.use(mask, moves=True)
         if self.ofs:
             self.run.returned = mask
-        return bare
+        return list(bare)
 
     def marked(self, results: Any, mask: Mask) -> Any:
         """Return results of an operation such that what they depend on is known."""
