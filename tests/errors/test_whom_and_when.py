@@ -429,6 +429,7 @@ def traced(w, t):
 UNLISTED = {
     "a variable": (ruled(undeclared), "`t`"),
     "an attribute": (lambda w, t: Scaled(w, t).of(2.0), "`self.t`"),
+    "an attribute alone": (lambda w, t: Scaled(3.0, t).of(2.0), "`self.t`"),
     "no variables": (
         lambda w, t: custom_gradient(lambda x: (2 * x, lambda dy: dy * t))(w),
         "`t`",
@@ -441,6 +442,7 @@ UNLISTED = {
 }
 LISTED = {
     "held, and not read": lambda w, t: Scaled(w, t).without(2.0),
+    "held alone, and not read": lambda w, t: Scaled(3.0, t).without(2.0),
     "what `f` computes from it": ruled(lambda w, t: undeclared(w, 2 * t)),
     "autodiff": ruled(lambda w, t: lambda dy: dy * t, variables="autodiff"),
     "declared": lambda w, t: ruled(

@@ -19,7 +19,7 @@ from .._autodiff.attached import arrays
 from .._autodiff.custom import record
 from .._autodiff.function import Forward
 from .._autodiff.rule import Run as RunOfRule
-from .._closure.walk import constants_of, survey
+from .._closure.walk import Matches, constants_of, survey
 from .._frontend.grad_fn import Call
 from .._jax.shown import Run, is_live
 from .._jax.trace import at, below, has_values, is_forward, is_of, plainly, primal
@@ -83,10 +83,16 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
                 takes, ofs = is_its, (*(outer.ofs if outer else ()), of)
             found = kept(call, grad_fn, outputs, leaves, weights, takes, y if own else None, ofs)
             if weights.may_warn and run is not None:
-                known = {id(v) for v in taken}
-                alone = [v for v in found.read if run.is_captured(v) and is_its(v)]
-                alone = [v for v in alone if id(v) not in known and has_gradient(v)]
-                weights.warn_of(call.held, alone, grad_fn.held)
+                if found.read is not None:
+                    known = {id(v) for v in taken}
+                    alone = [v for v in found.read if run.is_captured(v) and is_its(v)]
+                    alone = [v for v in alone if id(v) not in known and has_gradient(v)]
+                    weights.warn_of(call.held, alone, grad_fn.held)
+                elif not wanted:
+                    # Else the rule would not run, and not warn of what it alone reads.
+                    reached = _reached(grad_fn.held, is_its)
+                    operands += map(at_level, reached)
+                    primals += map(lower, reached)
             residuals = list(map(lower, found.residuals))
         for k in found.own:
             residuals[k] = outputs.only(leaves)
@@ -164,17 +170,23 @@ def _aliases(call: Call, of: Derivative) -> dict[int, Leaf]:
     In forward mode, `jax.lax.stop_gradient(w)` returns the value inside `w` without an operation,
     so no watch sees it. The list of variables had `w` in reverse mode alone.
     """
-    weights, aliases = list[Leaf](), dict[int, Leaf]()
-
-    def collects(v: object) -> bool:
-        if isinstance(v, Tracer) and is_of(v, of):
-            weights.append(v)
-        return False
-
-    survey(call.held, collects)
-    for w in weights:
+    aliases = dict[int, Leaf]()
+    for w in _reached(call.held, lambda v: isinstance(v, Tracer) and is_of(v, of)):
         v = w
         while isinstance(v, Tracer) and is_forward(v._trace):
             v = primal(v, v._trace)
             aliases[id(v)] = w
     return aliases
+
+
+def _reached(value: object, matches: Matches) -> list[Leaf]:
+    """Return all that an object leads to, of what matches."""
+    found = list[Leaf]()
+
+    def collects(v: object) -> bool:
+        if matches(v):
+            found.append(v)
+        return False
+
+    survey(value, collects)
+    return found

@@ -157,7 +157,7 @@ def traced_call(call: Call) -> tuple[Program, list[Leaf]]:
             raise errors.makes_ref(of_call.source)
         refs = {k: places.get(id(r), r) for k, r in refs.items()}
         arrays = [r for r in residuals if not is_ref(r)]
-        held_ids, read = ({id(v) for v in some} for some in (residuals, found.read))
+        held_ids, read = ({id(v) for v in some} for some in (residuals, found.read or ()))
         found = found._replace(residuals=[], read=())  # no tracer of this trace
         return [*leaves, *arrays], _Aside(outputs, weights, found, refs, held_ids, read)
 

@@ -68,7 +68,7 @@ class Kept(NamedTuple):
     rule: Rule
     residuals: list[Leaf]
     own: Sequence[int]  # which of these are the only output of `f`
-    read: Sequence[Leaf]  # what it certainly reads
+    read: Sequence[Leaf] | None  # what it certainly reads; None: it says so when it runs
 
 
 def kept(
@@ -92,7 +92,7 @@ def kept(
     if apart.is_whole and not (apart.changes_outer if ofs else apart.hidden):
         body, held, read = _put_together(grad_fn, apart), apart.taken, apart.held
     elif ofs is not None and not _CONFIG.jax_check_tracer_leaks:  # it holds tracers
-        body, held, read = _revived(call, grad_fn, apart, weights, ofs), [], ()
+        body, held, read = _revived(call, grad_fn, apart, weights, ofs), [], None
     else:
         body, held = _recorded(call, grad_fn, outputs, leaves, weights, values, y)
         read = held
