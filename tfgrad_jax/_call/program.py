@@ -37,7 +37,6 @@ from .._jax.types import (
     type_of,
 )
 from .._jax.watch import Watch
-from .._jax.watching import evaluating
 from .._messages import errors
 from .._messages.source import Source
 from .ordinary import with_ordinary_gradients
@@ -106,8 +105,7 @@ class Program(Inert):
     def value(self, operands: Values) -> list[Leaf]:
         if self.primal is not None:
             return self.primal(operands)
-        with evaluating():
-            return self.evaluate(operands)[: self.outputs.count]
+        return self.evaluate(operands)[: self.outputs.count]
 
     def forward(self, operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
         if self.ordinary:

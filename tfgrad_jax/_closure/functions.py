@@ -19,7 +19,6 @@ from .holders import opened as opened_by
 from .walk import (
     ARRAYS,
     EMPTY,
-    JITTED,
     PLAIN,
     Id,
     Matches,
@@ -33,8 +32,6 @@ from .walk import (
     live_cells,
     survey,
 )
-
-_CODE = types.FunctionType, types.BuiltinFunctionType, JITTED, type
 
 
 class _Part:
@@ -172,7 +169,7 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
     def part_of(v: Any) -> _Part:
         nonlocal is_whole
         cls = type(v)
-        if cls in PLAIN or v is EMPTY or (cls in _CODE and is_known(v, cls)):
+        if cls in PLAIN or is_known(v, cls):
             return _Part(v)
         if id(v) in parts:
             is_whole = is_whole and id(v) not in open_
@@ -193,12 +190,11 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
                 if is_whole and constants_of([one], may_change=True) is None:
                     is_whole = looks and not survey(one, takes).leads
             return part
-        opened = None if is_known(v, cls) else opened_by(v, cls)
+        opened = opened_by(v, cls)
         if opened is None:
-            if not is_known(v, cls):
-                found = survey(v, takes if looks else None)
-                is_whole = is_whole and looks and not found.leads
-                hidden.extend(found.variables)
+            found = survey(v, takes if looks else None)
+            is_whole = is_whole and looks and not found.leads
+            hidden.extend(found.variables)
             return part
         inner, part.make = opened
         if cls not in (list, dict):

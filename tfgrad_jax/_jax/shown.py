@@ -12,9 +12,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.source_info_util import current as _here
 
-from . import trace as _trace
 from .compat import is_ref
-from .trace import concrete
+from .trace import concrete, is_around
 from .types import Leaf, is_differentiable
 
 Trace: TypeAlias = Any  # one of JAX's; a type checker does not know them
@@ -57,9 +56,7 @@ def is_live(v: object) -> bool:
     if type(v) is Shown:
         return v._trace.is_known()
     # Which derivatives enclose this one, the current trace does not always tell.
-    return v._trace.is_valid() and (
-        hasattr(v._trace, "to_primal_tangent_pair") or _trace.is_live(v)
-    )
+    return v._trace.is_valid() and (hasattr(v._trace, "to_primal_tangent_pair") or is_around(v))
 
 
 class Run(jax.core.Trace):

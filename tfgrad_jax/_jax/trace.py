@@ -1,7 +1,8 @@
 """Which of JAX's traces is running: which work a call may skip, and at which level it runs.
 
-`is_idle` runs at every call, `is_live` for every tracer that a function holds, and `in_derivative`
-when a function is transformed. Every answer depends on the trace alone, never on earlier calls.
+`is_idle` runs at every call, `is_around` for every tracer that a function holds, and
+`in_derivative` when a function is transformed. Every answer depends on the trace alone, never on
+earlier calls.
 """
 
 import contextlib
@@ -136,8 +137,8 @@ def is_operand(value: Any) -> bool:
     return isinstance(value, Tracer) or (is_ref(value) and is_staging())
 
 
-def is_live(tracer: Any) -> bool:
-    """Return whether the trace of a tracer is still running; otherwise JAX refuses to use it."""
+def is_around(tracer: Any) -> bool:
+    """Return whether the trace of a tracer is the current one, or one around it."""
     trace, its = _current_trace(()), tracer._trace
     # Inside a `shard_map`, each transformation around it has another trace, with the same tag.
     tag = getattr(its, "tag", its)

@@ -5,7 +5,6 @@ A `Watch` is the current trace while `f`, or its rule, runs. What it does depend
     watching     `f`, where JAX differentiates it: it runs one level down, on primals
     recording    code that JAX traces because we ask for it
     reviving     a rule that runs eagerly, after the derivative of its function is over
-    evaluating   code of which nobody wants a derivative
     replacing    code in which some arrays are others
 
 All note, as TensorFlow's tape does, which tracers an operation takes from outside. Where JAX
@@ -60,7 +59,6 @@ class Watch(Transparent):
     ofs: tuple[Trace, ...] = ()
     outer: "Watch | None" = None  # in a call of another function: the watch of that one
     run: Run
-    is_plain = False
     _made: dict[int, Leaf]  # what operations make of nothing, and arguments of inner functions
     _own: tuple[Trace, ...] = ()  # traces whose tracers are not from outside
     _touched: Mask = 0  # what operations have taken since this was set to 0
@@ -86,7 +84,6 @@ class Watch(Transparent):
         outer: "Watch | None" = None,
         above: Trace = None,
         own: tuple[Trace, ...] = (),
-        is_plain: bool = False,
         aliases: Mapping[int, Leaf] | None = None,
         replaced: Mapping[int, Leaf] | None = None,
         note: "Note | None" = None,
@@ -94,8 +91,7 @@ class Watch(Transparent):
         """Run code under a watch, one that no other code uses now."""
         self = _local.free.pop() if _local.free else cls()
         self.parent_trace, self.run, self.above = parent, run, above
-        self.ofs, self.outer = ofs, outer
-        self.is_plain, self.note = is_plain, note
+        self.ofs, self.outer, self.note = ofs, outer, note
         self.replaced = replaced or (outer.replaced if outer else {})
         self.instead = {**self.replaced, **aliases} if aliases else self.replaced
         self.requires_low = parent.requires_low
@@ -165,12 +161,10 @@ class Watch(Transparent):
         self.run.use(mask, moves=True)
         if self.ofs:
             self.run.returned = mask
-        return list(bare)
+        return bare
 
     def marked(self, results: Any, mask: Mask) -> Any:
         """Return results of an operation such that what they depend on is known."""
-        if self.is_plain:
-            return results
         marks, marked = self.run.of is not None and mask, []
         for r in results:
             if marks and has_derivative(r):
@@ -186,9 +180,7 @@ class Watch(Transparent):
         self.run.use(mask, moves=True)
         return self.marked(results, mask)
 
-    def _opened(self, values: Sequence[Leaf]) -> tuple[Sequence[Leaf], Mask]:
-        if self.is_plain:
-            return values, 0
+    def _opened(self, values: Sequence[Leaf]) -> tuple[list[Leaf], Mask]:
         bare, mask = list[Leaf](), 0
         for v in values:
             v = self.instead.get(id(v), v)
@@ -233,18 +225,12 @@ class Watch(Transparent):
     def process_custom_jvp_call(
         self, primitive: Any, f: Any, jvp: Any, values: Any, /, **params: Any
     ) -> Any:
-        if self.is_plain:
-            with _set_trace(self):
-                return f.call_wrapped(*values)
         parts = primitive, self._inside(f), self._inside(jvp)
         return self._called("process_custom_jvp_call", parts, values, params)
 
     def process_custom_vjp_call(
         self, primitive: Any, f: Any, fwd: Any, bwd: Any, values: Any, /, **params: Any
     ) -> Any:
-        if self.is_plain:
-            with _set_trace(self):
-                return f.call_wrapped(*values)
         parts = primitive, self._inside(f), self._inside(fwd), bwd
         return self._called("process_custom_vjp_call", parts, values, params)
 

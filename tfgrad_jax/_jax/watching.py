@@ -45,15 +45,6 @@ def recording() -> AnyFunction:
     return context
 
 
-def evaluating() -> contextlib.AbstractContextManager[Watch]:
-    """Return a context for code of which nobody wants a derivative.
-
-    Functions with a derivative of their own run their bodies. Without it, JAX would stage nested
-    calls again at each level.
-    """
-    return Watch.running(_current_trace(()), Run(None, (), _none_left), is_plain=True)
-
-
 @contextlib.contextmanager
 def replacing(
     old: Sequence[Leaf], new: Sequence[Leaf], note: Note | None = None
