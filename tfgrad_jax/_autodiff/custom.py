@@ -32,12 +32,13 @@ from .._jax.compat import (
     KEEPS_CUSTOM_JVP,
     is_partial_sum,
     is_ref,
+    is_reverse,
     tangent_type,
     weakly_typed,
     zeros,
 )
 from .._jax.jaxpr import dependence, depends_on, evaluate, mapped_with, without_consts
-from .._jax.trace import below, in_derivative, is_reverse, is_staging, is_transposed
+from .._jax.trace import below, in_derivative, is_staging, is_transposed
 from .._jax.types import (
     AnyFunction,
     Cotangents,

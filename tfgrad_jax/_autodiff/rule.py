@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from .._jax.compat import is_ref
+from .._jax.compat import is_ref, mapped_over
 from .._jax.types import Cotangents, Dim, Leaf, LeafIndex, OperandIndex
 from .._messages.source import Source
 
@@ -122,9 +122,7 @@ class Pull:
             each = jax.vmap(
                 lambda residuals, values: at(residuals, values, wanted),
                 (list(dims), of),
-                axis_size=axis.size,
-                axis_name=axis.name,
-                spmd_axis_name=axis.spmd_name,
+                **mapped_over(axis),
             )
             return each(list(residuals[: len(dims)]), list(values))  # `push` may add one more
 

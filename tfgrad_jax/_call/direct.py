@@ -21,8 +21,9 @@ from .._autodiff.function import Forward
 from .._autodiff.rule import Run as RunOfRule
 from .._closure.walk import Matches, constants_of, survey
 from .._frontend.grad_fn import Call
+from .._jax.compat import parent_of, primal, trace_of
 from .._jax.shown import Run, is_live
-from .._jax.trace import at, below, has_values, is_forward, is_of, plainly, primal
+from .._jax.trace import at, below, has_values, is_forward, is_of, plainly
 from .._jax.types import Leaf, PyTree, has_gradient
 from .._jax.watch import Watch
 from .._messages import errors
@@ -48,7 +49,7 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
     """Return `y`. `of` is the trace that differentiates."""
     source, outer = call.spec.source, Watch.now()
     at_level: Level = outer.lower if outer is not None else lambda v: v
-    are_values = has_values(of.parent_trace)
+    are_values = has_values(parent_of(of))
     with jax.named_scope(name), below(of):
         primals = arrays([primal(at_level(v), of) for v in call.operands])
         with _placed(call, of, outer, primals) as (inputs, watch, lower, is_made):
@@ -140,7 +141,7 @@ def _placed(
         return
     # With "autodiff", JAX differentiates the operations of `f` by what it captures. So they run
     # where JAX differentiates, on inputs without their tangents, for which there is the rule.
-    level = of if call.autodiff else of.parent_trace
+    level = of if call.autodiff else parent_of(of)
     run = Run(of, call.operands, lambda: errors.left_behind(call.spec.source))
     aliases = _aliases(call, of) if is_forward(of) else {}
     ofs = (*(outer.ofs if outer else ()), of)
@@ -173,8 +174,8 @@ def _aliases(call: Call, of: Derivative) -> dict[int, Leaf]:
     aliases = dict[int, Leaf]()
     for w in _reached(call.held, lambda v: isinstance(v, Tracer) and is_of(v, of)):
         v = w
-        while isinstance(v, Tracer) and is_forward(v._trace):
-            v = primal(v, v._trace)
+        while isinstance(v, Tracer) and is_forward(trace_of(v)):
+            v = primal(v, trace_of(v))
             aliases[id(v)] = w
     return aliases
 

@@ -11,7 +11,7 @@ from jax.tree_util import tree_leaves, tree_unflatten
 from .._autodiff.custom import differentiated
 from .._closure.walk import constants_of, survey
 from .._frontend.grad_fn import Call
-from .._jax.compat import is_ref
+from .._jax.compat import is_ref, parent_of
 from .._jax.shown import is_live
 from .._jax.trace import differentiates, has_values, innermost, is_of, is_recording
 from .._jax.types import PyTree, is_traced
@@ -36,7 +36,7 @@ def _is_direct(call: Call, of: Any) -> bool:
     """Return whether JAX differentiates the call in its innermost transformation, `of`."""
     if not differentiates(of) or any(map(is_ref, call.operands)):
         return False
-    if call.autodiff and not has_values(of.parent_trace):
+    if call.autodiff and not has_values(parent_of(of)):
         return False  # at the next order, `y` has the rule where its own operations are recorded
     if call.primal is None:
         return True

@@ -1,7 +1,13 @@
-"""JAX's types, and workarounds for its versions, each with the condition for its removal."""
+"""What JAX does not document: each of its attributes that we read in one function.
 
+And workarounds for its versions, each with the condition for its removal. `tests/test_compat.py`
+has a test for each function, by its name, and finds any other module that reads such an attribute.
+"""
+
+import contextlib
 import functools
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -51,6 +57,11 @@ def batched_type(aval: Any, axis: Any) -> Any:
     return extend.unmapped_aval(axis.size, 0, aval, axis.explicit_mesh_axis)
 
 
+def mapped_over(axis: Any) -> dict[str, Any]:
+    """Return the options with which `jax.vmap` maps over an axis again."""
+    return {"axis_size": axis.size, "axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
+
+
 def broadcast(value: Any, axis: Any) -> Any:
     """Return a value with one more axis in front, the axis that `vmap` maps, laid out as it is."""
     new = jax.numpy.broadcast_to(value, (axis.size, *jax.numpy.shape(value)))
@@ -79,6 +90,11 @@ def is_ref(value: Any) -> bool:
 def is_ref_type(aval: Any) -> bool:
     """Return whether a type is one of mutable arrays: only these have an inner type."""
     return hasattr(aval, "inner_aval")
+
+
+def inner_type(aval: Any) -> Any:
+    """Return the type of the array in a Ref; of other types, the type."""
+    return getattr(aval, "inner_aval", aval)
 
 
 def varying(aval: Any) -> frozenset[Any]:
@@ -125,3 +141,68 @@ def summed_over(gradient: Any, axes: frozenset[Any]) -> Any:
     adds up the parts, too, when it differentiates its own operations.
     """
     return jax.lax.psum(gradient, tuple(axes)) if axes else gradient
+
+
+# --- traces ---------------------------------------------------------------------------------------
+
+
+def trace_of(tracer: Any) -> Any:
+    """Return the trace of a tracer."""
+    return tracer._trace
+
+
+def parent_of(trace: Any) -> Any:
+    """Return the trace one level down; None: JAX does not say, or there is none."""
+    return getattr(trace, "parent_trace", None)
+
+
+def tag_of(trace: Any) -> Any:
+    """Return what the traces of one transformation share.
+
+    Inside a `shard_map`, each transformation around it has another trace, with the same tag.
+    """
+    return getattr(trace, "tag", trace)
+
+
+def opens(trace: Any) -> bool:
+    """Return whether `primal` opens the tracers of a trace: it is one of a derivative."""
+    return hasattr(trace, "to_primal_tangent_pair")
+
+
+def primal(value: Any, derivative: Any) -> Any:
+    """Return the value at the level below a derivative."""
+    return derivative.to_primal_tangent_pair(value)[0]
+
+
+def concrete(value: Any) -> Any:
+    """Return the value that a tracer stands for, if there is one; else what is given."""
+    found = value.to_concrete_value() if isinstance(value, Tracer) else None
+    return value if found is None else found
+
+
+def is_valid(tracer: Any) -> bool:
+    """Return whether JAX has not ended the trace of a tracer. Not each trace says so."""
+    return tracer._trace.is_valid()
+
+
+@contextlib.contextmanager
+def revived(derivative: Any) -> Iterator[None]:
+    """Let tracers of a derivative that is over count as running.
+
+    A rule that runs eagerly may read a weight of an object, `self.w`: a tracer that JAX refuses by
+    then, although its value is there. This is the only private attribute that we write; if it is
+    gone, such a rule raises JAX's error for a tracer that is over.
+    """
+    was, derivative._invalidated = derivative._invalidated, False
+    try:
+        yield
+    finally:
+        derivative._invalidated = was
+
+
+def is_reverse(trace: Any) -> bool:
+    """Return whether a trace is that of reverse mode.
+
+    Not with JAX's new `custom_vjp`, which would stage code that now runs eagerly.
+    """
+    return getattr(trace, "is_vjp", False) and not getattr(jax.config, "jax_custom_vjp3", 0)

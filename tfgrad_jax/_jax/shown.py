@@ -12,8 +12,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.source_info_util import current as _here
 
-from .compat import is_ref
-from .trace import concrete, is_around
+from .compat import concrete, is_ref, is_valid, opens, trace_of
+from .trace import is_around
 from .types import Leaf, is_differentiable
 
 Trace: TypeAlias = Any  # one of JAX's; a type checker does not know them
@@ -54,9 +54,9 @@ def is_live(v: object) -> bool:
     if not isinstance(v, Tracer):
         return is_ref(v)
     if type(v) is Shown:
-        return v._trace.is_known()
+        return trace_of(v).is_known()
     # Which derivatives enclose this one, the current trace does not always tell.
-    return v._trace.is_valid() and (hasattr(v._trace, "to_primal_tangent_pair") or is_around(v))
+    return is_valid(v) and (opens(trace_of(v)) or is_around(v))
 
 
 class Run(jax.core.Trace):
@@ -92,7 +92,7 @@ class Run(jax.core.Trace):
     def is_captured(self, v: Leaf) -> bool:
         """Return whether a value is a tracer from outside that no earlier run has left."""
         if type(v) is Shown:
-            return v._trace is not self and v._trace.is_on()
+            return trace_of(v) is not self and trace_of(v).is_on()
         return isinstance(v, Tracer) and not is_ref(v)
 
     def is_on(self) -> bool:
@@ -143,10 +143,10 @@ class Shown(Tracer):
     @property
     def _debug_info(self) -> None:
         """Raise our error where JAX makes its own, for a tracer that it finds too late."""
-        self._trace.is_valid()
+        is_valid(self)
 
     def _now(self) -> Any:
-        self._trace.is_valid()
+        is_valid(self)
         return concrete(self.value)
 
     def to_concrete_value(self) -> Any:

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jax.extend.core import find_top_trace as _current_trace
 from jax.extend.core import set_current_trace as _set_trace
 
-from .compat import LINEARIZED, is_ref
+from .compat import LINEARIZED, is_ref, opens, parent_of, primal, tag_of, trace_of
 
 # The trace that is current when no transformation is running. JAX has one for all threads. It is
 # not simply the trace of this moment: a program may import this package inside a function that it
@@ -43,26 +43,21 @@ def innermost() -> Any:
     """Return the trace of the innermost transformation that is running."""
     trace = _current_trace(())
     while isinstance(trace, Transparent):
-        trace = trace.parent_trace
+        trace = parent_of(trace)
     return trace
 
 
 def has_values(trace: Any) -> bool:
     """Return whether operations at this trace run at once."""
     while isinstance(trace, Transparent):
-        trace = trace.parent_trace
+        trace = parent_of(trace)
     return trace == _IDLE
 
 
 def differentiates(trace: Any) -> bool:
     """Return whether a trace is one at which JAX differentiates operations one by one."""
     # Where JAX transposes, there is no trace below.
-    return hasattr(trace, "to_primal_tangent_pair") and hasattr(trace, "parent_trace")
-
-
-def primal(value: Any, derivative: Any) -> Any:
-    """Return the value at the level below a derivative."""
-    return derivative.to_primal_tangent_pair(value)[0]
+    return opens(trace) and parent_of(trace) is not None
 
 
 def at(trace: Any) -> contextlib.AbstractContextManager[None]:
@@ -72,35 +67,12 @@ def at(trace: Any) -> contextlib.AbstractContextManager[None]:
 
 def below(derivative: Any) -> contextlib.AbstractContextManager[None]:
     """Return a context in which operations run at the level below a derivative."""
-    return _set_trace(derivative.parent_trace)
+    return _set_trace(parent_of(derivative))
 
 
 def is_of(tracer: Any, derivative: Any) -> bool:
     """Return whether a tracer is one of a derivative."""
-    # Inside a `shard_map`, each transformation around it has another trace, with the same tag.
-    its = tracer._trace
-    return its is derivative or getattr(its, "tag", its) is getattr(derivative, "tag", derivative)
-
-
-def concrete(value: Any) -> Any:
-    """Return the value that a tracer stands for, if there is one; else what is given."""
-    found = value.to_concrete_value() if isinstance(value, Tracer) else None
-    return value if found is None else found
-
-
-@contextlib.contextmanager
-def revived(derivative: Any) -> Iterator[None]:
-    """Let tracers of a derivative that is over count as running.
-
-    A rule that runs eagerly may read a weight of an object, `self.w`: a tracer that JAX refuses by
-    then, although its value is there. This is the only private attribute that we write; if it is
-    gone, such a rule raises JAX's error for a tracer that is over.
-    """
-    was, derivative._invalidated = derivative._invalidated, False
-    try:
-        yield
-    finally:
-        derivative._invalidated = was
+    return tag_of(trace_of(tracer)) is tag_of(derivative)
 
 
 def is_idle() -> bool:
@@ -139,30 +111,29 @@ def is_operand(value: Any) -> bool:
 
 def is_around(tracer: Any) -> bool:
     """Return whether the trace of a tracer is the current one, or one around it."""
-    trace, its = _current_trace(()), tracer._trace
-    # Inside a `shard_map`, each transformation around it has another trace, with the same tag.
-    tag = getattr(its, "tag", its)
-    while trace is not its and getattr(trace, "tag", None) is not tag:
-        if not hasattr(trace, "parent_trace"):
+    trace, tag = _current_trace(()), tag_of(trace_of(tracer))
+    while tag_of(trace) is not tag:
+        below = parent_of(trace)
+        if below is None:
             # Where JAX records a `shard_map`, it does not say which traces enclose the record.
-            is_known = trace is not None and trace != _IDLE and type(trace) is not _staging()
+            is_known = trace is not None and trace != _IDLE and not is_recording(trace)
             return not is_known and bool(jax.sharding.get_abstract_mesh().manual_axes)
-        trace = trace.parent_trace
+        trace = below
     return True
 
 
 def is_innermost(tracer: Any) -> bool:
     """Return whether a tracer belongs to the innermost trace that is running."""
-    return getattr(tracer, "_trace", None) is innermost()
+    return isinstance(tracer, Tracer) and trace_of(tracer) is innermost()
 
 
 def is_staging() -> bool:
     """Return whether JAX records operations, as under `jit` and `scan`, instead of running them."""
-    trace = _current_trace(())
-    while hasattr(trace, "parent_trace"):
-        if type(trace) is _staging():
+    trace = now = _current_trace(())
+    while now is not None:
+        if is_recording(now):
             return True
-        trace = trace.parent_trace
+        trace, now = now, parent_of(now)
     return trace != _IDLE and isinstance(jax.lax.iota(np.int32, 1), Tracer)
 
 
@@ -207,21 +178,13 @@ def is_forward(trace: Any) -> bool:
     return type(trace) is derivatives()[0]
 
 
-def is_reverse(trace: Any) -> bool:
-    """Return whether a trace is that of reverse mode.
-
-    Not with JAX's new `custom_vjp`, which would stage code that now runs eagerly.
-    """
-    return getattr(trace, "is_vjp", False) and not getattr(jax.config, "jax_custom_vjp3", 0)
-
-
 def in_derivative(values: Sequence[Any]) -> tuple[Any, list[Any], list[Any]] | None:
     """Return the current trace, the values, and those at the level below.
 
     None if JAX does not differentiate any of these values at this level.
     """
     trace = _current_trace(())
-    if not hasattr(trace, "to_primal_tangent_pair"):
+    if not opens(trace):
         return None
     values = [v if isinstance(v, jax.Array) or is_ref(v) else jax.numpy.asarray(v) for v in values]
     primals = [primal(v, trace) for v in values]

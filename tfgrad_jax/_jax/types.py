@@ -19,7 +19,7 @@ from jax.errors import (
 from jax.extend.core import JaxprEqn
 from jax.tree_util import KeyPath
 
-from .compat import NUMPY, is_ref, tangent_dtype
+from .compat import NUMPY, inner_type, is_ref, tangent_dtype
 
 # JAX raises one of these if code needs the value of a tracer, as `if x > 0` does.
 NEEDS_VALUES = (
@@ -77,8 +77,7 @@ def is_kind(dtype: Dtype, kind: Any) -> bool:
 
 def type_of(leaf: Leaf) -> Aval:
     """Return JAX's type of an array or a number; of a Ref, that of the array in it."""
-    aval: Any = jax.typeof(leaf)
-    return getattr(aval, "inner_aval", aval)
+    return inner_type(jax.typeof(leaf))
 
 
 def has_gradient(leaf: Leaf) -> bool:

@@ -27,9 +27,9 @@ from jax.extend.core import set_current_trace as _set_trace
 from jax.extend.linear_util import wrap_init
 from jax.extend.source_info_util import register_exclusion
 
-from .compat import is_ref
+from .compat import is_ref, primal, trace_of
 from .shown import Mask, Run, Shown, Trace, has_derivative, running
-from .trace import Transparent, below, is_of, primal
+from .trace import Transparent, below, is_of
 from .types import AnyFunction, Leaf
 
 # Where JAX names the line that led to an operation, it is no line of this module.
@@ -118,7 +118,7 @@ class Watch(Transparent):
         """Return what stands for a value where the operations run."""
         v = self.instead.get(id(v), v)
         for of in self.ofs:
-            if type(v) is Shown and v._trace.of is of:
+            if type(v) is Shown and trace_of(v).of is of:
                 v = v.value
             if isinstance(v, Tracer) and of is not self.parent_trace and is_of(v, of):
                 v = self._primal(v, of)
@@ -140,17 +140,17 @@ class Watch(Transparent):
             return False
         if not isinstance(v, Tracer):
             return is_ref(v)
-        return v._trace is not self.run and not any(v._trace is t for t in self._own)
+        return trace_of(v) is not self.run and not any(trace_of(v) is t for t in self._own)
 
     def take(self, v: Leaf) -> Mask:
         """Note a value that the code has; return what it depends on."""
-        if type(v) is Shown and v._trace is self.run:
+        if type(v) is Shown and trace_of(v) is self.run:
             return v.mask
         if not self.is_outside(v):
             return 0
-        if type(v) is Shown and v._trace.of is self.run.of and not v._trace.is_on():
+        if type(v) is Shown and trace_of(v).of is self.run.of and not trace_of(v).is_on():
             mask = 0  # a call under the same derivative has left it: it depends on what that took
-            for source in v._trace.of_mask(v.mask):
+            for source in trace_of(v).of_mask(v.mask):
                 mask |= self.take(source)
             return mask
         return self.run.bit(v)

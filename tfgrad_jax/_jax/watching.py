@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 import jax
 from jax.extend.core import find_top_trace as _current_trace
 
+from .compat import parent_of, revived
 from .shown import Run, Trace
-from .trace import has_values, is_forward, is_staging, plainly, revived
+from .trace import has_values, is_forward, is_staging, plainly
 from .types import AnyFunction, Leaf, PyTree
 from .watch import Note, Watch
 
@@ -73,7 +74,7 @@ def standing_for(tree: PyTree) -> PyTree:
         return tree
     trace = _current_trace(())
     while trace is not None and not (isinstance(trace, Watch) and trace.replaced):
-        trace = getattr(trace, "parent_trace", None)
+        trace = parent_of(trace)
     return tree if trace is None else jax.tree.map(lambda v: trace.replaced.get(id(v), v), tree)
 
 
