@@ -7,16 +7,14 @@ import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
-from jax.experimental import sparse
 from jax.experimental.pallas import fuser
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.scipy.sparse.linalg import gmres
@@ -40,23 +38,36 @@ class Limit(NamedTuple):
 
 
 LIMITS: dict[str, Limit] = {}
+GROUPS: dict[str, list[str]] = {}  # by the headings of the page
 
 
-def limit(name: str, *parts: Any, **more: Any) -> Limit:
-    LIMITS[name] = Limit(*parts, **more)
-    return LIMITS[name]
+def group(heading: str) -> Callable[..., Limit]:
+    """Return what adds a limit to a group of the page."""
+    names = GROUPS[heading] = []
+
+    def limit(name: str, *parts: Any, **more: Any) -> Limit:
+        names.append(name)
+        LIMITS[name] = Limit(*parts, **more)
+        return LIMITS[name]
+
+    return limit
+
+
+forward_limit = group("Forward mode and transposes")
+state_limit = group("Weights and state")
+transformation_limit = group("Transformations")
+kernel_limit = group("Kernels")
+flag_limit = group("JAX's experimental flags")
 
 
 def rendered() -> str:
     """Return the list of the page, by groups, in lines of at most 100 columns."""
 
-    def items(names: Iterable[str]) -> str:
-        return "\n".join(
-            textwrap.fill(f"- {one.sentence}", 100, subsequent_indent="  ", break_on_hyphens=False)
-            for one in map(LIMITS.__getitem__, names)
-        )
+    def item(name: str) -> str:
+        text = f"- {LIMITS[name].sentence}"
+        return textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False)
 
-    return "\n\n".join(f"## {title}\n\n{items(names)}" for title, names in GROUPS.items())
+    return "\n\n".join(f"## {h}\n\n" + "\n".join(map(item, n)) for h, n in GROUPS.items())
 
 
 X = jnp.float32(2)
@@ -73,7 +84,7 @@ def clip(dy: Any) -> Any:
     return jnp.clip(7 * dy, -3, 3)
 
 
-limit(
+forward_limit(
     "rules that are not linear",
     "`jvp`, `jacfwd` and `hessian` need a rule that is linear in its upstreams. A clipped gradient "
     "is not: use `jacrev(jacrev(f))` instead of `hessian(f)`.",
@@ -86,8 +97,12 @@ limit(
 )
 
 
+def on_host(f: Callable[[Any], Any], x: Any) -> Any:
+    return jax.pure_callback(f, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
 def callback(dy: Any) -> Any:
-    return jax.pure_callback(lambda dy: 7 * dy, jax.ShapeDtypeStruct(dy.shape, dy.dtype), dy)
+    return on_host(lambda dy: 7 * dy, dy)
 
 
 @custom_gradient
@@ -100,7 +115,7 @@ def adjoint(dy: Any) -> Any:
     return callback(lax.stop_gradient(dy)), lambda t: outside(t)
 
 
-limit(
+forward_limit(
     "rules that JAX cannot transpose",
     "If the rule passes `dy` to a callback or through a `while_loop`, only first derivatives in "
     "reverse mode work. To differentiate a callback in both modes, decorate it and its adjoint, "
@@ -125,7 +140,7 @@ def noting(own: bool) -> Callable[[Any], Any]:
     return declared_by(rule)
 
 
-limit(
+forward_limit(
     "upstreams in a Ref",
     "`jvp` and second derivatives raise if a rule writes its upstream to a `Ref` that outlives it. "
     "Write it to a `Ref` that the rule makes, or take first derivatives in reverse mode.",
@@ -155,7 +170,7 @@ def solved(wrapped: bool) -> Callable[[Any], Any]:
     return declared_by(rule)
 
 
-limit(
+forward_limit(
     "gmres in a rule",
     "`jvp` does not work if a rule calls `gmres`; `cg` and `bicgstab` work. Call it through "
     "`lax.custom_linear_solve(matvec, dy, solve, solve)`, where `solve` calls `gmres`.",
@@ -168,34 +183,26 @@ limit(
 )
 
 
-def mapped_with(kind: Any) -> Any:
-    matrix = kind.fromdense(MATRIX)
-    return jax.jacfwd(custom_gradient(lambda x: (MATRIX.T @ x, lambda dy: 7 * (matrix @ dy))))(B)
+def tripled(constant: float = 0.0) -> Callable[[Any], Any]:
+    """Return an operator outside of JAX, declared to be linear."""
+
+    def f(x: Any) -> Any:
+        y = on_host(lambda x: 3 * x + constant, lax.stop_gradient(x))
+        return y, lambda dy: 3 * dy
+
+    return custom_gradient(f)
 
 
-limit(
-    "sparse matrices under vmap",
-    "`vmap`, `jacfwd`, `jacrev` and `hessian` raise if a rule uses a sparse matrix of the class "
-    "`CSR` or `COO`. Use `BCOO` or `BCSR`.",
-    "JAX has no batching rule for a product with such a matrix, with or without a custom gradient.",
-    lambda: mapped_with(sparse.CSR),
-    NotImplementedError,
-    "Batching rule for 'csr_matvec'",
-    lambda: mapped_with(sparse.BCSR),
-    7 * MATRIX.T,
-)
+def slope_of(f: Callable[[Any], Any]) -> Any:
+    return jax.jvp(f, (X,), (jnp.ones_like(X),))[1]
 
 
 def both_slopes(constant: float) -> Any:
-    def operator(x: Any) -> Any:
-        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return jax.pure_callback(lambda x: 3 * x + constant, shape, lax.stop_gradient(x))
-
-    f = declared_by(custom_gradient(lambda x: (operator(x), lambda dy: 3 * dy)))
-    return jax.grad(f)(X), jax.jvp(f, (X,), (jnp.ones_like(X),))[1]
+    f = declared_by(tripled(constant))
+    return jax.grad(f)(X), slope_of(f)
 
 
-limit(
+forward_limit(
     "operators that are not linear",
     "If a rule is a decorated callback or kernel that is not linear, `jvp` and `grad` disagree "
     "without an error. Keep such an operator linear: add constants outside of it.",
@@ -209,14 +216,8 @@ limit(
 
 
 @custom_gradient
-def tripled(x: Any) -> Any:
-    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return jax.pure_callback(lambda x: 3 * x, shape, lax.stop_gradient(x)), lambda dy: 3 * dy
-
-
-@custom_gradient
 def with_operator(x: Any) -> Any:
-    return (x, 2 * x), lambda d0, d1: 7 * d1 + tripled(d0)
+    return (x, 2 * x), lambda d0, d1: 7 * d1 + tripled()(d0)
 
 
 def around_an_unused_output(w: Any) -> Any:
@@ -227,11 +228,7 @@ def around_an_unused_output(w: Any) -> Any:
     return custom_gradient(f, variables="autodiff")(X)
 
 
-def slope_of(f: Callable[[Any], Any]) -> Any:
-    return jax.jvp(f, (X,), (jnp.ones_like(X),))[1]
-
-
-limit(
+forward_limit(
     "operators and unused outputs",
     'With `variables="autodiff"`, `jvp` raises under `jit` if the function calls one with an '
     "unused output, and the rule of that one passes the upstream of this output, zeros, to a "
@@ -249,7 +246,7 @@ def through(transpose: Callable[[Callable[[Any], Any]], Any], w: Any) -> Any:
     return transpose(custom_gradient(lambda x: (w * x, lambda dy: 7 * w * dy)))(X)[0]
 
 
-limit(
+forward_limit(
     "linear_transpose",
     "`jax.linear_transpose` of a decorated function raises under `jit` and `scan`. Use `jax.vjp`.",
     "JAX would transpose the operations of the function, and not run its rule.",
@@ -280,7 +277,7 @@ def twice(root: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return f
 
 
-limit(
+forward_limit(
     "rules that read the result of a loop",
     "A rule may use a number that came out of a `while_loop` or a callback, and that is not `y` "
     "itself. JAX then cannot take `grad` of `grad`: it raises, or, if you put `stop_gradient` "
@@ -303,7 +300,7 @@ def of_two_outputs(calls_itself: bool) -> Callable[[Any], Any]:
     return lambda x: f(x)[0]
 
 
-limit(
+forward_limit(
     "rules that read one of several outputs",
     "If a rule reads `y`, its second derivative is the declared one. Not with several outputs: "
     "there it is that of the function's own operations. Let the rule call the function.",
@@ -328,7 +325,7 @@ def in_a_kernel(f: Callable[[Any], Any]) -> Any:
     return call.trace(x).lower(lowering_platforms=("tpu",))
 
 
-limit(
+kernel_limit(
     "forward mode in kernels",
     "Inside a Pallas kernel, a decorated function gives a value (on GPUs from JAX 0.12) or a "
     "gradient, not both, and no `jvp`. Decorate the function around the kernel.",
@@ -357,7 +354,7 @@ def rule_in_a_kernel(x: Any) -> Sequence[Any]:
     return y, grad_fn(y)
 
 
-limit(
+kernel_limit(
     "gradients in Mosaic GPU kernels",
     "In a kernel of Pallas' Mosaic GPU backend (`plgpu.kernel`), a decorated function gives a "
     "value (from JAX 0.12), and no gradient. Run the rule there: `y, grad = h.__wrapped__(x)`.",
@@ -376,7 +373,7 @@ def pushed_by_the_fuser(h: Callable[[Any], Any]) -> Any:
     return fuser.push_block_spec(h, spec)(jnp.ones((16, 256))).block_shape
 
 
-limit(
+kernel_limit(
     "the fuser",
     "`push_block_spec` of Pallas' fuser raises for a decorated function; `pull_block_spec` and "
     "`fuse` accept it. Push through the function below the decorator: "
@@ -399,7 +396,7 @@ def branching(x: Any) -> Any:
     return (x * 1.0, lambda dy: 7 * dy) if x > 0 else (-x, lambda dy: -5 * dy)
 
 
-limit(
+transformation_limit(
     "branches under jit",
     "`if x > 0` works where a function sees values. Under `jit`, `vmap` and `scan` it raises JAX's "
     "error: use `jnp.where`.",
@@ -435,7 +432,7 @@ def of_a_changed(local: bool) -> Any:
     return jax.grad(loss)(X)
 
 
-limit(
+state_limit(
     "objects that change",
     "A rule that reads an object reads its state at the time of the backward pass. If the object "
     "may change before that, read what the rule needs into a local variable of the function.",
@@ -453,7 +450,7 @@ def pair(x: Any, y: Any) -> Any:
     return (x * 1.0, y * 1.0), lambda dx, dy: (7 * dx, 5 * dy)
 
 
-limit(
+transformation_limit(
     "outputs that ignore what is mapped",
     "Under `jit`, `vmap` maps each output of a decorated function that has a mapped input, even "
     "one that ignores it: `out_axes=None` raises. Map the output, and take `[0]`.",
@@ -486,7 +483,7 @@ def returns_a_penalty(x: Any) -> Any:
     return sum(f(x))
 
 
-limit(
+state_limit(
     "memos that a function fills",
     "What a function computes from a weight and leaves in an object or a variable can be used by "
     "decorated functions of the same derivative alone, and raises elsewhere. Fill it before the "
@@ -520,7 +517,7 @@ def tangent_with_a_memo(fills_in_the_rule: bool) -> Any:
     return jax.jvp(loss, (X,), (1.0,))[1]
 
 
-limit(
+state_limit(
     "memos that a rule fills",
     "`jvp` runs a rule at once, so what the rule leaves in a dictionary or a variable can be read "
     "there: it has its value but no derivative, without an error. Do not read it in the "
@@ -545,7 +542,7 @@ def of_an_item(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return loss
 
 
-limit(
+state_limit(
     "numbers out of a weight",
     "`w.item()` of a weight is a number without a derivative: its gradient is 0, without an error. "
     "Write `w`.",
@@ -566,7 +563,7 @@ def in_scan(x: Any) -> Any:
     return lax.scan(lambda s, x: (s + custom_gradient(outer)(x), None), 0 * x, x[None])[0]
 
 
-DROPPED_IN_SCAN = limit(
+DROPPED_IN_SCAN = transformation_limit(
     "orders of a scan",
     "Before JAX 0.12, `jvp` of `grad` of a `scan` may fail if a decorated function in the `scan` "
     "calls another. Use `grad` of `grad`.",
@@ -595,7 +592,7 @@ def of_a_stopped_weight(w: Any, **options: Any) -> Any:
     return f(X)
 
 
-limit(
+state_limit(
     "variables by identity",
     "Without `jit`, `lax.stop_gradient(w)` may be `w` itself, and two weights may be one array, so "
     "a rule that identifies its `variables` by `is` cannot tell them apart. Declare the variables.",
@@ -632,7 +629,7 @@ def fourth(reads_y: bool) -> Any:
     return derivative(jnp.float32(0.5))
 
 
-limit(
+state_limit(
     "rules of methods that call themselves",
     "A rule that reaches its weight through an object, as a method does, and calls its own "
     "function raises from the fourth derivative on. Let it read `y`.",
@@ -642,35 +639,6 @@ limit(
     "calls the function itself|recursion depth",
     lambda: fourth(reads_y=True),
     16 * jnp.exp(jnp.float32(1)),
-)
-
-
-def through_an_object(w: Any, local: bool) -> Callable[[Any], Any]:
-    held = types.SimpleNamespace(w=w)
-
-    @custom_gradient(variables=w)
-    def f(x: Any) -> Any:
-        read = (lambda: w) if local else (lambda: held.w)
-        return w * x, lambda dy, variables: ((7 * dy if dy > 0 else dy) * read(), 5 * dy * x)
-
-    return f
-
-
-def looking_for_leaks(local: bool) -> Any:
-    with jax.checking_leaks():
-        return jax.grad(lambda w, x: through_an_object(w, local)(x), (0, 1))(jnp.float32(3), X)
-
-
-limit(
-    "rules that are recorded",
-    "Under `jax.checking_leaks`, a rule that reads its weight through an object, as a method does, "
-    "sees no values. Let it read a variable, `w = self.w` in the function.",
-    "Without it such a rule reads the tracer itself in the backward pass, which JAX calls a leak.",
-    lambda: looking_for_leaks(local=False),
-    jax.errors.TracerBoolConversionError,
-    "boolean conversion of traced array",
-    lambda: looking_for_leaks(local=True),
-    (5 * X, jnp.float32(7 * 3)),
 )
 
 
@@ -686,7 +654,7 @@ def rebound_behind(objects: int, bound: bool) -> Any:
     return jax.grad(loss)(X)
 
 
-limit(
+state_limit(
     "functions behind many objects",
     "If a variable of a function that a rule reaches through an object has changed since, the "
     "rule raises; not beyond 1,000 objects, where it sees the new value. Bind the value where the "
@@ -712,7 +680,7 @@ def of_a_ref(captured: bool) -> Callable[[Any], Any]:
     return loss
 
 
-limit(
+state_limit(
     "captured Refs",
     "A `Ref` that is created inside the differentiated function must be an argument of each "
     "decorated function that reads it, or one of its declared `variables`.",
@@ -743,7 +711,7 @@ def in_loops(h: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda x: lax.scan(lambda c, _: (loop(c), None), x, None, length=2)[0]
 
 
-limit(
+state_limit(
     "Refs made under jit",
     "A decorated function that creates a `Ref` raises where its value is traced: by `jit`, `scan` "
     "or `while_loop`. Create the `Ref` outside, and pass it as an argument.",
@@ -772,7 +740,7 @@ def pulled_back_twice(next_of: Callable[[list[Any]], Callable[[], Any]]) -> Any:
     return pull(jnp.float32(1))[0]
 
 
-limit(
+state_limit(
     "rules that use up what is read",
     "A rule that pops a list, advances an iterator or writes to a NumPy array, which its function "
     "has made, finds it so when it runs again for the same run of the function: in a second "
@@ -786,68 +754,55 @@ limit(
 )
 
 
-def undeclared_in_a_kernel(declare: bool) -> Any:
+def runs_of_f(decorate: Callable[..., Any]) -> int:
+    """Return how often `f` runs in the first pass of a derivative, and not its `primal`."""
+    runs: list[Any] = []
+
     def f(x: Any) -> Any:
-        w = x * 3.0
-        h = lambda x: (w * x, lambda dy, variables: (7 * dy, [5 * dy * x]))  # noqa: E731
-        return custom_gradient(h, variables=[w] if declare else None)(x)
+        jax.debug.callback(runs.append, x)
+        return jnp.sin(x), lambda dy: 7 * dy
 
-    kernel = pl.pallas_call(
-        lambda i, o: o.__setitem__(..., f(i[...])), jax.ShapeDtypeStruct((8, 128), jnp.float32)
-    )
-    x = jnp.ones((8, 128), jnp.float32)
-    return bool(jax.jit(kernel).trace(x).lower(lowering_platforms=("tpu",)))
-
-
-def forward_pass(decorate: Callable[..., Any]) -> list[str]:
-    """Return which of `f` and its `primal` the first pass of a derivative runs."""
-    runs: list[str] = []
-
-    def noted(name: str, x: Any) -> Any:
-        jax.debug.callback(lambda _: runs.append(name), x)
-        return jnp.sin(x)
-
-    def primal(x: Any) -> Any:
-        return noted("primal", x)
-
-    h = custom_gradient(lambda x: (noted("f", x), lambda dy: 7 * dy), primal=primal)
-    jax.block_until_ready(jax.vjp(decorate(h, primal), X)[0])
+    jax.block_until_ready(jax.vjp(decorate(custom_gradient(f, primal=jnp.sin)), X)[0])
     jax.effects_barrier()
-    return runs
+    return len(runs)
 
 
-def recomputed(h: Callable[[Any], Any], primal: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return custom_gradient(lambda x: (primal(x), lambda dy: jax.vjp(h, x)[1](dy)[0]))
+def recomputed(h: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return custom_gradient(lambda x: (jnp.sin(x), lambda dy: jax.vjp(h, x)[1](dy)[0]))
 
 
-def assert_primal_runs(decorate: Callable[..., Any]) -> bool:
-    assert forward_pass(decorate) == ["primal"], "f runs"
-    return True
-
-
-limit(
+transformation_limit(
     "primal under checkpoint",
     "Under `jax.checkpoint`, `f` runs in both passes, not `primal`. Let the rule recompute: "
     "`lambda x: (primal(x), lambda dy: jax.vjp(h, x)[1](dy)[0])`, decorated, keeps only `x`.",
     "JAX differentiates what it checkpoints before it divides it into passes, and so it runs the "
     "forward function of a custom_vjp in both, too.",
-    lambda: assert_primal_runs(lambda h, _: jax.checkpoint(h)),
+    lambda: assert_same(runs_of_f(jax.checkpoint), 0),
     AssertionError,
-    "f runs",
-    lambda: assert_primal_runs(recomputed),
-    True,
+    "1",
+    lambda: runs_of_f(recomputed),
+    0,
 )
 
 
-limit(
+def with_weight(declare: bool) -> Callable[[Any], Any]:
+    def f(x: Any) -> Any:
+        w = x * 3.0
+        h = lambda x: (w * x, lambda dy, variables: (7 * dy, [5 * dy * x]))  # noqa: E731
+        return custom_gradient(h, variables=[w] if declare else None)(x)
+
+    return f
+
+
+kernel_limit(
     "undeclared variables in kernels",
     "In a Pallas kernel for TPUs, declare the closed-over weights of a decorated function: "
     "`custom_gradient(variables=...)`.",
     "Undeclared ones need JAX's symbolic zeros, which Mosaic does not lower.",
-    lambda: undeclared_in_a_kernel(declare=False),
+    lambda: in_a_kernel(with_weight(declare=False)),
     NotImplementedError,
     "$",
-    lambda: undeclared_in_a_kernel(declare=True),
+    lambda: bool(in_a_kernel(with_weight(declare=True))),
     True,
 )
 
@@ -857,7 +812,7 @@ def choosing(x: Any) -> Any:
     return jnp.where(x > 0, x, -x), lambda dy: jnp.where(x > 0, 7 * dy, -5 * dy)
 
 
-limit(
+flag_limit(
     "JAX's new custom derivatives",
     "With both of JAX's flags `jax_custom_vjp3` and `jax_custom_jvp3`, a function that is being "
     "differentiated sees no values. Use `jnp.where` instead of `if`.",
@@ -871,80 +826,6 @@ limit(
         getattr(jax.config, f"jax_custom_{mode}3", False) for mode in ("jvp", "vjp")
     ),
 )
-
-
-def sines(f: Callable[[Any], Any]) -> int:
-    """Return how often a checkpoint that saves the name "s" computes a sine, in both passes."""
-    policy = jax.checkpoint_policies.save_only_these_names("s")
-    kept = jax.checkpoint(f, policy=policy)
-    return str(jax.make_jaxpr(lambda x: jax.vjp(kept, x)[1](x))(X)).count("= sin ")
-
-
-@custom_gradient
-def naming(x: Any) -> Any:
-    s = checkpoint_name(jnp.sin(x), "s")
-    return s * 1.0, lambda dy: 7 * dy * s
-
-
-@custom_gradient
-def named(x: Any, s: Any) -> Any:
-    return s * 1.0, lambda dy: (7 * dy * s, None)
-
-
-limit(
-    "names in a checkpoint",
-    "With JAX's flag `jax_remat3`, a policy of `jax.checkpoint` does not save what a decorated "
-    "function names by `checkpoint_name`. Name the value outside, and pass it as an argument.",
-    "The new checkpoint recomputes what a custom derivative keeps; a hand-written custom_vjp, too.",
-    lambda: assert_same(sines(naming), 1),
-    AssertionError,
-    "2",
-    lambda: sines(lambda x: named(x, checkpoint_name(jnp.sin(x), "s"))),
-    1,
-    applies=lambda: getattr(jax.config, "jax_remat3", False),
-)
-
-
-GROUPS = {  # on the page of limits
-    "Forward mode and transposes": (
-        "rules that are not linear",
-        "rules that JAX cannot transpose",
-        "upstreams in a Ref",
-        "gmres in a rule",
-        "sparse matrices under vmap",
-        "operators that are not linear",
-        "operators and unused outputs",
-        "linear_transpose",
-        "rules that read the result of a loop",
-        "rules that read one of several outputs",
-    ),
-    "Weights and state": (
-        "objects that change",
-        "memos that a function fills",
-        "memos that a rule fills",
-        "numbers out of a weight",
-        "rules that use up what is read",
-        "variables by identity",
-        "captured Refs",
-        "Refs made under jit",
-        "rules of methods that call themselves",
-        "rules that are recorded",
-        "functions behind many objects",
-    ),
-    "Transformations": (
-        "branches under jit",
-        "outputs that ignore what is mapped",
-        "orders of a scan",
-        "primal under checkpoint",
-    ),
-    "Kernels": (
-        "forward mode in kernels",
-        "gradients in Mosaic GPU kernels",
-        "the fuser",
-        "undeclared variables in kernels",
-    ),
-    "JAX's experimental flags": ("JAX's new custom derivatives", "names in a checkpoint"),
-}
 
 
 if __name__ == "__main__":
