@@ -148,6 +148,9 @@ DECORATING = [
         of=""),
     misuse("Ask for another convention", 'custom_gradient(convention="torch")',
         "got convention='torch'; expected 'tf' or 'jax'", **VALUE),
+    misuse("Misspell autodiff", function("", option='variables="auto"').rstrip(),
+        "`variables` of `f` (model.py:1) is 'auto'; expected None, a pytree of arrays, a function "
+        "that returns one, or 'autodiff'", error=ValueError),
     misuse("Pass a kernel by its result", "custom_gradient(primal=x)",
         "got primal=an array of dtype float32 and shape (3, 2); expected None or a function",
         **VALUE),
