@@ -24,14 +24,6 @@ assert_type(square(x=X, scale=2.0, name="s"), Array)
 assert_type(jax.vmap(square)(X), Array)
 
 
-@custom_gradient()
-def in_parentheses(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    return x, lambda dy: dy
-
-
-assert_type(in_parentheses(X), Array)
-
-
 @custom_gradient(variables={"w": X}, primal=lambda x: x, convention="jax")
 def with_options(x: Array) -> tuple[dict[str, Array], Callable[..., Any]]:
     return {"y": x}, lambda dy, variables: (dy["y"], variables)
@@ -62,16 +54,6 @@ class Layer:
     def __call__(self, x: Array) -> tuple[Array, Callable[..., Any]]:
         return x, lambda dy: dy
 
-    @staticmethod
-    @custom_gradient
-    def static(x: Array) -> tuple[Array, Callable[..., Any]]:
-        return x, lambda dy: dy
-
-    @classmethod
-    @custom_gradient
-    def of_class(cls, x: Array) -> tuple[Array, Callable[..., Any]]:
-        return x, lambda dy: dy
-
     @custom_gradient
     @staticmethod
     def static_below(x: Array) -> tuple[Array, Callable[..., Any]]:
@@ -88,9 +70,6 @@ assert_type(layer.method(X), Array)
 assert_type(Layer.method(layer, X), Array)
 assert_type(layer.with_weights(X, train=True), Array)
 assert_type(layer(X), Array)
-assert_type(Layer.static(X), Array)
-assert_type(Layer.of_class(X), Array)
-assert_type(layer.of_class(X), Array)
 assert_type(Layer.static_below(X), Array)
 assert_type(Layer.of_class_below(X), Array)
 
@@ -107,12 +86,11 @@ class Scaled(Generic[T]):
 assert_type(Scaled("a").method(X)[1], str)
 
 
-def base(scale: float, x: Array) -> tuple[Array, Callable[..., Any]]:
+def scaled(scale: float, x: Array) -> tuple[Array, Callable[..., Any]]:
     return scale * x, lambda dy: scale * dy
 
 
-scaled = custom_gradient(partial(base, 2.0))
-assert_type(scaled(X), Array)
+assert_type(custom_gradient(partial(scaled, 2.0))(X), Array)
 
 
 class Rule:

@@ -7,11 +7,8 @@ import dataclasses
 import enum
 import functools
 import gc
-import inspect
-import pickle
 import warnings
 import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -167,13 +164,6 @@ class Model:
         """Multiply."""
         return self.scale * x * y, lambda dy: 7 * dy * self.scale
 
-    @custom_gradient
-    def annotated(self, x: float) -> tuple[float, Callable[[float], float]]:
-        return self.scale * x, lambda dy: 7 * dy * self.scale
-
-
-MODEL = Model(2.0)
-
 
 class Unnamed:
     scale = 2.0
@@ -204,15 +194,6 @@ def test_self_is_read_at_each_call(mode):
     assert_same(mode(jax.grad(model.method))(2.0), jnp.float32(21))
     model.scale = 4.0
     assert_same(mode(jax.grad(lambda x: model.method(x)))(2.0), jnp.float32(28))
-
-
-def test_methods_keep_their_metadata():
-    assert (Model.method.__name__, MODEL.method.__doc__) == ("method", "Multiply.")
-    assert MODEL.method.__self__ is MODEL
-    assert str(inspect.signature(MODEL.method)) == "(x, y=1.0)"
-    assert str(inspect.signature(MODEL.annotated)) == "(x: float) -> float"  # not the pair
-    assert MODEL.annotated.__annotations__ == {"x": float, "return": float}
-    assert pickle.loads(pickle.dumps(Model(5.0).method))(1.0) == 5.0
 
 
 # --- settings: what JAX is not tracing reaches f as it is -----------------------------------------
