@@ -171,19 +171,8 @@ CALLING = [
         "too many positional arguments. Pass `scale` by name, `scale=...`"),
     misuse("Forget an argument", function("f()"),
         "got arguments that do not fit its signature, (x): missing a required argument"),
-    misuse("Call a function that is an attribute of a class", """
-@custom_gradient
-def f(x):
-    return 2 * x, lambda dy: 2 * dy
-
-class Layer:
-    act = f
-
-    def __call__(self, x):
-        return self.act(x)
-
-Layer()(x)
-""",
+    misuse("Call a function that is an attribute of a class",
+        function("class Layer:\n    act = f\n\nLayer().act(x)"),
         "do not fit its signature, (): too many positional arguments. It is an attribute of a "
         "class, so Python passes the instance as its first argument, `x`. In the class, write "
         "`staticmethod(h)` instead of `h`"),
@@ -271,26 +260,16 @@ GRADIENTS = [
         "expected: (*, *), for the inputs `x`, `b`", "got:      {'b': *, 'x': *}",
         "or a flat list with one gradient for each input; None stands for no gradient"),
     misuse("Return a flat list for a dict",
-        """
-@custom_gradient
-def f(x, p):
-    return x * p["scale"] + p["bias"], lambda dy: (dy * p["scale"], dy * x, dy)
-
-jax.grad(f, 1)(2.0, {"scale": 3.0, "bias": 1.0})
-""",
+        function("jax.grad(f, 1)(2.0, {'scale': 3.0, 'bias': 1.0})",
+                 "x * p['scale'] + p['bias'], lambda dy: (dy * p['scale'], dy * x, dy)", "x, p"),
         SORTED + "Return `(dx, {'bias': ..., 'scale': ...})` for the inputs"),
     misuse("Return None for a list, in a list that could be one for its arrays",
         function("jax.grad(lambda p: f(p).sum())([x, x])", "p[0] + scale * p[1], "
                  "lambda dy: (None, dy)", "p, scale=2.0"),
         NO_ORDER + "a None may stand for one array or for several. Return `[..., ...]`"),
     misuse("Take upstreams in the order in which the keys of y were written",
-        """
-@custom_gradient
-def f(x):
-    return {"mean": x, "bound": 2 * x}, lambda dmean, dbound: dmean + 2 * dbound
-
-jax.grad(lambda x: f(x)["mean"].sum())(x)
-""",
+        function("jax.grad(lambda x: f(x)['mean'].sum())(x)",
+                 "{'mean': x, 'bound': 2 * x}, lambda dmean, dbound: dmean + 2 * dbound"),
         "gets the upstreams of y by the sorted keys of a dict, as in TensorFlow: of `y['bound']`, "
         "`y['mean']`", "wrote the keys in another order, `y['mean']`, `y['bound']`. Write them in "
         "sorted order, or return a tuple as y", **WARNING),
@@ -308,17 +287,14 @@ jax.grad(lambda x: f(x)["mean"].sum())(x)
         "returned a gradient of shape (3, 2) for the input `b`; expected its own shape, (2,), or "
         "None. The gradient has more entries than the input, along axis 0",
         "did you forget to sum over it, as in `g.sum(axis=0)`?", **COUNT),
-    misuse("Shard a gradient unlike its input",
-        """
+    misuse("Shard a gradient unlike its input", """
 from jax.sharding import AxisType, PartitionSpec as P
-
-mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
 
 @custom_gradient
 def f(x):
     return 2 * x, lambda dy: jax.sharding.reshard(2 * dy, P(None, "data"))
 
-with jax.set_mesh(mesh):
+with jax.set_mesh(jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))):
     jax.grad(lambda x: f(x).sum())(jax.device_put(x, P("data", None)))
 """,
         "a gradient of type float32[3,2@data] for the input `x`; expected its own sharding, "
@@ -378,13 +354,11 @@ VARIABLES = [
         "has no attribute", "The function given as `variables` of `loss.f`",
         "It takes the instance for a method", error=AttributeError, **LOSS),
     misuse("Change a variable that the rule reads through an object", """
-class Helper:
-    def __init__(self, call):
-        self.call = call
+from types import SimpleNamespace
 
 def loss(x):
     scale = 2.0
-    helper = Helper(lambda v: v * scale)
+    helper = SimpleNamespace(call=lambda v: v * scale)
 
     @custom_gradient
     def f(x):
@@ -401,7 +375,7 @@ jax.grad(loss)(x)
         "rule, or bind the value where it is made, `lambda x, scale=scale: ...`",
         of="loss.f.<lambda>", error=ValueError, jitted=False),
     misuse("Append to a list that holds weights, in a rule", """
-def loss(w, x):
+def loss(w):
     seen = [w]
 
     @custom_gradient
@@ -410,18 +384,18 @@ def loss(w, x):
             seen.append(dy)
             return dy * w, [dy * x]
         return w * x, grad
-    return f(x)
+    return f(2.0)
 
-jax.jit(jax.grad(loss))(1.0, 2.0)
+jax.jit(jax.grad(loss))(1.0)
 """,
         "changed a list or a dict of an outer function", "and the change would be lost. Keep notes "
         "in a list or a dict that holds no traced values, or in a `jax.new_ref`",
         of="loss.f.grad"),
     misuse("Assign a weight to a layer that outlives the loss", """
 class Layer:
-    @custom_gradient
+    @custom_gradient(variables="autodiff")
     def f(self, x):
-        return self.w * x, lambda dy, variables=(): (self.w * dy, [dy * x for _ in variables])
+        return self.w * x, lambda dy: self.w * dy
 
 layer = Layer()
 
@@ -442,9 +416,7 @@ class Layer:
 
     @custom_gradient(variables=lambda self: self.w)
     def f(self, x):
-        def grad(dy, variables):
-            return (dy * self.w if dy > 0 else dy), dy * x
-        return self.w * x, grad
+        return self.w * x, lambda dy, variables: (dy * self.w if dy > 0 else dy, dy * x)
 
 jax.jit(jax.grad(lambda w: Layer(w).f(2.0)))(1.0)
 """,
@@ -455,19 +427,17 @@ jax.jit(jax.grad(lambda w: Layer(w).f(2.0)))(1.0)
     misuse("Call a decorated function in a thread pool, in a loss", """
 from concurrent.futures import ThreadPoolExecutor
 
-@custom_gradient
-def reverse(x):
-    return x, lambda dy: -dy
+f = custom_gradient(lambda x: (x, lambda dy: -dy))
 
 def loss(x):
     with ThreadPoolExecutor() as pool:
-        return sum(pool.map(reverse, x))
+        return sum(pool.map(f, x))
 
 jax.grad(loss)(b)
 """,
         "but nothing in the thread that calls it, so its gradient would be lost", "call the "
         "function there, and not in a thread pool",
-        of="reverse", error=jax.errors.UnexpectedTracerError),
+        of="<lambda>", error=jax.errors.UnexpectedTracerError),
     misuse("Loop over `variables` where none is differentiated",
         weight("return dy @ w.T, [x.T @ dy for v in variables]", "dy, variables=None",
                args="x, w").replace("(0, 1)", "0"),
@@ -614,8 +584,7 @@ JAX_ITSELF = [
         "`jax.numpy`, `jnp.where` instead of `if` and `jax.debug.print` "
         "instead of `print`", error=jax.errors.TracerBoolConversionError),
     misuse("Format a value under `jax.jit`",
-        function("jax.jit(f)(1.0)", "x**2, lambda dy: dy").replace(
-            "    return", '    print(f"x = {x:g}")\n    return'),
+        function("jax.jit(f)(1.0)", "(print(f'x = {x:g}'), x)[1], lambda dy: dy"),
         "unsupported format string passed to", "`f` (model.py:1) formats an array that JAX is "
         "tracing: drop what follows the colon", "or use `jax.debug.print`"),
     misuse("Let `jax.jit` trace a number that is a setting",
@@ -627,11 +596,10 @@ JAX_ITSELF = [
     misuse("Differentiate with respect to an integer", function("jax.grad(f)(3)"),
         "grad requires real- or complex-valued inputs", "but got int32", of=""),
     misuse("Let a value out by a list",
-        function("jax.jit(f)(x)\nkept[0] + 1").replace("    return", "    kept.append(2 * x)\n    "
-        "return").replace("@", "kept = []\n\n@", 1),
+        "kept = []\nf = custom_gradient(lambda x: (kept.append(2 * x) or x, lambda dy: dy))\n\n"
+        "jax.jit(f)(x)\nkept[0] + 1",
         "to escape the scope of the transformation", "intermediate value with type float32[3,2]",
-        error=jax.errors.UnexpectedTracerError, of="", jitted=False,  # the message has columns
-    ),
+        error=jax.errors.UnexpectedTracerError, of="", jitted=False),  # the message has columns
     misuse("Give `jax.jit` a list as a static argument",
         function("jax.jit(f, static_argnums=0)([1.0])", "x, lambda dy: dy"),
         "Non-hashable static arguments", "unhashable type: 'list'",
