@@ -123,6 +123,12 @@ FORMS = {  # inputs, what the rule returns for the upstream d, and the gradients
         lambda d: ({"w": 7 * d, "b": 5 * d}, 3 * d), (7, 3)),
     "a field that is None": ((Layer(None, 1.0),), lambda d: Layer(5 * d, 7 * d), (7,)),
     "flat, with none for None": (([1.0, None], 1.0), lambda d: [7 * d, 3 * d], (7, 3)),
+    # A node of any class may be such a node, or flat.
+    "namedtuple": ((Point(W, 1.0), 1.0), lambda d: (Point(2 * d * W, 3 * d), d), ([2, 2], 3, 1)),
+    "one namedtuple": ((Point(W, 1.0),), lambda d: Point(2 * d * W, 3 * d), ([2, 2], 3)),
+    "flat for a dataclass": ((Layer(W, 1.0),), lambda d: [2 * d * W, 3 * d], ([2, 2], 3)),
+    "nested": (({"deep": (Point(1.0, [1.0]), Layer(1.0, None))},),
+        lambda d: {"deep": (Point(2 * d, [3 * d]), Layer(4 * d, None))}, (2, 3, 4)),
     # A class that converts what it is made of can be made of nothing else.
     "a class that converts": ((1.0, Converting(1.0)), lambda d: (7 * d, Converting(5 * d)), (7, 5)),
 }  # fmt: skip
@@ -176,24 +182,6 @@ def test_another_form_is_an_error_that_says_what_to_return(form, mode):
         gradients(summed(rule), args, mode)
 
 
-NODES = {
-    "namedtuple": Point,
-    "dataclass": Layer,
-    "nested": lambda w, b: {"deep": (Point(w, [b]), Layer(b, {"w": w}))},
-}
-
-
-@eager_and_jit
-@pytest.mark.parametrize("node", NODES)
-def test_gradients_of_a_node_are_such_a_node_or_flat(node, mode):
-    params = NODES[node](W, jnp.float32(1))
-    leaves, treedef = jax.tree.flatten(params)
-    expected = [(i + 2) * leaf for i, leaf in enumerate(leaves)]
-    for answer in (treedef.unflatten(expected), expected, (treedef.unflatten(expected),)):
-        h = summed(lambda dy, answer=answer: jax.tree.map(lambda g: g * dy, answer))
-        assert_same(gradients(h, (params,), mode), expected)
-
-
 @eager_and_jit
 def test_a_number_may_have_a_gradient_where_it_is_not_differentiated(mode):
     h = custom_gradient(lambda x, n, setting: (n * x, lambda dy: [7 * dy, 5 * dy]))
@@ -244,11 +232,7 @@ def test_a_gradient_in_a_numpy_buffer_is_copied(mode):
 @eager_and_jit
 def test_stop_gradient_of_a_numpy_array_is_an_input(mode):
     """Under an eager `grad` it is of a class of JAX's own."""
-
-    def f(p, x):
-        return jnp.sum(p["a"] * x), lambda dy: ({"a": 5 * dy * x}, 7 * dy * p["a"])
-
-    h = custom_gradient(f)
+    h = custom_gradient(lambda p, x: (p["a"] @ x, lambda dy: ({"a": 5 * dy * x}, 7 * dy * p["a"])))
     got = mode(jax.grad(lambda x: h({"a": lax.stop_gradient(x)}, x)))(np.float32([2, 3]))
     assert_same(got, jnp.float32([14, 21]))
 
@@ -256,25 +240,26 @@ def test_stop_gradient_of_a_numpy_array_is_an_input(mode):
 # --- warnings -------------------------------------------------------------------------------------
 
 
+BY_KEYS = {  # the gradient by the entry "b", the first of the sorted keys
+    "named": (lambda ds, db: 7 * db + 5 * ds, 5),
+    "starred": (lambda *dys: 7 * dys[0] + 5 * dys[1], 7),
+}
+
+
 @eager_and_jit
-@pytest.mark.parametrize(
-    ("rule", "warns"),
-    [(lambda ds, db: 7 * db + 5 * ds, True), (lambda *dys: 7 * dys[0] + 5 * dys[1], False)],
-    ids=["named", "starred"],
-)
-def test_upstreams_come_by_sorted_keys(rule, warns, mode):
-    """The first is that of "b". A warning says so to a rule that names them."""
-
-    def gradient(make):
-        h = custom_gradient(lambda x: (make(x), rule))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            got = mode(jax.grad(lambda x: jnp.sum(h(x)["b"])))(jnp.float32(1))
-        return got, ["`y['b']`, `y['s']`" in str(w.message) for w in caught]
-
-    by_first = jnp.float32(5 if warns else 7)
-    assert_same(gradient(lambda x: {"s": x, "b": x}), (by_first, [True] * warns))
-    assert_same(gradient(lambda x: {"b": x, "s": x}), (by_first, []))
+@pytest.mark.parametrize("kind", BY_KEYS)
+@pytest.mark.parametrize("keys", ["sb", "bs"])
+def test_upstreams_come_by_sorted_keys(keys, kind, mode):
+    """A warning says so to a rule that names them, if they were written in another order."""
+    rule, expected = BY_KEYS[kind]
+    h = custom_gradient(lambda x: (dict.fromkeys(keys, x), rule))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = mode(jax.grad(lambda x: h(x)["b"]))(jnp.float32(1))
+    assert_same(got, jnp.float32(expected))
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == (kind == "named" and keys == "sb")
+    assert all("`y['b']`, `y['s']`" in text for text in texts)
 
 
 def test_a_surrogate_needs_a_float():
@@ -315,9 +300,7 @@ def test_a_rule_gets_one_upstream_for_each_leaf_of_y(form, mode):
     assert_same(mode(h)(jnp.float32(1)), y)
 
     def loss(x):
-        floats = [
-            v for v in jax.tree.leaves(h(x)) if jnp.issubdtype(jnp.result_type(v), jnp.inexact)
-        ]
+        floats = filter(is_weight, jax.tree.leaves(h(x)))
         return sum(((i + 1) * jnp.sum(v) for i, v in enumerate(floats)), 0 * x)
 
     assert_same(mode(jax.grad(loss))(1.0), jnp.float32(7 if wanted else 0))
