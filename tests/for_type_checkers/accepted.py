@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar, assert_type
+from typing import Any, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ from jax import Array
 from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
 
 X = jnp.ones(3)
-T = TypeVar("T")
 
 
 @custom_gradient
@@ -72,18 +71,6 @@ assert_type(layer.with_weights(X, train=True), Array)
 assert_type(layer(X), Array)
 assert_type(Layer.static_below(X), Array)
 assert_type(Layer.of_class_below(X), Array)
-
-
-class Scaled(Generic[T]):
-    def __init__(self, kind: T) -> None:
-        self.kind = kind
-
-    @custom_gradient
-    def method(self, x: Array) -> tuple[tuple[Array, T], Callable[..., Any]]:
-        return (x, self.kind), lambda dy, _: dy
-
-
-assert_type(Scaled("a").method(X)[1], str)
 
 
 def scaled(scale: float, x: Array) -> tuple[Array, Callable[..., Any]]:

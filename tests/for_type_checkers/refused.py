@@ -45,11 +45,9 @@ value, grad_fn = Layer().method  # wrong
 Layer().method(X).no_such  # wrong
 Layer().method()  # wrong
 Layer().method(X, X)  # wrong
-Layer()(X).no_such  # wrong
 Layer()(X, X)  # wrong
 custom_gradient(plain)  # wrong
 custom_gradient(other_way)  # wrong
-custom_gradient()(plain)  # wrong
 custom_gradient(X)  # wrong
 custom_gradient(square, convention="torch")  # wrong
 custom_gradient(forward_mode=True)  # wrong
