@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import checkify, io_callback
 from support.helpers import assert_same
@@ -56,18 +55,6 @@ def checkpoint_policies(way):
         second = jax.grad(lambda w, of=linear: jnp.sum(jnp.sin(of(w))))
         found.append((jax.jit(first)(W, X), jax.jit(second)(W)))
     return found
-
-
-@program
-def donation(way):
-    step = jax.jit(gradients(way(LAYER)), donate_argnums=0)
-    return step(W + 0, X)
-
-
-@program
-def map_with_batch_size(way):
-    f = way(LAYER)
-    return gradients(lambda w, x: lax.map(lambda wx: f(*wx), (w, x), batch_size=3))(W, X)
 
 
 @program
