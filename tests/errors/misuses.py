@@ -182,13 +182,14 @@ NO_ARRAY = "every leaf of y must be an array or a number"
 MISMATCH = "and its `primal` must return values of the same structure, shapes and dtypes, but one "
 
 RETURNED_BY_F = [
+    misuse("Forget to return", returning("y = x**2"),
+        PAIR + "It returned None", PAIRS),
     misuse("Return the value alone", returning("return x**2"),
-        PAIR + "It returned an array of dtype float32 and shape (3, 2)",
-        PAIRS),
+        PAIR + "It returned an array of dtype float32 and shape (3, 2)"),
     misuse("Call the rule", returning("return x**2, grad(x)"),
-        PAIR + "It returned an array of dtype float32 and shape (3, 2) as the rule", PAIRS),
+        PAIR + "It returned an array of dtype float32 and shape (3, 2) as the rule"),
     misuse("Return two outputs without parentheses", returning("return x, x**2, grad"),
-        PAIR + "It returned a tuple of length 3", PAIRS),
+        PAIR + "It returned a tuple of length 3"),
     misuse("Return a string among the outputs", returning('return (x**2, "relu"), grad'),
         "returned the str 'relu' among its outputs at y[1]", NO_ARRAY,
         "Return other values from an undecorated function around it"),
@@ -330,6 +331,10 @@ VARIABLES = [
         "returned 2 gradients; expected 1, for the undeclared variable `variables[0]: "
         "float32[2,4]`. A frozen weight is not one",
         "`custom_gradient(variables=...)` lists it always", error=ValueError, **LOSS),
+    misuse("Misspell a key of the variables",
+        weight('return dy @ w.T, {"w": None, "bias": None}', option='variables={"w": w, "b": b}'),
+        "expected: {'b': *, 'w': *}, for the variables `variables['b']`, `variables['w']`",
+        "got:      {'bias': *, 'w': *}\nReturn `{'b': ..., 'w': ...}`; None stands for", **LOSS),
     misuse("Return a list for the variables in a dict",
         weight("return dy @ w.T, [x.T @ dy, dy.sum()]", option='variables={"w": w, "b": b}'),
         SORTED + "Return `{'b': ..., 'w': ...}` for the variables", **LOSS),
@@ -506,6 +511,8 @@ HELPERS = [
     misuse("Name a policy", 'recompute_grad(jnp.sin, policy="dots")',
         "recompute_grad got policy='dots'; expected None or a function",
         "such as those in jax.checkpoint_policies", **VALUE),
+    misuse("Pass through the result of a call", "grad_pass_through(jnp.round(x))",
+        "Write `grad_pass_through(f)(x)`, not `grad_pass_through(f(x))`", of=""),
     misuse("Pass through a sum", "grad_pass_through(lambda x: x.sum())(x)",
         "the gradient of the corresponding output, so inputs and outputs must match in number",
         "inputs:  float32[3,2]", "outputs: float32[]",
@@ -554,6 +561,9 @@ CHECKING = [
         "What `not checked` names was not checked: make it an argument",
         "`assert_gradient(..., unchecked='allow')`",
         error=AssertionError, of="", jitted=False),
+    misuse("Accept unchecked weights by another word",
+        function("assert_gradient(f, x, unchecked='ignore')"),
+        "assert_gradient got unchecked='ignore'; expected 'error' or 'allow'", **VALUE),
     misuse("Explain a function that branches on values",
         function("explain(f, x)", "x if x.sum() > 0 else -x, lambda dy: dy"),
         "explain traces `f` (model.py:1), as `jax.jit` does, and it needs a value"),
@@ -619,7 +629,8 @@ JAX_ITSELF = [
         "Reverse-mode differentiation does not work for lax.while_loop", **VALUE),
     misuse("Sum over devices in a rule that runs outside of the mesh",
         function("jax.grad(f)(1.0)", 'x**2, lambda dy: jax.lax.psum(2 * x * dy, "devices")'),
-        "unbound axis name", error=NameError, of="", jitted=False),
+        "unbound axis name", "names an axis that is not bound where JAX runs it. Call the function "
+        "inside the `shard_map` or `vmap` that names it", error=NameError, jitted=False),
 ]  # fmt: skip
 
 MISUSES: dict[str, list[Misuse]] = {

@@ -330,6 +330,11 @@ def test_a_bare_none_is_no_gradient_and_warns_once_for_each_rule():
     with warnings.catch_warnings():  # whoever means it, in a library say, is not asked again
         warnings.filterwarnings("ignore", module="model")
         assert_same(gradients(2.0, 5.0), (jnp.float32(3), jnp.float32(0)))
+    kept = []  # of what has no Python code, such as a method of a list, the function is named
+    logged = custom_gradient(lambda x: (x, kept.append))
+    with pytest.warns(UserWarning, match="`list.append` of `.*lambda>` .* returned None") as caught:
+        assert_same(jax.grad(logged)(2.0), jnp.float32(0))
+    assert kept == [1.0] and caught[0].filename == __file__
 
 
 class Scaled:

@@ -131,6 +131,8 @@ def test_integers_masks_keys_and_what_is_not_used(mode):
     assert_same(mode(jax.grad(loss, (0, 1)))(X, X), (expected, jnp.zeros_like(X)))
     h = grad_pass_through(lambda x, n, one: (jnp.round(x), n + one))
     assert_same(mode(jax.grad(lambda x: h(x, n, 1)[0].sum()))(X), jnp.ones_like(X))
+    h = grad_pass_through(lambda one, x: (key, jnp.round(x)))  # a key has no gradient
+    assert_same(mode(jax.grad(lambda x: h(jnp.float32(1), x)[1].sum()))(X), jnp.ones_like(X))
 
 
 class Scaled:
