@@ -1,13 +1,11 @@
-"""The limits: what does not work, where, why, and what to do instead; each with code that shows it.
+"""The limits: what does not work, and what to do instead, each with code that shows it.
 
-Each is a function, whose docstring has the sentence of the page and the reason: it raises or gives
-a wrong number, and `instead` it gives what is expected. `test_limits.py` runs all of them.
-`python tests/limits.py` prints the list of `docs/limits.md`.
+`docs/limits.md` has a sentence for each, and the docstring here the reason. The function raises or
+gives a wrong number, and `instead` it gives what is expected. `test_limits.py` runs all of them.
 """
 
 import functools
 import inspect
-import textwrap
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,8 +27,6 @@ from tfgrad_jax import custom_gradient
 class Limit(NamedTuple):
     """A limit, told by a feature of JAX where it does not hold for every version."""
 
-    group: str  # its heading on the page
-    sentence: str  # what the page says
     run: Callable[[bool], Any]  # if True, it gives `expected`
     error: type[Exception]  # of a wrong number, the one of a comparison with `expected`
     message: str  # a regular expression
@@ -39,40 +35,20 @@ class Limit(NamedTuple):
 
 
 LIMITS: dict[str, Limit] = {}
-FORWARD = "Forward mode and transposes"
-STATE = "Weights and state"
-TRANSFORMATIONS = "Transformations"
-KERNELS = "Kernels"
-FLAGS = "JAX's experimental flags"
 
 
 def limit(
-    group: str,
     error: type[Exception],
     message: str,
     expected: Any,
     applies: Callable[[], bool] = lambda: True,
-) -> Callable[[Callable[[bool], Any]], Callable[[bool], Any]]:
-    """Add a function to the limits."""
+) -> Callable[[Callable[[bool], Any]], None]:
+    """Add a function to the limits, by the name that stands beside its sentence on the page."""
 
-    def add(run: Callable[[bool], Any]) -> Callable[[bool], Any]:
-        sentence = " ".join(inspect.getdoc(run).partition("\n\n")[0].split())
-        one = Limit(group, sentence, run, error, message, expected, applies)
-        LIMITS[run.__name__.replace("_", " ")] = one
-        return run
+    def add(run: Callable[[bool], Any]) -> None:
+        LIMITS[run.__name__.replace("_", " ")] = Limit(run, error, message, expected, applies)
 
     return add
-
-
-def rendered() -> str:
-    """Return the list of the page, by groups, in lines of at most 100 columns."""
-
-    def section(group: str) -> str:
-        items = [f"- {one.sentence}" for one in LIMITS.values() if one.group == group]
-        fill = functools.partial(textwrap.fill, subsequent_indent="  ", break_on_hyphens=False)
-        return f"## {group}\n\n" + "\n".join(fill(item, 100) for item in items)
-
-    return "\n\n".join(map(section, (FORWARD, STATE, TRANSFORMATIONS, KERNELS, FLAGS)))
 
 
 X = jnp.float32(2)
@@ -98,24 +74,15 @@ def on_host(f, x):
 # --- forward mode ---------------------------------------------------------------------------------
 
 
-@limit(FORWARD, TypeError, "is not linear in its upstream gradients", jnp.float32(3))
+@limit(TypeError, "is not linear in its upstream gradients", jnp.float32(3))
 def rules_that_are_not_linear(instead):
-    """`jvp`, `jacfwd` and `hessian` need a rule that is linear in its upstreams. A clipped gradient
-    is not: use `jacrev(jacrev(f))` instead of `hessian(f)`.
-
-    Forward mode applies the transpose of the rule, which only a linear map has.
-    """
+    """Forward mode applies the transpose of the rule, which only a linear map has."""
     return jax.grad(declared_by(clip))(X) if instead else slope_of(declared_by(clip))
 
 
-@limit(FORWARD, TypeError, "`pure_callback`, which JAX cannot transpose", jnp.float32(7))
+@limit(TypeError, "`pure_callback`, which JAX cannot transpose", jnp.float32(7))
 def rules_that_jax_cannot_transpose(instead):
-    """If the rule passes `dy` to a callback or through a `while_loop`, only first derivatives in
-    reverse mode work. To differentiate a callback in both modes, decorate it and its adjoint,
-    and let each be the rule of the other: [Operators outside of JAX](howto/operators.md).
-
-    JAX has no transpose of `pure_callback` and of `while_loop`.
-    """
+    """JAX has no transpose of `pure_callback` and of `while_loop`."""
 
     @custom_gradient
     def operator(x):
@@ -128,13 +95,9 @@ def rules_that_jax_cannot_transpose(instead):
     return slope_of(operator if instead else declared_by(lambda dy: on_host(lambda dy: 7 * dy, dy)))
 
 
-@limit(FORWARD, TypeError, "written to a Ref, which outlives the rule", jnp.float32(7))
+@limit(TypeError, "written to a Ref, which outlives the rule", jnp.float32(7))
 def upstreams_in_a_ref(instead):
-    """`jvp` and second derivatives raise if a rule writes its upstream to a `Ref` that outlives it.
-    Write it to a `Ref` that the rule makes, or take first derivatives in reverse mode.
-
-    The transpose of a rule, and its derivative, have other values there, which nobody asked for.
-    """
+    """The transpose of a rule, and its derivative, have other values there, which nobody asked for."""
     noted = jax.new_ref(jnp.float32(0))
 
     def rule(dy):
@@ -148,13 +111,9 @@ def upstreams_in_a_ref(instead):
 MATRIX = jnp.float32([[4.0, 1.0], [0.0, 3.0]])
 
 
-@limit(FORWARD, TypeError, "of two upstreams", 7 * jnp.linalg.solve(MATRIX, jnp.ones(2)))
+@limit(TypeError, "of two upstreams", 7 * jnp.linalg.solve(MATRIX, jnp.ones(2)))
 def gmres_in_a_rule(instead):
-    """`jvp` does not work if a rule calls `gmres`; `cg` and `bicgstab` work. Call it through
-    `lax.custom_linear_solve(matvec, dy, solve, solve)`, where `solve` calls `gmres`.
-
-    Its tolerance is computed from the upstream, outside of the solve that JAX can transpose.
-    """
+    """Its tolerance is computed from the upstream, outside of the solve that JAX can transpose."""
 
     def solve(a, b):
         return gmres(a, b)[0]
@@ -178,25 +137,16 @@ def tripled(constant=0.0):
     return custom_gradient(f)
 
 
-@limit(FORWARD, AssertionError, "4", (jnp.float32(3), jnp.float32(3)))  # 4 is the value at 1
+@limit(AssertionError, "4", (jnp.float32(3), jnp.float32(3)))  # 4 is the value at 1
 def operators_that_are_not_linear(instead):
-    """If a rule is a decorated callback or kernel that is not linear, `jvp` and `grad` disagree
-    without an error. Keep such an operator linear: add constants outside of it.
-
-    Forward mode transposes the operator by its own rule, which says nothing about a constant.
-    """
+    """Forward mode transposes the operator by its own rule, which says nothing about a constant."""
     f = declared_by(tripled(0.0 if instead else 1.0))
     return slope_of(f), jax.grad(f)(X)
 
 
-@limit(FORWARD, TypeError, "`add` of an upstream and a constant", jnp.float32(7 * 2))
+@limit(TypeError, "`add` of an upstream and a constant", jnp.float32(7 * 2))
 def operators_and_unused_outputs(instead):
-    """With `variables="autodiff"`, `jvp` raises under `jit` if the function calls one with an
-    unused output, and the rule of that one passes the upstream of this output, zeros, to a
-    decorated callback or kernel. Use reverse mode.
-
-    Of a decorated call at zeros, nothing tells whether its result is zero; so it is a constant.
-    """
+    """Of a decorated call at zeros, nothing tells whether its result is zero; so it is a constant."""
     inner = custom_gradient(lambda x: ((x, 2 * x), lambda d0, d1: 7 * d1 + tripled()(d0)))
 
     def loss(w):
@@ -208,12 +158,9 @@ def operators_and_unused_outputs(instead):
     return jax.jit(lambda: slope_of(loss))()  # eagerly it has a value
 
 
-@limit(FORWARD, NotImplementedError, "Transpose rule", 7 * X)
+@limit(NotImplementedError, "Transpose rule", 7 * X)
 def linear_transpose(instead):
-    """`jax.linear_transpose` of a decorated function raises under `jit` and `scan`. Use `jax.vjp`.
-
-    JAX would transpose the operations of the function, and not run its rule.
-    """
+    """JAX would transpose the operations of the function, and not run its rule."""
     h = jax.jit(custom_gradient(lambda x: (3 * x, lambda dy: 7 * dy)))
     return (jax.vjp(h, X)[1] if instead else jax.linear_transpose(h, X))(X)[0]
 
@@ -229,14 +176,9 @@ def square_root(x):
 
 
 # (7 / y)' = -7 y' / y**2, and y' = 7 / y
-@limit(FORWARD, ValueError, "while_loop", jnp.float32(-7 * 7 / 2 / 2**2))
+@limit(ValueError, "while_loop", jnp.float32(-7 * 7 / 2 / 2**2))
 def rules_that_read_the_result_of_a_loop(instead):
-    """A rule may use a number that came out of a `while_loop` or a callback, and that is not `y`
-    itself. JAX then cannot take `grad` of `grad`: it raises, or, if you put `stop_gradient`
-    around that number, returns a wrong answer. Let a decorated function return the number.
-
-    JAX has no reverse mode of `while_loop`; the function that returns the number has a rule.
-    """
+    """JAX has no reverse mode of `while_loop`; the function that returns the number has a rule."""
 
     @custom_gradient
     def f(x):
@@ -246,13 +188,9 @@ def rules_that_read_the_result_of_a_loop(instead):
     return jax.grad(jax.grad(f))(jnp.float32(4))
 
 
-@limit(FORWARD, AssertionError, "differ", 7 * 7 * X)
+@limit(AssertionError, "differ", 7 * 7 * X)
 def rules_that_read_one_of_several_outputs(instead):
-    """If a rule reads `y`, its second derivative is the declared one. Not with several outputs:
-    there it is that of the function's own operations. Let the rule call the function.
-
-    A rule that ignores the upstream of one output would declare that this one has no derivative.
-    """
+    """A rule that ignores the upstream of one output would declare that this one has no derivative."""
 
     @custom_gradient
     def f(x):
@@ -278,22 +216,15 @@ def is_lowered_for_tpu(f):
     return bool(call.trace(x).lower(lowering_platforms=("tpu",)))
 
 
-@limit(KERNELS, NotImplementedError, "push|attach", True)
+@limit(NotImplementedError, "push|attach", True)
 def forward_mode_in_kernels(instead):
-    """Inside a Pallas kernel, a decorated function gives a value (on GPUs from JAX 0.12) or a
-    gradient, not both, and no `jvp`. Decorate the function around the kernel.
-
-    Forward mode is an operation of its own, and the tables of kernel compilers are not ours.
-    """
+    """Forward mode is an operation of its own, and the tables of kernel compilers are not ours."""
     return is_lowered_for_tpu(SEVEN if instead else lambda x: slope_of(SEVEN, x))
 
 
-@limit(KERNELS, NotImplementedError, "attach", True)
+@limit(NotImplementedError, "attach", True)
 def gradients_in_mosaic_gpu_kernels(instead):
-    """In a kernel of Pallas' Mosaic GPU backend (`plgpu.kernel`), a decorated function gives a
-    value (from JAX 0.12), and no gradient. Run the rule there: `y, grad = h.__wrapped__(x)`.
-
-    JAX keeps the value beside the gradient there, with the operation that carries its rule to
+    """JAX keeps the value beside the gradient there, with the operation that carries its rule to
     the next derivative, and the tables of kernel compilers are not ours.
     """
 
@@ -313,26 +244,17 @@ def gradients_in_mosaic_gpu_kernels(instead):
 
 
 # Before JAX 0.12, the custom_vjp needs no bit cast.
-@limit(KERNELS, NotImplementedError, "$", (8, 128), lambda: not drops_in_scan())
+@limit(NotImplementedError, "$", (8, 128), lambda: not drops_in_scan())
 def the_fuser(instead):
-    """`push_block_spec` of Pallas' fuser raises for a decorated function; `pull_block_spec` and
-    `fuse` accept it. Push through the function below the decorator: `lambda x:
-    h.__wrapped__(x)[0]`.
-
-    The fuser cannot push through the bit cast that keeps JAX from transposing the operations.
-    """
+    """The fuser cannot push through the bit cast that keeps JAX from transposing the operations."""
     h = (lambda x: SEVEN.__wrapped__(x)[0]) if instead else SEVEN
     spec = pl.BlockSpec((8, 128), lambda i, j: (i, j))
     return fuser.push_block_spec(h, spec)(jnp.ones((16, 256))).block_shape
 
 
-@limit(KERNELS, NotImplementedError, "$", True)
+@limit(NotImplementedError, "$", True)
 def undeclared_variables_in_kernels(instead):
-    """In a Pallas kernel for TPUs, declare the closed-over weights of a decorated function:
-    `custom_gradient(variables=...)`.
-
-    Undeclared ones need JAX's symbolic zeros, which Mosaic does not lower.
-    """
+    """Undeclared ones need JAX's symbolic zeros, which Mosaic does not lower."""
 
     def f(x):
         w = x * 3.0
@@ -353,35 +275,24 @@ def branching(x):
 NO_VALUE = jax.errors.TracerBoolConversionError, "boolean conversion of traced array"
 
 
-@limit(TRANSFORMATIONS, *NO_VALUE, jnp.float32(7))
+@limit(*NO_VALUE, jnp.float32(7))
 def branches_under_jit(instead):
-    """`if x > 0` works where a function sees values. Under `jit`, `vmap` and `scan` it raises JAX's
-    error: use `jnp.where`.
-
-    Under `jit` nothing has a value; `lax.cond` and `jnp.where` branch there.
-    """
+    """Under `jit` nothing has a value; `lax.cond` and `jnp.where` branch there."""
     return (jax.grad(branching) if instead else jax.jit(jax.grad(branching)))(X)
 
 
-@limit(TRANSFORMATIONS, ValueError, "at vmap out_axes", B)
+@limit(ValueError, "at vmap out_axes", B)
 def outputs_that_ignore_what_is_mapped(instead):
-    """Under `jit`, `vmap` maps each output of a decorated function that has a mapped input, even
-    one that ignores it: `out_axes=None` raises. Map the output, and take `[0]`.
-
-    What is staged may be differentiated under the vmap, where the rule may use what is mapped.
-    """
+    """What is staged may be differentiated under the vmap, where the rule may use what is mapped."""
     pair = custom_gradient(lambda x, y: ((x * 1.0, y * 1.0), lambda dx, dy: (7 * dx, 5 * dy)))
     if instead:
         return jax.jit(lambda x, y: jax.vmap(pair, (None, 0))(x, y)[0][0])(B, B)
     return jax.jit(jax.vmap(pair, (None, 0), (None, 0)))(B, B)[0]
 
 
-@limit(TRANSFORMATIONS, TypeError, "custom_vjp function", 3 * 7 * X, drops_in_scan)
+@limit(TypeError, "custom_vjp function", 3 * 7 * X, drops_in_scan)
 def orders_of_a_scan(instead):
-    """Before JAX 0.12, `jvp` of `grad` of a `scan` may fail if a decorated function in the `scan`
-    calls another. Use `grad` of `grad`.
-
-    JAX drops the custom_jvp of such calls there, with those written by hand; reverse mode keeps
+    """JAX drops the custom_jvp of such calls there, with those written by hand; reverse mode keeps
     the rule, by the custom_vjp below it.
     """
 
@@ -395,12 +306,9 @@ def orders_of_a_scan(instead):
     return (jax.grad if instead else slope_of)(jax.grad(in_scan))(X)
 
 
-@limit(TRANSFORMATIONS, AssertionError, "1", 0)
+@limit(AssertionError, "1", 0)
 def primal_under_checkpoint(instead):
-    """Under `jax.checkpoint`, `f` runs in both passes, not `primal`. Let the rule recompute:
-    `lambda x: (primal(x), lambda dy: jax.vjp(h, x)[1](dy)[0])`, decorated, keeps only `x`.
-
-    JAX differentiates what it checkpoints before it divides it into passes, and so it runs the
+    """JAX differentiates what it checkpoints before it divides it into passes, and so it runs the
     forward function of a custom_vjp in both, too.
     """
     runs = []
@@ -419,13 +327,9 @@ def primal_under_checkpoint(instead):
 # --- weights and state ----------------------------------------------------------------------------
 
 
-@limit(STATE, AssertionError, "35", jnp.float32(7 * 3))  # 7 * 5
+@limit(AssertionError, "35", jnp.float32(7 * 3))  # 7 * 5
 def objects_that_change(instead):
-    """A rule that reads an object reads its state at the time of the backward pass. If the object
-    may change before that, read what the rule needs into a local variable of the function.
-
-    JAX's functions are pure; a rule reads an object when it runs, as in TensorFlow.
-    """
+    """JAX's functions are pure; a rule reads an object when it runs, as in TensorFlow."""
     settings = types.SimpleNamespace(scale=3.0)
 
     @custom_gradient
@@ -441,14 +345,9 @@ def objects_that_change(instead):
     return jax.grad(loss)(X)
 
 
-@limit(STATE, jax.errors.UnexpectedTracerError, "is left in an object, and used outside", 7 + 2 * X)
+@limit(jax.errors.UnexpectedTracerError, "is left in an object, and used outside", 7 + 2 * X)
 def memos_that_a_function_fills(instead):
-    """What a function computes from a weight and leaves in an object or a variable can be used by
-    decorated functions of the same derivative alone, and raises elsewhere. Fill it before the
-    derivative is taken, or return it as a part of `y`.
-
-    JAX attaches the derivative to what the function returns; as a constant it would be lost.
-    """
+    """JAX attaches the derivative to what the function returns; as a constant it would be lost."""
 
     def leaves_a_penalty(x):
         penalty = jnp.zeros_like(x)
@@ -468,14 +367,9 @@ def memos_that_a_function_fills(instead):
     return jax.grad(returns_a_penalty if instead else leaves_a_penalty)(X)
 
 
-@limit(STATE, AssertionError, "differ", 7 + 2 * X)
+@limit(AssertionError, "differ", 7 + 2 * X)
 def memos_that_a_rule_fills(instead):
-    """`jvp` runs a rule at once, so what the rule leaves in a dictionary or a variable can be read
-    there: it has its value but no derivative, without an error. Do not read it in the
-    differentiated function.
-
-    The rule runs on plain values; its result is not seen until it is read.
-    """
+    """The rule runs on plain values; its result is not seen until it is read."""
 
     def loss(x):
         memo = {}
@@ -494,13 +388,9 @@ def memos_that_a_rule_fills(instead):
     return slope_of(loss)
 
 
-@limit(STATE, AssertionError, "differ", X)
+@limit(AssertionError, "differ", X)
 def numbers_out_of_a_weight(instead):
-    """`w.item()` of a weight is a number without a derivative: its gradient is 0, without an error.
-    Write `w`.
-
-    JAX itself gives the number, with or without a custom gradient.
-    """
+    """JAX itself gives the number, with or without a custom gradient."""
 
     def loss(w):
         f = lambda x: ((w if instead else w.item()) * x, lambda dy: 7 * dy)  # noqa: E731
@@ -509,13 +399,9 @@ def numbers_out_of_a_weight(instead):
     return jax.grad(loss)(X)
 
 
-@limit(STATE, AssertionError, "3", (jnp.float32(5), jnp.float32(5)))
+@limit(AssertionError, "3", (jnp.float32(5), jnp.float32(5)))
 def variables_by_identity(instead):
-    """Without `jit`, `lax.stop_gradient(w)` may be `w` itself, and two weights may be one array, so
-    a rule that identifies its `variables` by `is` cannot tell them apart. Declare the variables.
-
-    To JAX an array is its value: operations may return their operand.
-    """
+    """To JAX an array is its value: operations may return their operand."""
 
     def loss(w):
         stopped = lax.stop_gradient(w)
@@ -537,13 +423,9 @@ def variables_by_identity(instead):
 ENDLESS = "calls the function itself|recursion depth"
 
 
-@limit(STATE, RecursionError, ENDLESS, 16 * jnp.exp(jnp.float32(1)))
+@limit(RecursionError, ENDLESS, 16 * jnp.exp(jnp.float32(1)))
 def rules_of_methods_that_call_themselves(instead):
-    """A rule that reaches its weight through an object, as a method does, and calls its own
-    function raises from the fourth derivative on. Let it read `y`.
-
-    Within derivatives such a rule is recorded, and to record it again has no end.
-    """
+    """Within derivatives such a rule is recorded, and to record it again has no end."""
 
     class Power:
         def __init__(self, w):
@@ -563,14 +445,9 @@ def rules_of_methods_that_call_themselves(instead):
     return jax.grad(jax.grad(jax.grad(first)))(jnp.float32(0.5))
 
 
-@limit(STATE, AssertionError, "35", jnp.float32(21))  # 7 * 5
+@limit(AssertionError, "35", jnp.float32(21))  # 7 * 5
 def functions_behind_many_objects(instead):
-    """If a variable of a function that a rule reaches through an object has changed since, the
-    rule raises; not beyond 1,000 objects, where it sees the new value. Bind the value where the
-    function is made, `lambda x, scale=scale: ...`.
-
-    Each gradient would look through all of them.
-    """
+    """Each gradient would look through all of them."""
 
     def loss(x):
         scale = 3.0
@@ -586,13 +463,9 @@ def functions_behind_many_objects(instead):
 CAPTURED_REF = "closes over a `Ref` that was made where JAX differentiates. Pass it as an argument"
 
 
-@limit(STATE, TypeError, CAPTURED_REF, jnp.float32(21))
+@limit(TypeError, CAPTURED_REF, jnp.float32(21))
 def captured_refs(instead):
-    """A `Ref` that is created inside the differentiated function must be an argument of each
-    decorated function that reads it, or one of its declared `variables`.
-
-    JAX takes every such Ref for differentiated, whatever it holds.
-    """
+    """JAX takes every such Ref for differentiated, whatever it holds."""
 
     def f(r, x):
         kept = r[...]
@@ -605,12 +478,9 @@ def captured_refs(instead):
     return jax.grad(loss)(X)
 
 
-@limit(STATE, NotImplementedError, "state discharge rule", X)
+@limit(NotImplementedError, "state discharge rule", X)
 def refs_made_under_jit(instead):
-    """A decorated function that creates a `Ref` raises where its value is traced: by `jit`, `scan`
-    or `while_loop`. Create the `Ref` outside, and pass it as an argument.
-
-    JAX has no rule to remove mutable arrays from a custom_jvp, and no public place for one. It
+    """JAX has no rule to remove mutable arrays from a custom_jvp, and no public place for one. It
     has one for a custom_vjp, which has no forward mode.
     """
 
@@ -625,14 +495,9 @@ def refs_made_under_jit(instead):
     return jax.jit(lambda x: lax.scan(lambda c, _: (with_own_ref(c), None), x, None, 2)[0])(X)
 
 
-@limit(STATE, IndexError, "pop from empty list", jnp.float32(21))
+@limit(IndexError, "pop from empty list", jnp.float32(21))
 def rules_that_use_up_what_is_read(instead):
-    """A rule that pops a list, advances an iterator or writes to a NumPy array, which its function
-    has made, finds it so when it runs again for the same run of the function: in a second
-    pull-back, or in another mode of a jitted function. Make it in the rule.
-
-    They are the user's own objects, and nothing of the user's is copied.
-    """
+    """They are the user's own objects, and nothing of the user's is copied."""
 
     @custom_gradient
     def f(x):
@@ -652,20 +517,12 @@ def has_new_custom_derivatives():
     return all(getattr(jax.config, flag, False) for flag in flags)
 
 
-@limit(FLAGS, *NO_VALUE, jnp.float32(7), has_new_custom_derivatives)
+@limit(*NO_VALUE, jnp.float32(7), has_new_custom_derivatives)
 def new_custom_derivatives(instead):
-    """With both of JAX's flags `jax_custom_vjp3` and `jax_custom_jvp3`, a function that is being
-    differentiated sees no values. Use `jnp.where` instead of `if`.
-
-    The new custom derivatives stage the functions that they are given.
-    """
+    """The new custom derivatives stage the functions that they are given."""
 
     @custom_gradient
     def choosing(x):
         return jnp.where(x > 0, x, -x), lambda dy: jnp.where(x > 0, 7 * dy, -5 * dy)
 
     return jax.grad(choosing if instead else branching)(X)
-
-
-if __name__ == "__main__":
-    print(rendered())
