@@ -97,7 +97,7 @@ def rules_that_jax_cannot_transpose(instead):
 
 @limit(TypeError, "written to a Ref, which outlives the rule", jnp.float32(7))
 def upstreams_in_a_ref(instead):
-    """The transpose of a rule, and its derivative, have other values there, which nobody asked for."""
+    """The transpose of a rule, and its derivative, put other values there, unasked."""
     noted = jax.new_ref(jnp.float32(0))
 
     def rule(dy):
@@ -146,7 +146,7 @@ def operators_that_are_not_linear(instead):
 
 @limit(TypeError, "`add` of an upstream and a constant", jnp.float32(7 * 2))
 def operators_and_unused_outputs(instead):
-    """Of a decorated call at zeros, nothing tells whether its result is zero; so it is a constant."""
+    """Nothing tells whether a decorated call at zeros returns zeros: its result is a constant."""
     inner = custom_gradient(lambda x: ((x, 2 * x), lambda d0, d1: 7 * d1 + tripled()(d0)))
 
     def loss(w):
@@ -190,7 +190,7 @@ def rules_that_read_the_result_of_a_loop(instead):
 
 @limit(AssertionError, "differ", 7 * 7 * X)
 def rules_that_read_one_of_several_outputs(instead):
-    """A rule that ignores the upstream of one output would declare that this one has no derivative."""
+    """A rule that ignores the upstream of an output would declare that it has no derivative."""
 
     @custom_gradient
     def f(x):
@@ -283,7 +283,7 @@ def branches_under_jit(instead):
 
 @limit(ValueError, "at vmap out_axes", B)
 def outputs_that_ignore_what_is_mapped(instead):
-    """What is staged may be differentiated under the vmap, where the rule may use what is mapped."""
+    """What is staged may be differentiated under the vmap, and its rule may use what is mapped."""
     pair = custom_gradient(lambda x, y: ((x * 1.0, y * 1.0), lambda dx, dy: (7 * dx, 5 * dy)))
     if instead:
         return jax.jit(lambda x, y: jax.vmap(pair, (None, 0))(x, y)[0][0])(B, B)

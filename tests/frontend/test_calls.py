@@ -95,13 +95,6 @@ def test_a_rule_that_requires_variables_returns_a_pair_without_any(mode):
     assert_same(mode(jax.grad(h, (0, 1)))(2.0, 3.0), (jnp.float32(7), jnp.float32(5)))
 
 
-@eager_and_jit
-def test_a_function_without_inputs(mode):
-    h = custom_gradient(lambda: (jnp.float32(3.0), lambda dy: ()))
-    assert_same(mode(h)(), jnp.float32(3))
-    assert_same(mode(jax.grad(lambda x: x * h()))(2.0), jnp.float32(3))
-
-
 # --- methods --------------------------------------------------------------------------------------
 
 
@@ -118,25 +111,7 @@ class Model:
         return self.scale * x * y, lambda dy: 7 * dy * self.scale
 
 
-class Unnamed:
-    scale = 2.0
-
-    @custom_gradient
-    def method(*args):
-        one, x = args
-        return one.scale * x, lambda dy: 7 * dy * one.scale
-
-    @classmethod
-    @lambda f: functools.wraps(f)(lambda *args: f(*args))
-    @custom_gradient
-    def wrapped(cls, x):
-        return x, lambda dy: (dy, dy)
-
-
-def test_an_instance_may_be_one_of_several_arguments():
-    assert_same(jax.grad(Unnamed().method)(3.0), jnp.float32(14))
-    with pytest.raises(ValueError, match="2 gradients; expected 1, for the input `x`"):
-        jax.grad(Unnamed.wrapped)(3.0)
+def test_a_method_without_its_instance_is_an_error():
     with pytest.raises(TypeError, match=r", \(self, x, y=1.0\): missing .*'self'"):
         Model.method()
 
