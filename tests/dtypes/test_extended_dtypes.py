@@ -5,6 +5,9 @@ keeps the scales of its FP8 layers in (`fp32_max_grad`, whose gradients are join
 The value is `s x`; the rules declare `5 x` for the scale `s`, which is 3, and `7 s` for `x`.
 """
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.experimental
 import jax.numpy as jnp
@@ -16,43 +19,28 @@ from support.ways import REVERSE
 from tfgrad_jax import custom_gradient
 
 
-class PrimalTangent:
-    """int8 values with bfloat16 gradients."""
-
-    def __init__(self):
-        self.dtype = jax.experimental.primal_tangent_dtype(jnp.int8, jnp.bfloat16)
-
-    def encode(self, value):
-        @jax.custom_vjp
-        def encode(value):
-            return lax.convert_element_type(value.astype(jnp.int8), self.dtype)
-
-        encode.defvjp(lambda v: (encode(v), None), lambda _, g: (g.astype(jnp.float32),))
-        return encode(value)
-
-    def decode(self, scale):
-        return lax.convert_element_type(scale, jnp.int8).astype(jnp.float32)
-
-    def gradient(self, value):
-        return value.astype(jnp.bfloat16)
+class Kind(NamedTuple):
+    encode: Callable[[Any], Any]  # a float32 as a scale
+    decode: Callable[[Any], Any]
+    gradient: Callable[[Any], Any]  # a float32 as a gradient of a scale
+    dtype: Any  # of the scale
 
 
-class MaxGrad:
-    """float32 values with gradients that are joined by `max`."""
+def primal_tangent():
+    """Return int8 values with bfloat16 gradients."""
+    dtype = jax.experimental.primal_tangent_dtype(jnp.int8, jnp.bfloat16)
+    encode = jax.custom_vjp(lambda v: lax.convert_element_type(v.astype(jnp.int8), dtype))
+    encode.defvjp(lambda v: (encode(v), None), lambda _, g: (g.astype(jnp.float32),))
+    decode = lambda s: lax.convert_element_type(s, jnp.int8).astype(jnp.float32)  # noqa: E731
+    return Kind(encode, decode, lambda g: g.astype(jnp.bfloat16), dtype)
 
-    def __init__(self):
-        # flax is not installed beside the oldest JAX.
-        fp8_ops = pytest.importorskip("flax.linen.fp8_ops")
-        self.dtype = fp8_ops.fp32_max_grad
 
-    def encode(self, value):
-        return lax.convert_element_type(value, self.dtype)
-
-    def decode(self, scale):
-        return lax.convert_element_type(scale, jnp.float32)
-
-    def gradient(self, value):
-        return lax.convert_element_type(value, self.dtype)
+def max_grad():
+    """Return float32 values with gradients that are joined by `max`."""
+    # flax is not installed beside the oldest JAX.
+    dtype = pytest.importorskip("flax.linen.fp8_ops").fp32_max_grad
+    encode = lambda v: lax.convert_element_type(v, dtype)  # noqa: E731
+    return Kind(encode, lambda s: lax.convert_element_type(s, jnp.float32), encode, dtype)
 
 
 def decorated(kind):
@@ -92,7 +80,7 @@ def of_floats(h, kind):
 
 @every_protocol
 @pytest.mark.parametrize("way", ["grad", *sample(REVERSE, 5)])
-@pytest.mark.parametrize("kind", (PrimalTangent, MaxGrad))
+@pytest.mark.parametrize("kind", (primal_tangent, max_grad))
 def test_gradients_under_transformations(kind, protocol, way):
     """Under `jit`, which all but the dtype of flax need."""
     kind = kind()
@@ -102,14 +90,14 @@ def test_gradients_under_transformations(kind, protocol, way):
 
 @every_protocol
 def test_eagerly_the_gradient_itself_has_the_dtype_of_flax(protocol):
-    kind = MaxGrad()
+    kind = max_grad()
     by_scale, by_x = jax.vjp(PROTOCOLS[protocol](kind), kind.encode(ARGS[0]), ARGS[1])[1](ARGS[0])
     assert by_scale.dtype == kind.dtype
     assert_same((kind.decode(by_scale), by_x), (jnp.float32(30), jnp.float32(63)))
 
 
 def test_a_float_is_cast_to_the_dtype_of_flax_and_an_integer_is_refused():
-    kind = MaxGrad()
+    kind = max_grad()
 
     def pulled(gradient):
         h = custom_gradient(lambda s, x: (kind.decode(s) * x, lambda dy: (gradient, 7 * dy)))
@@ -122,7 +110,7 @@ def test_a_float_is_cast_to_the_dtype_of_flax_and_an_integer_is_refused():
 
 
 @every_protocol
-@pytest.mark.parametrize("kind", (PrimalTangent, MaxGrad))
+@pytest.mark.parametrize("kind", (primal_tangent, max_grad))
 def test_second_order(kind, protocol):
     """By `x`: `L = h**2` has `L' = 2 h * 7 s` and `L'' = 2 * 7 s * 7 s`."""
     kind = kind()
@@ -133,7 +121,7 @@ def test_second_order(kind, protocol):
 
 @every_protocol
 def test_gradients_of_two_uses_are_joined_by_max(protocol):
-    kind = MaxGrad()
+    kind = max_grad()
     h = PROTOCOLS[protocol](kind)
 
     def loss(v, x):
