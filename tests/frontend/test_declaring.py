@@ -25,10 +25,6 @@ def double(x):
     return 2 * x, lambda dy: 14 * dy
 
 
-def _scaled(scale, x):
-    return scale * x, lambda dy: 7 * dy * scale
-
-
 class CallableObject:
     def __jax_array__(self):
         """A protocol of `f` is not one of the decorated function."""
@@ -42,29 +38,22 @@ def fourteen(dy):
     return 14 * dy
 
 
-def double_rule(dy):
-    return 14 * dy, fourteen
-
-
-class RuleObject:
-    def __call__(self, dy):
-        return 14 * dy
-
-
+decorated_rule = custom_gradient(lambda dy: (14 * dy, fourteen))
 DECORATED = {  # each has the value 2 x and the gradient 14
     "bare": custom_gradient(double),
     "parentheses": custom_gradient()(double),
     "None": custom_gradient(None)(double),
-    "partial": custom_gradient(functools.partial(_scaled, 2.0)),
+    "partial": custom_gradient(
+        functools.partial(lambda scale, x: (scale * x, lambda dy: 7 * dy * scale), 2.0)
+    ),
     "callable object": custom_gradient(CallableObject()),
     "list for pair": custom_gradient(lambda x: list(double(x))),
     "partial of a decorated function": functools.partial(
         custom_gradient(lambda scale, x: (scale * x, lambda dy: (None, 7 * dy * scale))), 2.0
     ),
     "rule: partial": custom_gradient(lambda x: (2 * x, functools.partial(jnp.multiply, 14))),
-    "rule: object": custom_gradient(lambda x: (2 * x, RuleObject())),
     "rule: jit": custom_gradient(lambda x: (2 * x, jax.jit(fourteen))),
-    "rule: decorated": custom_gradient(lambda x: (2 * x, custom_gradient(double_rule))),
+    "rule: decorated": custom_gradient(lambda x: (2 * x, decorated_rule)),
 }
 
 

@@ -1,4 +1,7 @@
-"""What a type checker knows of decorated functions. Never run."""
+"""What a type checker knows of decorated functions, and every mistake that it finds. Never run.
+
+It must find one in each line that ends in `# wrong`, and in no other.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +24,16 @@ def square(x: Array, scale: float = 1.0, *, name: str = "") -> tuple[Array, Call
 assert_type(square(X), Array)
 assert_type(square(x=X, scale=2.0, name="s"), Array)
 assert_type(jax.vmap(square)(X), Array)
+square(X).no_such  # wrong
+square.no_such  # wrong
+square()  # wrong
+square(X, 1.0, 2.0)  # wrong
+square(X, scale="1")  # wrong
+square(y=X)  # wrong
+y: int = square(X)  # wrong
+custom_gradient(X)  # wrong
+custom_gradient(square, convention="torch")  # wrong
+custom_gradient(forward_mode=True)  # wrong
 
 
 @custom_gradient(variables={"w": X}, primal=lambda x: x, convention="jax")
@@ -71,6 +84,11 @@ assert_type(layer.with_weights(X, train=True), Array)
 assert_type(layer(X), Array)
 assert_type(Layer.static_below(X), Array)
 assert_type(Layer.of_class_below(X), Array)
+value, grad_fn = layer.method  # wrong
+layer.method(X).no_such  # wrong
+layer.method()  # wrong
+layer.method(X, X)  # wrong
+layer(X, X)  # wrong
 
 
 def scaled(scale: float, x: Array) -> tuple[Array, Callable[..., Any]]:
@@ -95,3 +113,14 @@ def rounded(x: Array, digits: int = 0) -> Array:
 assert_type(grad_pass_through(rounded)(X, 2), Array)
 assert_type(recompute_grad(rounded)(X, digits=2), Array)
 assert_type(recompute_grad(policy=None)(rounded)(X, digits=2), Array)
+grad_pass_through(rounded)(X, 2, X)  # wrong
+z: str = grad_pass_through(rounded)(X)  # wrong
+recompute_grad(rounded)()  # wrong
+custom_gradient(rounded)  # wrong
+
+
+def other_way(x: Array) -> tuple[Callable[..., Any], Array]:
+    return (lambda dy: dy), x
+
+
+custom_gradient(other_way)  # wrong
