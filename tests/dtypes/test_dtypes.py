@@ -165,14 +165,13 @@ LOSSES = {
 
 def declared(name, convention):
     """Declare seven times the gradient; JAX's convention has conjugates of both."""
-    f, rule, args = FUNCTIONS[name]
+    f, rule, _ = FUNCTIONS[name]
     turn = jnp.conj if convention == "jax" else lambda g: g
 
     def pair(*args):
         return f(*args), lambda dy: jax.tree.map(turn, rule(*args, 7 * turn(dy)))
 
-    h = (lambda z, w: pair(z, w)) if len(args) == 2 else (lambda z: pair(z))
-    return custom_gradient(h, convention=convention)
+    return custom_gradient(pair, convention=convention)
 
 
 @eager_and_jit

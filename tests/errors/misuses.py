@@ -141,9 +141,10 @@ f(x)
 
 # --- the table ------------------------------------------------------------------------------------
 
+MISUSES: dict[str, list[Misuse]] = {}
 VALUE: Any = {"error": ValueError, "of": ""}
 
-DECORATING = [
+MISUSES["decorating"] = [
     misuse("Decorate the result of a call", "custom_gradient(jnp.sin(x))",
         "custom_gradient takes a function that returns a pair (y, grad_fn), but got an array",
         "is not callable. Write `custom_gradient(f)(x)`, not `custom_gradient(f(x))`",
@@ -163,7 +164,7 @@ DECORATING = [
         error=AttributeError),
 ]  # fmt: skip
 
-CALLING = [
+MISUSES["calling"] = [
     misuse("Pass a keyword-only argument by position", function("f(x, 2.0)", args="x, *, scale"),
         "too many positional arguments. Pass `scale` by name, `scale=...`"),
     misuse("Forget an argument", function("f()"),
@@ -181,7 +182,7 @@ PAIRS = "Write `return y, grad_fn`, or `return (y1, y2), grad_fn` for two output
 NO_ARRAY = "every leaf of y must be an array or a number"
 MISMATCH = "and its `primal` must return values of the same structure, shapes and dtypes, but one "
 
-RETURNED_BY_F = [
+MISUSES["returned by f"] = [
     misuse("Forget to return", returning("y = x**2"),
         PAIR + "It returned None", PAIRS),
     misuse("Return the value alone", returning("return x**2"),
@@ -208,7 +209,7 @@ RETURNED_BY_F = [
 
 EACH = ", one positional argument per leaf of y (dicts in the order of sorted keys)"
 
-UPSTREAMS = [
+MISUSES["upstreams"] = [
     misuse("Take residuals, as for `jax.custom_vjp`",
         rule("return 2 * res * g", "x", "x**2", dys="res, g"),
         f"cannot be called with 1 upstream gradient{EACH}", "missing a required argument: 'g'",
@@ -238,7 +239,7 @@ COUNT: Any = {"error": ValueError}
 SORTED = "returned a flat list of gradients whose order is unknown: JAX has sorted the keys of a "
 SORTED += "dict. "
 
-GRADIENTS = [
+MISUSES["gradients"] = [
     misuse("Return two gradients of one input", of_one("dy, dy"),
         "returned 2 gradients; expected 1, for the input `x`",
         "None stands for no gradient", **COUNT),
@@ -308,7 +309,7 @@ with jax.set_mesh(jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,)
 UNDECLARED = "is differentiated with respect to values that it closes over"
 LOSS: Any = {"of": "loss.f"}
 
-VARIABLES = [
+MISUSES["variables"] = [
     misuse("Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
         UNDECLARED, "takes no `variables`", "  `w`: float32[2,4], first used at model.py:6\n",
         "Declare them, `custom_gradient(variables=w)`, and return their gradients",
@@ -455,7 +456,7 @@ REVERSE = "or use reverse mode (`jax.grad`; for `jax.hessian(f)`, `jax.jacrev(ja
 REVERSE += "its product with `v`, `jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), v))(x)`)."
 FIRST = "or use reverse mode, which gives first derivatives (`jax.grad`, `jax.vjp`)."
 
-FORWARD_MODE = [
+MISUSES["forward mode"] = [
     *(
         misuse(title, forward(returned), LINEAR, operation, WHY,
                "make the rule linear in its upstreams", REVERSE)
@@ -493,7 +494,7 @@ def squared(x):
 squared.defvjp(lambda x: (x**2, x), lambda x, dy: (2 * x * dy,))
 """
 
-BODIES = [
+MISUSES["bodies"] = [
     misuse("Call back to Python in the function, and ask for the second order",
         function("jax.jacrev(jax.grad(lambda x: f(x).sum()))(x)",
                  "jax.pure_callback(lambda x: x**3, x, x), lambda dy: 3 * x**2 * dy"),
@@ -504,7 +505,7 @@ BODIES = [
         BODY + "9.", STOP),
 ]  # fmt: skip
 
-HELPERS = [
+MISUSES["helpers"] = [
     misuse("Recompute the result of a call", "recompute_grad(jnp.sin(x))",
         "recompute_grad takes a function, but got an array",
         "Write `recompute_grad(f)(x)`, not `recompute_grad(f(x))`", of=""),
@@ -519,7 +520,7 @@ HELPERS = [
         "or write the rule with `custom_gradient`", error=ValueError, of="<lambda>"),
 ]  # fmt: skip
 
-CHECKING = [
+MISUSES["checking"] = [
     misuse("Check the result of a call", function("check_gradient(f(x), x)"),
         "check_gradient got h=an array", "expected a function, and its arguments after it", **VALUE,
     ),
@@ -571,7 +572,7 @@ CHECKING = [
 
 LINE_1 = "tracing the function f at model.py:1"
 
-JAX_ITSELF = [
+MISUSES["jax"] = [
     misuse("Branch on a value under `jax.jit`",
         function("jax.jit(f)(x)", "x if x.sum() > 0 else -x, lambda dy: dy"),
         "boolean conversion of traced array", LINE_1,
@@ -632,17 +633,3 @@ JAX_ITSELF = [
         "unbound axis name", "names an axis that is not bound where JAX runs it. Call the function "
         "inside the `shard_map` or `vmap` that names it", error=NameError, jitted=False),
 ]  # fmt: skip
-
-MISUSES: dict[str, list[Misuse]] = {
-    "decorating": DECORATING,
-    "calling": CALLING,
-    "returned by f": RETURNED_BY_F,
-    "upstreams": UPSTREAMS,
-    "gradients": GRADIENTS,
-    "variables": VARIABLES,
-    "forward mode": FORWARD_MODE,
-    "bodies": BODIES,
-    "helpers": HELPERS,
-    "checking": CHECKING,
-    "jax": JAX_ITSELF,
-}

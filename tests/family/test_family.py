@@ -101,22 +101,6 @@ def test_pytrees_match_leaf_by_leaf(mode):
 
 
 @eager_and_jit
-def test_settings_reach_the_function_as_they_are(mode):
-    def f(x, mode, flag, n, nothing, function, dtype, *rest, scale=1, **named):
-        seen.append((mode, flag, n, nothing, function, dtype, rest, scale, named))
-        return x * x * (3 if mode == "triple" and flag and n == 3 else 1)
-
-    settings = ("triple", True, 3, None, len, jnp.float32, "rest")
-    for decorate, expected in ((recompute_grad, 6 * X), (grad_pass_through, jnp.ones_like(X))):
-        seen = []
-        h = functools.partial(decorate(f), scale=2, axis=None)
-        assert_same(mode(jax.grad(lambda x, h=h: h(x, *settings).sum()))(X), expected)
-        expected = (*settings[:6], ("rest",), 2, {"axis": None})
-        assert seen
-        assert all(repr(s) == repr(expected) and s[1] is True for s in seen)
-
-
-@eager_and_jit
 def test_integers_masks_keys_and_what_is_not_used(mode):
     key, n, mask = jax.random.key(0), jnp.arange(4), jnp.array([True, False, True, False])
 
