@@ -151,6 +151,9 @@ MISUSES["decorating"] = [
         of=""),
     misuse("Ask for another convention", 'custom_gradient(convention="torch")',
         "got convention='torch'; expected 'tf' or 'jax'", **VALUE),
+    misuse("Pass a kernel by its result", "custom_gradient(primal=x)",
+        "got primal=an array of dtype float32 and shape (3, 2); expected None or a function",
+        **VALUE),
     misuse("Misspell autodiff", function("", option='variables="auto"').rstrip(),
         "`variables` of `f` (model.py:1) is 'auto'; expected None, a pytree of arrays, a function "
         "that returns one, or 'autodiff'", error=ValueError),
@@ -565,6 +568,8 @@ MISUSES["checking"] = [
     misuse("Accept unchecked weights by another word",
         function("assert_gradient(f, x, unchecked='ignore')"),
         "assert_gradient got unchecked='ignore'; expected 'error' or 'allow'", **VALUE),
+    misuse("Explain the result of a call", function("explain(f(x))"),
+        "explain got h=an array", "expected a function, and its arguments after it", **VALUE),
     misuse("Explain a function that branches on values",
         function("explain(f, x)", "x if x.sum() > 0 else -x, lambda dy: dy"),
         "explain traces `f` (model.py:1), as `jax.jit` does, and it needs a value"),
