@@ -4,7 +4,6 @@ In the tables, `x` has the gradient 7, the next input 5, the third 3, whatever t
 """
 
 import dataclasses
-import enum
 import functools
 import warnings
 
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from support.helpers import assert_same, eager_and_jit
 from support.ways import WAYS, assert_derivative, hand_written, squared
 
@@ -127,13 +127,9 @@ def test_self_is_read_at_each_call(mode):
 # --- settings: what JAX is not tracing reaches f as it is -----------------------------------------
 
 
-class Mode(enum.Enum):
-    FAST = enum.auto()
-
-
 SETTINGS = {
     "int": 7, "float": 7.0, "complex": 7 + 0j, "bool": True, "big int": 10**30, "str": "seven",
-    "None": None, "enum": Mode.FAST, "dtype": jnp.bfloat16, "function": jnp.tanh,
+    "None": None, "enum": lax.Precision.HIGH, "dtype": jnp.bfloat16, "function": jnp.tanh,
     "object": object(), "type": Model, "slice": slice(1, 7), "nan": float("nan"),
     "array": jnp.arange(3.0), "integers": jnp.arange(3), "key": jax.random.key(0),
     "NumPy array": np.arange(3.0), "NumPy scalar": np.float32(2), "strings": np.array(["a"]),
