@@ -44,15 +44,6 @@ def with_options(x: Array) -> tuple[dict[str, Array], Callable[..., Any]]:
 assert_type(with_options(X), dict[str, Array])
 
 
-@custom_gradient
-def several(x: Array) -> tuple[tuple[Array, int], Callable[..., Any]]:
-    return (x, 1), lambda dy, _: dy
-
-
-assert_type(several(X)[0], Array)
-assert_type(several(X)[1], int)
-
-
 class Layer:
     @custom_gradient
     def method(self, x: Array) -> tuple[Array, Callable[..., Any]]:
