@@ -272,10 +272,7 @@ def branching(x):
     return (x * 1.0, lambda dy: 7 * dy) if x > 0 else (-x, lambda dy: -5 * dy)
 
 
-NO_VALUE = jax.errors.TracerBoolConversionError, "boolean conversion of traced array"
-
-
-@limit(*NO_VALUE, jnp.float32(7))
+@limit(jax.errors.TracerBoolConversionError, "boolean conversion of traced", jnp.float32(7))
 def branches_under_jit(instead):
     """Under `jit` nothing has a value; `lax.cond` and `jnp.where` branch there."""
     return (jax.grad(branching) if instead else jax.jit(jax.grad(branching)))(X)
@@ -507,22 +504,3 @@ def rules_that_use_up_what_is_read(instead):
     _, pull = jax.vjp(f, X)
     pull(jnp.float32(1))
     return pull(jnp.float32(1))[0]
-
-
-# --- experimental flags ---------------------------------------------------------------------------
-
-
-def has_new_custom_derivatives():
-    flags = "jax_custom_jvp3", "jax_custom_vjp3"
-    return all(getattr(jax.config, flag, False) for flag in flags)
-
-
-@limit(*NO_VALUE, jnp.float32(7), has_new_custom_derivatives)
-def new_custom_derivatives(instead):
-    """The new custom derivatives stage the functions that they are given."""
-
-    @custom_gradient
-    def choosing(x):
-        return jnp.where(x > 0, x, -x), lambda dy: jnp.where(x > 0, 7 * dy, -5 * dy)
-
-    return jax.grad(choosing if instead else branching)(X)
