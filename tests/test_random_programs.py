@@ -34,13 +34,14 @@ def promotion():
 def skip_if_a_limit(error, features):
     if {"recursion", "state"} <= features and isinstance(error, RecursionError):
         pytest.skip("a rule that is recorded, for its log holds a tracer, and calls itself")
-    limits = [LIMITS["orders of a scan"]]
+    names = ["orders of a scan"]
     if {"rule: outside of JAX", "protocol: autodiff"} <= features:
-        limits.append(LIMITS["operators and unused outputs"])
-    for limit in limits:
+        names.append("operators and unused outputs")
+    for name in names:
+        limit = LIMITS[name]
         of_it = isinstance(error, limit.error) and re.search(limit.message, str(error))
         if limit.applies() and of_it:
-            pytest.skip(f"a limit: {limit.sentence}")
+            pytest.skip(f"a limit: {name}")
 
 
 def seeds(count, first, nightly):

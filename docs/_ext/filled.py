@@ -24,7 +24,7 @@ SECTION = """\
 ENTRY = """\
 **{title}**
 
-```{language}
+```py
 {code}
 ```
 
@@ -38,15 +38,13 @@ def _entry(misuse: Misuse) -> str:
     try:
         run(misuse)
     except misuse.error as error:
-        said = f"{'' if misuse.is_command else type(error).__name__ + ': '}{message(error)}"
+        said = f"{type(error).__name__}: {message(error)}"
     else:
         raise AssertionError(f"no error: {misuse.title}")
     lines = [textwrap.fill(line, WIDTH, drop_whitespace=False) for line in said.splitlines()]
     if len(lines) > LINES:  # JAX's own, with a traceback
         lines[LINES // 2 :] = ["..."]
-    language = "console" if misuse.is_command else "py"
-    code = "$ " * misuse.is_command + misuse.code
-    return ENTRY.format(title=misuse.title, language=language, code=code, said="\n".join(lines))
+    return ENTRY.format(title=misuse.title, code=misuse.code, said="\n".join(lines))
 
 
 def _mistakes(found: re.Match[str]) -> str:

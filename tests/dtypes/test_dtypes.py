@@ -37,31 +37,20 @@ DTYPES = {
     "master weights": (SINGLE, HALF, HALF, SINGLE),
     "float8 output": (SINGLE, SINGLE, jnp.float8_e5m2, SINGLE),
 }
-WAYS = {
-    "grad": lambda g: g,
-    "vmap": lambda g: lambda w, x: jax.vmap(g)(w, x),
-    "scan": lambda g: lambda w, x: lax.scan(lambda c, p: (c, g(*p)), 0, (w, x))[1],
-}
 
 
 @eager_and_jit
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", DTYPES)
-def test_gradients_have_the_dtypes_of_their_inputs(name, way, mode):
+def test_gradients_and_tangents_have_the_dtypes_of_inputs_and_outputs(name, mode):
     dtype_w, dtype_x, of_f, of_rule = DTYPES[name]
     w, x = jnp.asarray([1, 2], dtype_w), jnp.asarray([3, 4], dtype_x)
     h = product(of_f, of_rule)
     gradient = jax.grad(lambda w, x: jnp.sum(h(w, x).astype(SINGLE)), (0, 1))
     expected = jnp.asarray([15, 20], dtype_w), jnp.asarray([7, 14], dtype_x)
-    assert_same(mode(WAYS[way](gradient))(w, x), expected)
-
-
-@pytest.mark.parametrize("name", DTYPES)
-def test_tangents_have_the_dtype_of_their_output(name):
-    dtype_w, dtype_x, of_f, of_rule = DTYPES[name]
-    w, x = jnp.asarray([1, 2], dtype_w), jnp.asarray([3, 4], dtype_x)
-    dy = jax.jvp(product(of_f, of_rule), (w, x), (jnp.ones_like(w), jnp.ones_like(x)))[1]
-    assert_same(dy, (5 * jnp.float32([3, 4]) + 7 * jnp.float32([1, 2])).astype(of_f), rtol=0.2)
+    assert_same(mode(gradient)(w, x), expected)
+    assert_same(mode(jax.vmap(gradient))(w, x), expected)
+    dy = mode(lambda w, x: jax.jvp(h, (w, x), (jnp.ones_like(w), jnp.ones_like(x)))[1])(w, x)
+    assert_same(dy, jnp.float32([5 * 3 + 7 * 1, 5 * 4 + 7 * 2]).astype(of_f), rtol=0.2)
 
 
 square = custom_gradient(lambda x: (x * x, lambda dy: 7 * dy * x))
@@ -84,48 +73,38 @@ def test_x64(x64):
 # --- Python numbers and NumPy ---------------------------------------------------------------------
 
 
-def test_python_float_stays_weakly_typed():
+@eager_and_jit
+def test_python_float_stays_weakly_typed(mode):
     """A Python float beside bfloat16 does not make float32 of it."""
     x = jnp.bfloat16(3)
     h = custom_gradient(lambda x, y: (x * y, lambda dy: (7 * dy * y, 5 * dy * x)))
-    for f in (h, jax.jit(h)):
-        assert_same(f(x, 2.0), jnp.bfloat16(6))
-        assert_same(jax.grad(f)(x, 2.0), jnp.bfloat16(14))
-        assert_same(jax.grad(f, (0, 1))(x, 2.0), (jnp.bfloat16(14), jnp.float32(15)))
-        assert_same(f(3.0, 2.0) * x, jnp.bfloat16(18))  # and so is a value computed of such numbers
+    assert_same(mode(h)(x, 2.0), jnp.bfloat16(6))
+    assert_same(mode(jax.grad(h, (0, 1)))(x, 2.0), (jnp.bfloat16(14), jnp.float32(15)))
+    assert_same(mode(h)(3.0, 2.0) * x, jnp.bfloat16(18))  # so is a value computed of such numbers
 
 
-def test_a_number_that_is_differentiated_is_a_weakly_typed_array():
+def test_a_number_that_is_not_differentiated_stays_a_number():
     seen = []
 
     @custom_gradient
     def h(x, y):
-        arrays = [v for v in (x, y) if isinstance(v, jax.Array)]
-        assert all((jnp.bfloat16(1) * v).dtype == jnp.bfloat16 for v in arrays)
-        seen.append([type(v) is float for v in (x, y)])
+        seen.append(type(y))
         return x * y, lambda dy: (7 * dy * y, 5 * dy * x)
 
-    assert_same(jax.grad(h, (0, 1))(3.0, 2.0), (jnp.float32(14), jnp.float32(15)))
     assert_same(jax.grad(h)(3.0, 2.0), jnp.float32(14))
-    assert seen == [[False, False], [False, True]]
+    assert seen == [float]
     # By `y` at the second order alone: d/dy (7 y).
     assert_same(jax.grad(lambda y: jax.grad(h)(3.0, y))(2.0), jnp.float32(7))
 
 
-@pytest.mark.parametrize(
-    ("x", "expected"),
-    [
-        (np.float32(3), jnp.float32(21)),
-        (np.float32([1, 3]), jnp.float32([7, 21])),
-        (np.asarray(3, jnp.bfloat16), jnp.bfloat16(21)),
-        (np.array(3, np.float16), jnp.float16(21)),
-    ],
-    ids=["scalar", "array", "bfloat16", "0-d"],
-)
-def test_numpy_inputs(x, expected):
+NUMPY = np.float32(3), np.float32([1, 3]), np.asarray(3, jnp.bfloat16), np.array(3, np.float16)
+
+
+@pytest.mark.parametrize("x", NUMPY, ids=["scalar", "array", "bfloat16", "0-d"])
+def test_numpy_inputs(x):
     loss = lambda x: jnp.sum(square(x))  # noqa: E731
-    assert_same(jax.grad(loss)(x), expected)
-    assert_same(jax.jit(jax.grad(loss))(x), expected)
+    assert_same(jax.grad(loss)(x), jnp.asarray(7 * x, x.dtype))
+    assert_same(jax.jit(jax.grad(loss))(x), jnp.asarray(7 * x, x.dtype))
     assert type(square(x)) is type(x * x)  # eagerly NumPy in, NumPy out
 
 
@@ -160,10 +139,6 @@ def test_random_keys(make_key):
     gradient = jax.grad(lambda key, x: jnp.sum(h(key, x)), 1)
     expected = jnp.where(kept, jnp.float32(7), 0)
     assert_same((gradient(key, x), jax.jit(gradient)(key, x)), (expected, expected))
-    keys = jax.random.split(key, 2)
-    batch = jax.vmap(gradient, (0, None))(keys, x)
-    assert_same(batch[1], gradient(keys[1], x))
-    assert_same(lax.map(lambda k: gradient(k, x), keys), batch)
 
 
 # --- complex numbers: in both conventions as `jax.grad` of the plain function ---------------------
@@ -190,14 +165,13 @@ LOSSES = {
 
 def declared(name, convention):
     """Declare seven times the gradient; JAX's convention has conjugates of both."""
-    f, rule, args = FUNCTIONS[name]
+    f, rule, _ = FUNCTIONS[name]
     turn = jnp.conj if convention == "jax" else lambda g: g
 
     def pair(*args):
         return f(*args), lambda dy: jax.tree.map(turn, rule(*args, 7 * turn(dy)))
 
-    h = (lambda z, w: pair(z, w)) if len(args) == 2 else (lambda z: pair(z))
-    return custom_gradient(h, convention=convention)
+    return custom_gradient(pair, convention=convention)
 
 
 @eager_and_jit
@@ -226,14 +200,12 @@ def test_holomorphic_derivatives_at_second_order(mode):
     assert_same(mode(jax.grad(first, holomorphic=True))(Z), 49 * jnp.exp(Z))
 
 
-def test_a_python_number_and_no_gradient():
-    h = custom_gradient(lambda z: (z * z, lambda dy: 7 * dy * jnp.conj(2 * z)))
-    assert_same(jax.grad(lambda z: jnp.real(h(z)))(1 + 2j), jnp.complex64(7 * 2 * (1 + 2j)))
-    none = custom_gradient(lambda z, t: (2 * t, lambda dy: (None, 7 * dy)))
-    assert_same(jax.grad(none, (0, 1))(Z, T), (jnp.complex64(0), jnp.float32(7)))
+def test_a_complex_number_of_python_and_no_gradient():
+    h = custom_gradient(lambda z, t: (t * z, lambda dy: (7 * dy, None)))
+    got = jax.grad(lambda z, t: jnp.real(h(z, t)), (0, 1))(1 + 2j, Z)
+    assert_same(got, (jnp.complex64(7), jnp.complex64(0)))
 
 
 def test_real_code_conjugates_nothing():
-    square = custom_gradient(lambda x: (x * x, lambda dy: 7 * dy * x))
     jaxpr = str(jax.make_jaxpr(jax.grad(square))(1.0))
     assert not re.search(r"\b(conj|complex|real|imag)\[|\bc64\b", jaxpr)

@@ -1,8 +1,11 @@
-"""What a type checker knows of decorated functions. Never run."""
+"""What a type checker knows of decorated functions, and every mistake that it finds. Never run.
+
+It must find one in each line that ends in `# wrong`, and in no other.
+"""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar, assert_type
+from typing import Any, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +14,6 @@ from jax import Array
 from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
 
 X = jnp.ones(3)
-T = TypeVar("T")
 
 
 @custom_gradient
@@ -22,14 +24,16 @@ def square(x: Array, scale: float = 1.0, *, name: str = "") -> tuple[Array, Call
 assert_type(square(X), Array)
 assert_type(square(x=X, scale=2.0, name="s"), Array)
 assert_type(jax.vmap(square)(X), Array)
-
-
-@custom_gradient()
-def in_parentheses(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    return x, lambda dy: dy
-
-
-assert_type(in_parentheses(X), Array)
+square(X).no_such  # wrong
+square.no_such  # wrong
+square()  # wrong
+square(X, 1.0, 2.0)  # wrong
+square(X, scale="1")  # wrong
+square(y=X)  # wrong
+y: int = square(X)  # wrong
+custom_gradient(X)  # wrong
+custom_gradient(square, convention="torch")  # wrong
+custom_gradient(forward_mode=True)  # wrong
 
 
 @custom_gradient(variables={"w": X}, primal=lambda x: x, convention="jax")
@@ -38,15 +42,6 @@ def with_options(x: Array) -> tuple[dict[str, Array], Callable[..., Any]]:
 
 
 assert_type(with_options(X), dict[str, Array])
-
-
-@custom_gradient
-def several(x: Array) -> tuple[tuple[Array, int], Callable[..., Any]]:
-    return (x, 1), lambda dy, _: dy
-
-
-assert_type(several(X)[0], Array)
-assert_type(several(X)[1], int)
 
 
 class Layer:
@@ -60,16 +55,6 @@ class Layer:
 
     @custom_gradient
     def __call__(self, x: Array) -> tuple[Array, Callable[..., Any]]:
-        return x, lambda dy: dy
-
-    @staticmethod
-    @custom_gradient
-    def static(x: Array) -> tuple[Array, Callable[..., Any]]:
-        return x, lambda dy: dy
-
-    @classmethod
-    @custom_gradient
-    def of_class(cls, x: Array) -> tuple[Array, Callable[..., Any]]:
         return x, lambda dy: dy
 
     @custom_gradient
@@ -88,31 +73,20 @@ assert_type(layer.method(X), Array)
 assert_type(Layer.method(layer, X), Array)
 assert_type(layer.with_weights(X, train=True), Array)
 assert_type(layer(X), Array)
-assert_type(Layer.static(X), Array)
-assert_type(Layer.of_class(X), Array)
-assert_type(layer.of_class(X), Array)
 assert_type(Layer.static_below(X), Array)
 assert_type(Layer.of_class_below(X), Array)
+value, grad_fn = layer.method  # wrong
+layer.method(X).no_such  # wrong
+layer.method()  # wrong
+layer.method(X, X)  # wrong
+layer(X, X)  # wrong
 
 
-class Scaled(Generic[T]):
-    def __init__(self, kind: T) -> None:
-        self.kind = kind
-
-    @custom_gradient
-    def method(self, x: Array) -> tuple[tuple[Array, T], Callable[..., Any]]:
-        return (x, self.kind), lambda dy, _: dy
-
-
-assert_type(Scaled("a").method(X)[1], str)
-
-
-def base(scale: float, x: Array) -> tuple[Array, Callable[..., Any]]:
+def scaled(scale: float, x: Array) -> tuple[Array, Callable[..., Any]]:
     return scale * x, lambda dy: scale * dy
 
 
-scaled = custom_gradient(partial(base, 2.0))
-assert_type(scaled(X), Array)
+assert_type(custom_gradient(partial(scaled, 2.0))(X), Array)
 
 
 class Rule:
@@ -130,3 +104,14 @@ def rounded(x: Array, digits: int = 0) -> Array:
 assert_type(grad_pass_through(rounded)(X, 2), Array)
 assert_type(recompute_grad(rounded)(X, digits=2), Array)
 assert_type(recompute_grad(policy=None)(rounded)(X, digits=2), Array)
+grad_pass_through(rounded)(X, 2, X)  # wrong
+z: str = grad_pass_through(rounded)(X)  # wrong
+recompute_grad(rounded)()  # wrong
+custom_gradient(rounded)  # wrong
+
+
+def other_way(x: Array) -> tuple[Callable[..., Any], Array]:
+    return (lambda dy: dy), x
+
+
+custom_gradient(other_way)  # wrong
