@@ -6,6 +6,7 @@ it records or maps it                a program, which JAX differentiates later
 
 from typing import Any
 
+from jax.core import Tracer
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .._autodiff.custom import differentiated
@@ -14,7 +15,8 @@ from .._frontend.grad_fn import Call
 from .._jax.compat import is_ref, parent_of
 from .._jax.shown import is_live
 from .._jax.trace import differentiates, has_values, innermost, is_of, is_recording
-from .._jax.types import PyTree, is_traced
+from .._jax.types import PyTree
+from .._jax.watch import Watch
 from .._messages import errors
 from .direct import direct
 from .program import late, traced_call
@@ -41,8 +43,14 @@ def _is_direct(call: Call, of: Any) -> bool:
     if call.primal is None:
         return True
     # A primal runs where nothing is differentiated.
-    roots = call.operands, call.variables, call.held
-    return survey(roots, lambda v: is_traced([v]) and is_of(v, of)).leads
+    watch = Watch.now()
+
+    def is_its(v: object) -> bool:
+        if watch is not None and isinstance(v, Tracer):
+            v = watch.lower(v)  # it shows what may be a tracer of an outer derivative
+        return isinstance(v, Tracer) and is_of(v, of)
+
+    return survey((call.operands, call.variables, call.held), is_its).leads
 
 
 def _is_late(call: Call, now: Any) -> bool:
