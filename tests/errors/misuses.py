@@ -827,7 +827,7 @@ HELPERS = [
 ]  # fmt: skip
 
 
-NOTHING = "check_gradient found nothing to differentiate in `f`"
+FLOATS = "expected a function with floats among its arguments, and finite ones among its outputs"
 
 CHECKING = [
     misuse("Check the result of a call", function("check_gradient(f(x), x)"),
@@ -836,18 +836,7 @@ CHECKING = [
     misuse("Check without an argument", function("check_gradient(f)"),
         "got arguments that do not fit its signature, (x): missing a required argument: 'x'"),
     misuse("Check at integers", function("check_gradient(f, jnp.arange(3))"),
-        NOTHING, "no floating array among its arguments",
-        "Pass floats: integer inputs and outputs have no gradient",
-        error=ValueError, jitted=False),
-    misuse("Check under `jax.jit`", function("jax.jit(lambda x: check_gradient(f, x).ok)(x)"),
-        "check_gradient compares values", "an argument that JAX is tracing",
-        "Call it outside of `jax.jit`"),
-    misuse("Check against a reference of another shape",
-        "\ndef reference(x):\n    return (x**2).sum()\n"
-        + function("check_gradient(f, x, reference=reference)"),
-        "The reference `reference` (model.py:1) of check_gradient must return arrays of the shapes",
-        "that `f` (model.py:4) returns, [(3, 2)], but returned [()]",
-        error=ValueError, jitted=False),
+        "check_gradient got h=<custom_gradient of `f` (model.py:1)>", FLOATS, **VALUE),
     *(
         misuse(
             f"Check with `{name}={value}`", function(f"check_gradient(f, x, {name}={value})"),
@@ -866,30 +855,24 @@ CHECKING = [
         error=AssertionError, of="", jitted=False),
     misuse("Check a gradient that is clipped",
         function("assert_gradient(f, x)", "x * 2, lambda dy: jnp.clip(2 * dy, -5, 5)"),
-        "linear in dy  WRONG: no: grad(1000 dy) is not 1000 grad(dy)", "expect='surrogate'",
+        "linear in dy  WRONG: no: grad(1000 (dy1 + dy2)) is not 1000 (grad(dy1) + grad(dy2))",
+        "expect='surrogate'",
         error=AssertionError, of="", jitted=False),
     misuse("Check where the value is not finite",
-        function("assert_gradient(f, -x)", "jnp.log(x), lambda dy: dy / x"),
-        "Gradient of `f`: not judged", "not judged: the value is not finite",
-        "choose a point at which the value is finite and smooth",
-        "`assert_gradient(..., unchecked='allow')`",
-        error=AssertionError, of="", jitted=False),
+        function("assert_gradient(f, -x)", "jnp.log(x), lambda dy: dy / x"), FLOATS,
+        jitted=False, **VALUE),
     misuse("Check a function that reads a global layer",
         function(
             "layer = f\nassert_gradient(lambda x: layer(x), x)",
             "x * w[0, :2], lambda dy, variables: (dy * w[0, :2], [None])"),
         "ok where it was checked", "not checked   a float32[2,4] (model.py:3:",
-        "What `not checked` names was not checked: make it an argument",
-        "`assert_gradient(..., unchecked='allow')`",
+        "make it an argument, as in `check_gradient(lambda w, x: make(w)(x), w, x)`",
         error=AssertionError, of="", jitted=False),
     misuse("Accept unchecked weights by another word",
         function("assert_gradient(f, x, unchecked='ignore')"),
         "assert_gradient got unchecked='ignore'; expected 'error' or 'allow'", **VALUE),
     misuse("Explain the result of a call", function("explain(f(x))"),
         "explain got h=an array", "expected a function, and its arguments after it", **VALUE),
-    misuse("Explain a function that branches on values",
-        function("explain(f, x)", "x if x.sum() > 0 else -x, lambda dy: dy"),
-        "explain traces `f` (model.py:1), as `jax.jit` does, and it needs a value"),
 ]  # fmt: skip
 
 WHOLE = "expected a whole number of at least 1, got"

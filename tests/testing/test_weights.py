@@ -204,11 +204,11 @@ def test_a_weight_that_is_not_checked_is_named_and_fails(way):
     assert found.startswith(name.partition("{}")[0]) and not report
     head = str(report).partition("\n")[0]
     assert head.endswith(": ok where it was checked" if report.ok else ": WRONG")
-    assert [fact.text for fact in report.facts if fact.name == "not checked"] == [found]
+    (text,) = [fact.text for fact in report.facts if fact.name == "not checked"]
+    assert text.startswith(found) and f"`check_gradient(lambda w, x: {passed}" in text
     if report.ok:
-        with pytest.raises(AssertionError, match="\nWhat `not checked` names was not") as caught:
+        with pytest.raises(AssertionError, match="\n  not checked "):
             assert_gradient(make(jnp.array(W)), X)
-        assert f"`check_gradient(lambda w, x: {passed}" in str(caught.value)
         assert_gradient(make(jnp.array(W)), X, unchecked="allow")
 
 
@@ -218,8 +218,6 @@ def test_a_keyword_only_array_is_a_weight_of_a_rule():
     assert [r.argument for r in report.rows] == ["x"]
     assert report.unchecked[0].startswith("scale (test_weights.py:")
     assert check_gradient(h, X, kwargs={"scale": 2.0})
-    report = check_gradient(lambda x, *, scale: h(x, scale=scale), X, kwargs={"scale": W})
-    assert [f.name for f in report.facts if f.ok is False] == ["rule"]  # it is an error there
 
 
 def test_what_is_no_weight_is_not_named():
@@ -229,7 +227,6 @@ def test_what_is_no_weight_is_not_named():
     def h(x):
         y = jnp.cos(x) * jnp.array([1.0, 2.0, 3.0]) * number.astype(x.dtype) + table * x[0]
         noise = jax.random.normal(jax.random.key(0), (3,)) + jnp.float32(2)
-        _ = noise * W  # which the value does not depend on
         return y + noise, jax.vjp(lambda x: jnp.cos(x) * table * (table + 1) + table * x[0], x)[1]
 
     report = check_gradient(h, X, near=0)
