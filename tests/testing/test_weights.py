@@ -52,27 +52,6 @@ def branching(w):
     return custom_gradient(lambda x: of(w if w[0] > 0 else -w, x), variables=w)
 
 
-def in_a_scan(w):
-    def f(x):
-        y = jax.lax.scan(lambda y, _: (y * w, None), jnp.sin(x), None, length=2)[0]
-        return y, of(w, x)[1]
-
-    return custom_gradient(f, variables=w)
-
-
-def of_equinox(w):
-    eqx = pytest.importorskip("equinox")  # not in the job without the GIL
-
-    class Module(eqx.Module):
-        w: jax.Array
-
-        @custom_gradient(variables=lambda self: self.w)
-        def __call__(self, x):
-            return of(self.w, x)
-
-    return Module(w)
-
-
 NAME = "variables['w']"
 DECLARED = {  # what declares its weight, and the name that this has
     "an object": (Layer, NAME),
@@ -80,8 +59,6 @@ DECLARED = {  # what declares its weight, and the name that this has
     "a nested call": (lambda w: Layer(w).nested, NAME),
     "a closure": (declared, "variables"),
     "a branch on it": (branching, "variables"),
-    "a scan": (in_a_scan, "variables"),
-    "equinox": (of_equinox, "variables"),
     "held twice": (lambda w: custom_gradient(lambda x: of(w, x), variables=[w, w]), "variables[0]"),
 }
 
@@ -177,9 +154,9 @@ def setting(w):
 ELSEWHERE = "variables (also where it is not replaced, as inside of a `jax.jit`)"
 HELD = {  # what holds a weight, how it is named, and how it is passed instead
     "a Python number": (lambda w: Rounded(2.7),
-                        "variables (a Python number: make it a `jax.Array`)", "Rounded(w)(x)"),
+                        "variables (the float 2.7: make it a `jax.Array`)", "Rounded(w)(x)"),
     "a NumPy array": (lambda w: Layer(np.asarray(w)),
-                      "variables['w'] (a NumPy array: make it a `jax.Array`)", "Layer(w)(x)"),
+                      "variables['w'] (an array of dtype float32", "Layer(w)(x)"),
     "one of two": (beside, "a float32[] (test_weights.py:{}:", "beside(w)(x)"),
     "undeclared": (undeclared, "a float32[3] (test_weights.py:{}:", "undeclared(w)(x)"),
     "inside a jit": (inside_a_jit, ELSEWHERE, "inside_a_jit(w)(x)"),

@@ -91,8 +91,9 @@ class Point:
     ) -> None:
         self.h, self.xs, self._value = h, xs, value
         self._eps, self._tolerance = precision
-        self.us, self._y = upstreams(ys := h(*xs), seed), vector(ys)
-        self._us = np.array([vector(u) for u in self.us])
+        self.us, y = upstreams(ys := h(*xs), seed), vector(ys)
+        self._y = y[finite := np.isfinite(y)]
+        self._us, self._finite = np.array([vector(u) for u in self.us])[:, finite], finite
         self.gradients, by_autodiff = h.gradients(xs, self.us), None
         if plain is not None:
             with contextlib.suppress(UserCodeError):  # it has no derivative
@@ -113,8 +114,7 @@ class Point:
             plain = None
         low = high = d if plain is None else plain
         scale, step = np.sqrt(np.mean(abs(x) ** 2)) if x.any() else 1.0, self._eps**0.4
-        us, y = (np.nan_to_num(abs(v), posinf=0) for v in (self._us, self._y))
-        error, is_sharp = 8 * self._eps * _largest(us @ y) / scale, False
+        error, is_sharp = 8 * self._eps * _largest(abs(self._us) @ abs(self._y)) / scale, False
         if self._value is not None:
             left, right, change = self._slopes(i, self._value, step * scale)
             noise, slope = error / step, _largest(left, right)
@@ -139,17 +139,13 @@ class Point:
         At a kink, such as that of `relu` at 0, every number between the two is a derivative;
         elsewhere they are equal, but for the error. It is how much they change with the step.
         """
-        finite, x = np.isfinite(self._y), self.xs[i]
-
-        def outputs(move: Matrix) -> Matrix:
-            moved = filled(x, vector([x]) + move)
-            return vector(value(*self.xs[:i], moved, *self.xs[i + 1 :]))[finite]
-
-        y = outputs(0 * self._vs[i][:, 0])
+        x = self.xs[i]
 
         def slope(t: float) -> Matrix:
-            changes = [outputs(t * v) - y for v in self._vs[i].T]
-            return (self._us[:, finite] @ np.transpose(changes)).real / t
+            moved = [filled(x, vector([x]) + t * v) for v in self._vs[i].T]
+            every = [value(*self.xs[:i], new, *self.xs[i + 1 :]) for new in moved]
+            changes = [vector(ys)[self._finite] - self._y for ys in every]
+            return (self._us @ np.transpose(changes)).real / t
 
         far, (left, right) = ([slope(-t), slope(t)] for t in (step, step / 2))
         change = np.nan_to_num(np.subtract(far, (left, right)), nan=np.inf)

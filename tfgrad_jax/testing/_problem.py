@@ -21,7 +21,7 @@ from jax.tree_util import all_leaves, keystr, tree_flatten_with_path, tree_leave
 from .._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array
 from .._jax.watching import replacing
 from .._messages.errors import bad_option
-from .._messages.text import type_name
+from .._messages.text import kind_of, type_name
 from .._tools import Call, Checked, decorated, differentiable, name_of
 
 _T = TypeVar("_T")
@@ -132,8 +132,7 @@ class Problem:
         for path, v in tree_flatten_with_path(variables)[0]:
             name = f"variables{keystr(path)}"
             if isinstance(v, float | complex | np.ndarray | np.generic):
-                kind = "NumPy array" if is_array(v) else "Python number"
-                self.unchecked.append(f"{name} (a {kind}: make it a `jax.Array`)")
+                self.unchecked.append(f"{name} ({kind_of(v)}: make it a `jax.Array`)")
             elif _is_floating(v) and all(v is not other for other in self.declared):
                 self.declared.append(v)
                 self.names.append(name)
