@@ -42,7 +42,7 @@ def filled(like: Leaf, numbers: Matrix) -> Leaf:
 def upstreams(ys: Arrays, seed: int) -> list[list[Leaf]]:
     """Return random factors for the outputs, zeros where these are not finite."""
     return [
-        [filled(y, np.isfinite(vector([y])) * _random(y, seed, k, n)) for k, y in enumerate(ys)]
+        [filled(y, np.isfinite(vector([y])) * _random(y, seed, 0, k, n)) for k, y in enumerate(ys)]
         for n in range(_RANDOM)
     ]
 
@@ -99,7 +99,7 @@ class Point:
             with contextlib.suppress(UserCodeError):  # it has no derivative
                 by_autodiff = plain.gradients(xs, self.us)
         # Equal for arrays of equal shape, so that a swapped pair shows.
-        self._vs = [np.transpose([_random(x, seed, n) for n in range(_RANDOM)]) for x in xs]
+        self._vs = [np.transpose([_random(x, seed, 1, n) for n in range(_RANDOM)]) for x in xs]
         self.studies = [self._study(i, by_autodiff) for i in range(len(xs))]
 
     def along(self, i: Argument, gradients: Gradients) -> Matrix:
