@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
 
 from tfgrad_jax import custom_gradient, explain, grad_pass_through, recompute_grad
 
@@ -101,10 +100,10 @@ def test_the_gradients_of_arguments_of_all_kinds():
         ("tree['p']", "float32[4,8]", "zero"),
         ("tree['q']", "float32[5]", RULE),
         ("index", "int32[2]", "none: int32 has no derivative"),
-        ("rate", "float", RULE),
+        ("rate", "float32[]", RULE),
     ]
     found = explain(careful, 1.0)
-    assert [tuple(row) for row in found.inputs] == [("x", "float", RULE)]
+    assert [tuple(row) for row in found.inputs] == [("x", "float32[]", RULE)]
     assert kept(found) == {"y": (F, "output")}
     assert explain(jnp.sin, X).inputs[0].gradient == "autodiff"
 
@@ -130,15 +129,6 @@ def test_what_is_captured_is_not_new():
         assert {r.origin for r in found.residuals} <= {"captured"}
 
 
-def test_what_has_no_ordinary_derivative():
-    @custom_gradient
-    def root(a):
-        x = lax.while_loop(lambda x: x * x > a + 1e-3, lambda x: (x + a / x) / 2, a)
-        return x, lambda dy: dy / (2 * x)
-
-    assert kept(explain(root, jnp.float32(2))) == {"y": (F, "output")}
-
-
 OBSTACLES = [
     (lambda dy: jnp.sin(dy), "`sin`, which is not linear"),
     (lambda dy: dy * dy, "`mul` of two upstreams"),
@@ -157,18 +147,10 @@ def test_what_is_in_the_way_of_forward_mode(rule, obstacle):
         jax.jvp(h, (X,), (X,))
 
 
-def test_what_needs_values_cannot_be_explained():
+def test_an_error_of_the_function_stays_as_it_is():
     branches = custom_gradient(lambda x: (x if x.sum() > 0 else -x, lambda dy: dy))
-    with pytest.raises(TypeError, match=r"explain traces .* needs a value: it branches on one"):
+    with pytest.raises(jax.errors.TracerBoolConversionError):
         explain(branches, X)
-
-    @custom_gradient
-    def prints(x):
-        print(f"x = {x:g}")
-        return x, lambda dy: dy
-
-    with pytest.raises(TypeError, match=r"it formats an array .* drop the format, as the `:g`"):
-        explain(prints, jnp.float32(2))
     with pytest.raises(ZeroDivisionError):
         explain(custom_gradient(lambda x: (x, lambda dy: 1 / 0)), X)
 

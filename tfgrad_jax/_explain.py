@@ -6,7 +6,7 @@ is a variable of a jaxpr: an operand, an output, a constant, or what an operatio
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax import ShapeDtypeStruct
@@ -16,11 +16,10 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves
 
 from ._jax.compat import cotangent_type, is_ref, zeros
 from ._jax.jaxpr import Identity, dependence, without_consts
-from ._jax.types import NEEDS_VALUES, AnyFunction, Leaf, PyTree, has_gradient, is_array, type_of
+from ._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array, type_of
 from ._messages.errors import bad_option
 from ._messages.text import aligned, type_name
-from ._messages.tool_errors import explain_needs_values
-from ._tools import Call, UserCodeError, attempt, decorated, differentiable, name_of
+from ._tools import Call, decorated, differentiable, name_of
 
 
 class Seen(NamedTuple):
@@ -66,7 +65,7 @@ class Explanation(NamedTuple):
 def explain(h: AnyFunction, /, *args: PyTree, **kwargs: PyTree) -> Explanation:
     """Report which gradient each input gets, and what is kept for the backward pass.
 
-    `h` is traced, as under `jax.jit`; nothing is computed.
+    JAX traces `h`, as under `jax.jit`, so a branch on a value is an error; nothing is computed.
 
     Args:
         h: a function, such as one that `custom_gradient` returned, a method or a layer.
@@ -76,9 +75,6 @@ def explain(h: AnyFunction, /, *args: PyTree, **kwargs: PyTree) -> Explanation:
     Returns:
         An `Explanation`, which prints as a table: the gradient of each input; what is kept for the
         backward pass, and how large it is; whether forward mode works.
-
-    Raises:
-        TypeError: if `h` or its rule needs the value of an array, for a branch or a format.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -96,15 +92,13 @@ def explain(h: AnyFunction, /, *args: PyTree, **kwargs: PyTree) -> Explanation:
     outputs: list[str] = []
     zero: set[int] = set()
 
-    def differentiated(given: Mapping[int, Leaf]) -> tuple[Any, dict[int, Leaf]]:
-        def value(new: Mapping[int, Leaf]) -> tuple[list[Leaf], PyTree]:
-            y = call.run(call.h, {**given, **new})
-            return differentiable(y), y
+    def value(given: Mapping[int, Leaf]) -> tuple[list[Leaf], PyTree]:
+        y = call.run(call.h, given)
+        return differentiable(y), y
 
-        return value, {i: given[i] for i in some}
-
-    def kept(given: Mapping[int, Leaf]) -> list[Leaf]:
-        ys, pull, y = jax.vjp(*differentiated(given), has_aux=True)
+    def kept(given: dict[int, Leaf]) -> list[Leaf]:
+        x = {i: given[i] for i in some}
+        ys, pull, y = jax.vjp(lambda new: value(given | new), x, has_aux=True)
         back = jax.make_jaxpr(pull)([zeros(cotangent_type(y)) for y in ys])
         upstreams = (1 << len(ys)) - 1 << len(back.consts)
         reached = zip(some, dependence(without_consts(back)), strict=True)
@@ -113,33 +107,23 @@ def explain(h: AnyFunction, /, *args: PyTree, **kwargs: PyTree) -> Explanation:
         outputs.extend(f"y{keystr(path)}" for path, _ in named)
         return [*(v for _, v in named), *filter(_is_operand, tree_leaves(pull))]
 
-    def forward(given: Mapping[int, Leaf]) -> list[Leaf]:
-        value, x = differentiated(given)
-        return jax.jvp(lambda new: value(new)[0], (x,), (x,))[1]
+    def forward(given: dict[int, Leaf]) -> list[Leaf]:
+        x = {i: given[i] for i in some}
+        return jax.jvp(lambda new: value(given | new)[0], (x,), (x,))[1]
 
-    try:
-        jaxpr = attempt(jax.make_jaxpr(kept), arrays).jaxpr
-    except UserCodeError as failure:
-        if failure.formats or isinstance(failure.error, NEEDS_VALUES):
-            raise explain_needs_values(call.h, failure.formats) from failure.error
-        raise failure.error from None
-    obstacle = ""
+    jaxpr, obstacle = jax.make_jaxpr(kept)(arrays).jaxpr, ""
     try:  # what JAX cannot transpose, it says no earlier
-        attempt(jax.jit(forward).lower, arrays)
-    except UserCodeError as failure:
-        obstacle = str(failure).partition("\n")[0].partition(". ")[0]
+        jax.jit(forward).lower(arrays)
+    except Exception as error:
+        obstacle = str(error).partition("\n")[0].partition(". ")[0]
     none = {i: f"none: {type_of(v).dtype} has no derivative" for i, v in arrays.items()}
     by = none | dict.fromkeys(some, "by the rule" if decorated(call.h) else "autodiff")
     by |= dict.fromkeys(zero, "zero")
-    inputs = [Seen(call.names[i], _type(v), by[i]) for i, v in arrays.items()]
+    inputs = [Seen(call.names[i], type_name(v), by[i]) for i, v in arrays.items()]
     residuals = _residuals(jaxpr, [row.name for row in inputs], outputs)
     new = sum(r.bytes for r in residuals if r.origin == "new")
     size = sum(r.bytes for r in residuals)
     return Explanation(name_of(call.h), inputs, residuals, size, new, not obstacle, obstacle)
-
-
-def _type(v: Leaf) -> str:
-    return type(v).__name__ if isinstance(v, float | complex) else type_name(v)
 
 
 def _is_operand(v: Leaf) -> bool:
@@ -148,19 +132,15 @@ def _is_operand(v: Leaf) -> bool:
 
 def _residuals(jaxpr: Jaxpr, names: Sequence[str], outputs: Sequence[str]) -> list[Residual]:
     """Return a row for each array that is kept: the results of a jaxpr after the outputs."""
-    # An output to which a rule is attached is the same array.
-    attached = [e for e in jaxpr.eqns if isinstance(e.primitive, Identity)]
-    below = {id(a): b for e in attached for a, b in zip(e.outvars, e.invars, strict=False)}
-
-    def same(v: Leaf) -> Leaf:
-        return same(below[id(v)]) if id(v) in below else v
-
     labels: dict[int, tuple[str, str]] = {}
+    same: dict[int, Leaf] = {}  # an output to which a rule is attached is the same array
     for e in jaxpr.eqns:
         line = summarize(e.source_info).rpartition("/")[2].partition(" ")[0]
         made = f"`{e.params.get('name', e.primitive.name)}` ({line})", "new"
         labels |= dict.fromkeys(map(id, e.outvars), made)
-    results = list(map(same, jaxpr.outvars))
+        if isinstance(e.primitive, Identity):
+            same |= {id(a): same.get(id(b), b) for a, b in zip(e.outvars, e.invars, strict=False)}
+    results = [same.get(id(v), v) for v in jaxpr.outvars]
     labels |= {id(v): (name, "output") for name, v in zip(outputs, results, strict=False)}
     labels |= {id(v): (name, "input") for name, v in zip(names, jaxpr.invars, strict=True)}
     rows = []

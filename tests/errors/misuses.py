@@ -523,24 +523,14 @@ MISUSES["helpers"] = [
         "or write the rule with `custom_gradient`", error=ValueError, of="<lambda>"),
 ]  # fmt: skip
 
+FLOATS = "expected a function with floats among its arguments, and finite ones among its outputs"
+
 MISUSES["checking"] = [
     misuse("Check the result of a call", function("check_gradient(f(x), x)"),
         "check_gradient got h=an array", "expected a function, and its arguments after it", **VALUE,
     ),
     misuse("Check at integers", function("check_gradient(f, jnp.arange(3))"),
-        "check_gradient found nothing to differentiate in `f`",
-        "no floating array among its arguments",
-        "Pass floats: integer inputs and outputs have no gradient",
-        error=ValueError, jitted=False),
-    misuse("Check under `jax.jit`", function("jax.jit(lambda x: check_gradient(f, x).ok)(x)"),
-        "check_gradient compares values", "an argument that JAX is tracing",
-        "Call it outside of `jax.jit`"),
-    misuse("Check against a reference of another shape",
-        "\ndef reference(x):\n    return (x**2).sum()\n"
-        + function("check_gradient(f, x, reference=reference)"),
-        "The reference `reference` (model.py:1) of check_gradient must return arrays of the shapes",
-        "that `f` (model.py:4) returns, [(3, 2)], but returned [()]",
-        error=ValueError, jitted=False),
+        "check_gradient got h=<custom_gradient of `f` (model.py:1)>", FLOATS, **VALUE),
     *(
         misuse(
             f"Check with `{name}={value}`", function(f"check_gradient(f, x, {name}={value})"),
@@ -562,17 +552,13 @@ MISUSES["checking"] = [
             "layer = f\nassert_gradient(lambda x: layer(x), x)",
             "x * w[0, :2], lambda dy, variables: (dy * w[0, :2], [None])"),
         "ok where it was checked", "not checked   a float32[2,4] (model.py:3:",
-        "What `not checked` names was not checked: make it an argument",
-        "`assert_gradient(..., unchecked='allow')`",
+        "make it an argument, as in `check_gradient(lambda w, x: make(w)(x), w, x)`",
         error=AssertionError, of="", jitted=False),
     misuse("Accept unchecked weights by another word",
         function("assert_gradient(f, x, unchecked='ignore')"),
         "assert_gradient got unchecked='ignore'; expected 'error' or 'allow'", **VALUE),
     misuse("Explain the result of a call", function("explain(f(x))"),
         "explain got h=an array", "expected a function, and its arguments after it", **VALUE),
-    misuse("Explain a function that branches on values",
-        function("explain(f, x)", "x if x.sum() > 0 else -x, lambda dy: dy"),
-        "explain traces `f` (model.py:1), as `jax.jit` does, and it needs a value"),
 ]  # fmt: skip
 
 LINE_1 = "tracing the function f at model.py:1"

@@ -48,10 +48,6 @@ def called(f):
     return lambda x: jax.pure_callback(lambda x: f(x).astype(x.dtype), x, STOP(x))
 
 
-def safe_root(x):
-    return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
-
-
 def grad_of_cross_entropy(dy, y, logits, p):
     log_q = jax.nn.log_softmax(logits)
     return dy[:, None] * (jnp.exp(log_q) - p), -dy[:, None] * log_q
@@ -59,93 +55,57 @@ def grad_of_cross_entropy(dy, y, logits, p):
 
 SECOND = {"order": 2}
 ROWS = jnp.asarray([[0.5, -1.0, 2.0], [1.5, 0.2, -0.3]])
-INDEX, KERNEL = jnp.asarray([0, 1, 1]), (0.5, -1.2, 2.0)
 
 WRONG = [
-    Row("none", jnp.sin, lambda dy, y, x: None, (X,), "declared no gradient, expected one"),
+    Row("none", jnp.sin, lambda dy, y, x: None, (X,), "declared is zero"),
     Row("sign", jnp.cos, lambda dy, y, x: dy * jnp.sin(x), (X,),
         "wrong sign: declared = -1 * expected"),
     Row("half", jnp.square, lambda dy, y, x: dy * x, (X,), "declared = 0.5 * expected"),
-    Row("a third", lambda x: x**3, lambda dy, y, x: dy * x**2, (X,), "declared = 0.333 * expected"),
     Row("mean, not divided", jnp.mean, lambda dy, y, x: jnp.full_like(x, dy), (X,),
         "declared = 3 * expected"),
-    Row("straight through", jnp.round, lambda dy, y, x: dy, (X,), "expected no gradient"),
+    Row("straight through", jnp.round, lambda dy, y, x: dy, (X,), "expected is zero"),
     Row("transpose", cube, lambda dy, y, a: jax.vjp(cube, a)[1](dy)[0].T, (MATRIX,),
         "declared = transpose of expected"),
     Row("conjugate", lambda z: z**3, lambda dy, y, z: dy * 3 * z**2, (COMPLEX,),
         "declared = conjugate of expected"),
-    Row("half of a complex one", jnp.square, lambda dy, y, z: dy * z.conj(), (COMPLEX,),
-        "declared = 0.5 * expected"),
     Row("swapped product", jnp.multiply, lambda dz, z, x, y: (dz * x, dz * y), (ONES, ONES),
         "at points[1]: swapped with `xs[1]`?|at points[1]: swapped with `xs[0]`?"),
-    Row("one gradient twice", lambda x, y: x * jnp.exp(y),
-        lambda dz, z, x, y: (dz * jnp.exp(y),) * 2, (ONES, ONES),
-        "|at points[1]: declared that of `xs[0]`"),
     Row("missing transposes", jnp.matmul, lambda dy, y, a, b: (dy @ b, a @ dy),
         (jnp.ones((3, 3)),) * 2, "at points[1]: missing transpose of `xs[1]`?|"
         "at points[1]: missing transpose of `xs[0]`?"),
     Row("a power, at ones", lambda x: x**3, lambda dy, y, x: dy * 3 * x, (ONES,),
         "at points[1]: differs by "),
-    Row("quotient, at ones", jnp.divide, lambda dy, y, a, b: (dy / b, -dy / b), (ONES, ONES),
-        "|at points[1]: differs by "),
     Row("one wrong entry", jnp.sin, lambda dy, y, x: (dy * jnp.cos(x)).at[617].multiply(1.01),
         (jnp.linspace(0.1, 2, 1000),), "differs by "),
     Row("a part in a thousand", jnp.sin, lambda dy, y, x: 1.001 * dy * jnp.cos(x), (X,),
         "differs by 0.001 * expected"),
-    Row("softmax, the diagonal", jax.nn.softmax, lambda dy, y, x: dy * y * (1 - y), (X,),
-        "differs by "),
-    Row("logsumexp, the other axis", lambda x: jax.nn.logsumexp(x, -1),
-        lambda dy, y, x: dy[:, None] * jax.nn.softmax(x, 0), (ROWS,), "differs by "),
-    Row("norm, not divided", jnp.linalg.norm, lambda dy, y, x: dy * x, (X,), "differs by "),
-    Row("layer norm, moments fixed", lambda x: (x - x.mean()) / x.std(),
-        lambda dy, y, x: dy / x.std(), (X,), "differs by "),
-    Row("cumsum, not reversed", jnp.cumsum, lambda dy, y, x: jnp.cumsum(dy), (X,), "differs by "),
-    Row("sort, the other way", jnp.sort, lambda dy, y, x: dy[jnp.argsort(x)],
-        (jnp.asarray([3.0, 1, 2, 5, 4]),), "differs by "),
-    Row("embedding, set for add", lambda t: t[INDEX],
-        lambda dy, y, t: jnp.zeros_like(t).at[INDEX].set(dy), (MATRIX,), "differs by "),
-    Row("convolution, not flipped", lambda x: jnp.convolve(x, jnp.array(KERNEL), "valid"),
-        lambda dy, y, x: jnp.convolve(dy, jnp.array(KERNEL)), (MATRIX[2],), "differs by "),
-    Row("modulus, conjugated", jnp.abs,
-        lambda dy, y, z: jax.lax.complex(dy / y, 0 * y) * jnp.conj(z), (COMPLEX,),
-        "declared = conjugate of expected"),
     Row("a callback, one point right", called(lambda x: np.asarray(x) ** 3),
         lambda dy, y, x: 3 * x * dy, (ONES,), "at points[1]: differs by "),
-    Row("an argument forgotten", lambda x, y: x * y, lambda dz, z, x, y: (dz * y, None),
-        (X, X[::-1]), "|declared no gradient, expected one"),
     Row("a Python number", lambda x, n: x * n, lambda dy, y, x, n: (dy * n, dy * n), (2.0, 3.0),
-        "|declared that of `xs[0]`"),
+        "|differs by "),
     Row("not finite", jnp.log, lambda dy, y, x: dy / x, (jnp.asarray([0.0, 1.0]),),
-        "not finite: `jax.debug_nans` shows where"),
-    Row("overflow", jax.nn.softplus, lambda dy, y, x: dy * jnp.exp(x) / (1 + jnp.exp(x)),
-        (jnp.asarray([100.0, 1.0]),), "not finite: `jax.debug_nans` shows where"),
+        "not finite for xs[0]: `jax.debug_nans` shows where"),
     Row("no factor dy", jnp.square, lambda dy, y, x: 2 * x, (X,),
         "no: grad(0) is not 0; did you forget to multiply by dy?"),
-    Row("clipped", lambda x: x, lambda dy, y, x: jnp.clip(dy, -0.1, 0.1), (X,),
-        "no: grad(dy1 + dy2) is not grad(dy1) + grad(dy2). If the gradient differs on purpose"),
     Row("clipped far out", lambda x: x, lambda dy, y, x: jnp.clip(dy, -5, 5), (X,),
-        "no: grad(1000 dy) is not 1000 grad(dy). If the gradient differs on purpose"),
+        "no: grad(1000 (dy1 + dy2)) is not 1000 (grad(dy1) + grad(dy2)). If the gradient"),
     Row("a wrong shape", jnp.sin, lambda dy, y, x: jnp.zeros(7), (X,),
         "of shape (7,) for the input `xs[0]`"),
     Row("x stopped", jnp.square, lambda dy, y, x: dy * 2 * STOP(x), (X,),
-        "|declared no gradient, expected one|", SECOND),
+        "|declared is zero|", SECOND),
     Row("dy stopped", lambda x: 3 * x, lambda dy, y, x: 3 * STOP(dy), (X,),
-        "||declared no gradient, expected one: is it under a `stop_gradient`?", SECOND),
-    Row("dy stopped by half", jnp.square, lambda dy, y, x: x * (dy + STOP(dy)), (X,),
-        "||declared = 0.5 * expected", SECOND),
+        "||declared is zero", SECOND),
     Row("its output stopped", called(np.tanh), lambda dy, y, x: dy * (1 - STOP(y) ** 2), (X,),
-        "|declared no gradient, expected one|", SECOND),
+        "|declared is zero|", SECOND),
 ]  # fmt: skip
 
 PROBABILITIES = jnp.asarray([[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]])
-SYMMETRIC = MATRIX @ MATRIX.T
+SYMMETRIC, AT_POINT = MATRIX @ MATRIX.T, {"near": 0}  # rules that hold for such arrays alone
 
 RIGHT = [
     Row("square", jnp.square, lambda dy, y, x: dy * 2 * x, (X,)),
     Row("a complex square", jnp.square, lambda dy, y, z: dy * jnp.conj(2 * z), (COMPLEX,)),
     Row("modulus", jnp.abs, lambda dy, y, z: jax.lax.complex(dy / y, 0 * y) * z, (COMPLEX,)),
-    Row("softplus of large numbers", jax.nn.softplus, lambda dy, y, x: dy * jax.nn.sigmoid(x),
-        (100 * X,)),
     Row("softmax", jax.nn.softmax, lambda dy, y, x: y * (dy - last(dy * y)), (3 * ROWS,)),
     Row("sum of softmax, zero but for rounding", lambda x: jnp.sum(jax.nn.softmax(x)),
         lambda dy, y, x: None, (X,)),
@@ -153,21 +113,13 @@ RIGHT = [
         lambda dy, y, x: dy * jnp.clip(x, -1, 1), (jnp.asarray([1.0, 1.0003, 0.999]),)),
     Row("relu at zero", jax.nn.relu, lambda dy, y, x: jnp.where(x >= 0, dy, 0),
         (jnp.asarray([0.0, -1.0, 2.0]),)),
-    Row("norm", jnp.linalg.norm, lambda dy, y, x: dy * x / y, (1e4 * X,)),
-    Row("safe square root", safe_root,
-        lambda dy, y, x: jnp.where(x > 0, dy / (2 * jnp.where(x > 0, y, 1)), 0), (X,)),
     Row("arcsine near its edge", jnp.arcsin, lambda dy, y, x: dy / jnp.sqrt((1 - x) * (1 + x)),
         (jnp.asarray([0.98, -0.98, 0.5]),)),
     Row("sine of large numbers", jnp.sin, lambda dy, y, x: dy * jnp.cos(x), (1e9 * X,)),
-    Row("sort", jnp.sort, lambda dy, y, x: dy[jnp.argsort(jnp.argsort(x))], (MATRIX[2],)),
     Row("log determinant of a symmetric one", lambda x: jnp.linalg.slogdet(x)[1],
-        lambda dy, y, x: dy * jnp.linalg.inv(x), (SYMMETRIC,)),
+        lambda dy, y, x: dy * jnp.linalg.inv(x), (SYMMETRIC,), "", AT_POINT),
     Row("cross entropy of probabilities", lambda x, p: -jnp.sum(p * jax.nn.log_softmax(x), -1),
-        grad_of_cross_entropy, (ROWS, PROBABILITIES)),
-    Row("product in bfloat16", jnp.matmul, lambda dy, y, a, b: (dy @ b.T, a.T @ dy),
-        (ROWS.astype(jnp.bfloat16), MATRIX.astype(jnp.bfloat16))),
-    Row("embedding", lambda t, i: t[i], lambda dy, y, t, i: (jnp.zeros_like(t).at[i].add(dy), None),
-        (MATRIX, INDEX)),
+        grad_of_cross_entropy, (ROWS, PROBABILITIES), "", AT_POINT),
     Row("a number and an integer", lambda x, n: x**n, lambda dy, y, x, n: dy * n * x ** (n - 1),
         (1.3, 3)),
     Row("two outputs", lambda x: (x**3, jnp.sum(x)),
@@ -181,5 +133,4 @@ RIGHT = [
         lambda dy, y, x: 3 * dy.astype(x.dtype), (X,)),
     Row("a branch on values", lambda x: x * 3 if x > 0 else x,
         lambda dy, y, x: dy * 3 if x > 0 else dy, (2.0,)),
-    Row("empty", lambda x: 2 * x, lambda dy, y, x: 2 * dy, (jnp.zeros((0, 2)),)),
 ]  # fmt: skip

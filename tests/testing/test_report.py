@@ -23,8 +23,7 @@ def test_prints_as_a_table():
     assert lines[1].strip() == heads
     assert lines[2].split()[:5] == ["1", "xs[0]", "float32[3]", "5.0e-01", "5.0e-01"]
     assert lines[2].endswith("WRONG: declared = 0.5 * expected")
-    assert lines[3] == "  points        the given one and 2 near it, in `points`"
-    assert lines[4] == "  linear in dy  yes" and len(lines) == 5
+    assert lines[3] == "  linear in dy  yes" and len(lines) == 4
     assert repr(check_gradient(full, X)).startswith("Gradient of `rule.h`: ok\n")
     assert sorted(tfgrad_jax.testing.__all__) == [
         "GradientReport",
@@ -74,58 +73,27 @@ def test_names_every_argument():
 def test_the_points_near_the_given_one():
     report = check_gradient(rule(jnp.abs, lambda dy, y, x: dy), 2.0)  # right at this sign alone
     assert report.ok and all(point["xs[0]"] > 0 for point in report.points)
-    (points,) = [fact.text for fact in report.facts if fact.name == "points"]
-    assert points.endswith("; the other sign of xs[0] is not tried")
-    double = rule(lambda x: 2 * x, lambda dy, y, x: 2 * dy)
-    for x, holds in (
-        (X, lambda x: np.sign(x) - np.sign(X)),
-        ([0.0, 2.0, -3.0], lambda x: np.sign(x) - [0, 1, -1]),
-        ([[1.0, 2.0], [2.0, 5.0]], lambda x: x - x.T),
-        ([[1.0, 2j], [-2j, 5.0]], lambda x: x - np.conj(x.T)),
-        ([[0.1, 0.9, 0.0], [0.3, 0.3, 0.4]], lambda x: np.sum(x, -1) - 1),
-        ([1.0, 1.0, 1.0], lambda x: np.array(len(np.unique(x)) - 3)),
-    ):
-        _, *points = check_gradient(double, jnp.asarray(x)).points
+    for x in [X, [0.0, 2.0, -3.0], [[1.0, 2j], [-2j, 5.0]], [1.0, 1.0, 1.0]]:
+        x = jnp.asarray(x)
+        _, *points = check_gradient(rule(lambda x: 2 * x, lambda dy, y, x: 2 * dy), x).points
         assert len(points) == 2
-        for point in points:
-            assert abs(holds(np.asarray(point["xs[0]"]))).max() < 1e-6
-            assert abs(np.asarray(point["xs[0]"]) - x).max() > 1e-3
-    assert len(check_gradient(double, X, near=5).points) == 6
+        for near in (np.asarray(point["xs[0]"]) for point in points):
+            np.testing.assert_array_equal(np.sign(near.real), np.sign(x.real))
+            assert near.dtype == x.dtype and 1e-3 < abs(near - x).max() < 0.4 * abs(x).max()
+    assert len(np.unique(near)) == 3
+    assert abs(check_gradient(full, 0 * X).points[1]["xs[0]"]).min() > 0
+    assert len(check_gradient(full, X, near=5).points) == 6
 
 
-def test_where_the_value_is_not_finite_nothing_is_judged():
+def test_what_is_not_finite_is_left_out_of_the_value():
     log = rule(jnp.log, lambda dy, y, x: 7 * dy / x)
-    head = lambda report: str(report).partition("\n")[0].partition(": ")[2]  # noqa: E731
-    report = check_gradient(log, -1.0)
-    assert report.ok and not report and head(report) == "not judged"
-    assert report.rows[0][3:] == (None, None, None, "the value is not finite")
-    with pytest.raises(AssertionError, match=r"(?s)not judged: the value .*\nNo judge could tell"):
-        assert_gradient(log, -1.0)
-    assert_gradient(log, -1.0, unchecked="allow")
+    with pytest.raises(ValueError, match="finite ones among its outputs"):
+        check_gradient(log, -1.0)
     partly = rule(lambda x: jnp.log(x).at[1].set(x[1]), lambda dy, y, x: dy.at[0].set(0 * dy[0]))
     report = check_gradient(partly, jnp.asarray([-1.0, 2.0]))
     texts = [fact.text for fact in report.facts if fact.name == "value"]
     assert report and texts == ["infinite or NaN in 1 of 2 numbers, which are left out"]
-    assert head(check_gradient(log, jnp.asarray([-1.0, 2.0]))) == "WRONG"
-
-
-def test_a_formatted_value_is_not_judged_where_jax_traces_it(capsys):
-    @custom_gradient
-    def prints(x):
-        print(f"x = {x:g}")
-        return x**3, lambda dy: dy * 3 * x**2
-
-    assert_gradient(prints, 2.0)  # a first derivative shows values
-    report = check_gradient(prints, 2.0, order=2)
-    assert report.ok and not report
-    (first, second), line = report.rows, prints.__wrapped__.__code__.co_firstlineno + 2
-    assert (first.ok, second.order, second.ok) == (True, 2, None)
-    assert second.note == (
-        f"it formats an array that JAX is tracing, at {__file__}:{line}: drop the format, as the "
-        "`:g` of `{x:g}`, or use `jax.debug.print`"
-    )
-    assert check_gradient(lambda x: prints(x) if f"{x:g}" else x, 2.0).rows[0].ok is None
-    assert capsys.readouterr().out.startswith("x = 2\nx = 2\n")
+    assert not check_gradient(log, jnp.asarray([-1.0, 2.0])).ok
 
 
 def test_a_rule_or_a_function_that_cannot_run():
@@ -139,7 +107,7 @@ def test_a_rule_or_a_function_that_cannot_run():
     outside = rule(jnp.square, lambda dy, y, x: dy * jax.pure_callback(lambda x: 2 * x, x, x))
     report = check_gradient(outside, X, order=2)
     (failed,) = [fact for fact in report.facts if fact.ok is False]
-    assert failed.name == "order 2" and "JAX cannot differentiate" in failed.text
+    assert report.rows[0].ok and "JAX cannot differentiate" in failed.text
     for f, x in [(lambda n: n + 1, jnp.arange(3)), (lambda x: jnp.ones_like(x, int), X)]:
-        with pytest.raises(ValueError, match="found nothing to differentiate"):
+        with pytest.raises(ValueError, match="expected a function with floats among its arguments"):
             check_gradient(rule(f, lambda dy, y, x: None), x)

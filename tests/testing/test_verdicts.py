@@ -74,9 +74,9 @@ def test_what_no_judge_can_tell_is_not_judged():
     h = rule(jnp.sin, lambda dy, y, x: dy * jnp.cos(x))
     report = check_gradient(lambda x: h(x), jnp.float32(1.2345e9))
     assert report.rows[0].ok is None and report.ok and not report
-    assert "not judged: finite differences are too noisy here" in str(report)
-    with pytest.raises(AssertionError, match="\nNo judge could tell"):
+    with pytest.raises(AssertionError, match="not judged: finite differences are too noisy here"):
         assert_gradient(lambda x: h(x), jnp.float32(1.2345e9))
+    assert_gradient(lambda x: h(x), jnp.float32(1.2345e9), unchecked="allow")
 
 
 def test_the_precision_of_the_judges():
@@ -91,8 +91,9 @@ def test_the_precision_of_the_judges():
         assert x.dtype == jnp.float32
         return jnp.sin(x)
 
-    (row,) = check_gradient(rule(only_float32, lambda dy, y, x: dy * jnp.cos(x)), X).rows
-    assert row.ok and 1e-7 < row.differences < 2e-3
+    for factor in (1, 1.01):  # in float32, with the tolerance of it
+        h = rule(only_float32, lambda dy, y, x: factor * dy * jnp.cos(x))  # noqa: B023
+        assert check_gradient(h, X).ok is (factor == 1)
 
 
 # --- surrogates -----------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ SURROGATES = [
     (lambda dy, y, x: jnp.where(abs(x) < 1, dy, 0), ""),
     (lambda dy, y, x: -jnp.where(abs(x) < 1, dy, 0), "wrong sign: declared = -1 * expected"),
     (lambda dy, y, x: 1.5 * jnp.where(abs(x) < 1, dy, 0), "declared = 1.5 * expected"),
-    (lambda dy, y, x: None, "declared no gradient, expected one"),
+    (lambda dy, y, x: None, "declared is zero"),
 ]
 
 
@@ -112,16 +113,12 @@ def test_a_surrogate_is_the_gradient_of_its_reference(grad, note):
     assert report.ok is (not note) and report.rows[0].note == note, report
 
 
-@pytest.mark.parametrize(("factor", "note"), [(2, ""), (3, "declared = 1.5 * expected")])
-def test_a_reference_may_be_straight_through(factor, note):
-    """Plain autodiff of it is meant: finite differences see through `stop_gradient`."""
-    h = rule(jnp.round, lambda dy, y, x: factor * dy)
+def test_a_reference_may_be_straight_through():
     reference = lambda x: 2 * x + jax.lax.stop_gradient(jnp.round(x) - 2 * x)  # noqa: E731
-    (row,) = check_gradient(h, X + 0.2, expect="surrogate", reference=reference).rows
-    assert row.note == (note or "finite differences of the reference differ")
-    assert row.ok is not bool(note)
-    if note:  # so it is where the exact derivative is asked for
-        assert check_gradient(h, X + 0.2, reference=reference).rows[0].note == note
+    for factor, note in (2, ""), (3, "declared = 1.5 * expected"):
+        h = rule(jnp.round, lambda dy, y, x: factor * dy)  # noqa: B023
+        (row,) = check_gradient(h, X + 0.2, expect="surrogate", reference=reference).rows
+        assert (row.differences, row.note, row.ok) == (None, note, not note)
 
 
 def test_a_surrogate_without_a_reference_is_measured_at_the_point_alone():

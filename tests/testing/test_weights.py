@@ -52,27 +52,6 @@ def branching(w):
     return custom_gradient(lambda x: of(w if w[0] > 0 else -w, x), variables=w)
 
 
-def in_a_scan(w):
-    def f(x):
-        y = jax.lax.scan(lambda y, _: (y * w, None), jnp.sin(x), None, length=2)[0]
-        return y, of(w, x)[1]
-
-    return custom_gradient(f, variables=w)
-
-
-def of_equinox(w):
-    eqx = pytest.importorskip("equinox")  # not in the job without the GIL
-
-    class Module(eqx.Module):
-        w: jax.Array
-
-        @custom_gradient(variables=lambda self: self.w)
-        def __call__(self, x):
-            return of(self.w, x)
-
-    return Module(w)
-
-
 NAME = "variables['w']"
 DECLARED = {  # what declares its weight, and the name that this has
     "an object": (Layer, NAME),
@@ -80,8 +59,6 @@ DECLARED = {  # what declares its weight, and the name that this has
     "a nested call": (lambda w: Layer(w).nested, NAME),
     "a closure": (declared, "variables"),
     "a branch on it": (branching, "variables"),
-    "a scan": (in_a_scan, "variables"),
-    "equinox": (of_equinox, "variables"),
     "held twice": (lambda w: custom_gradient(lambda x: of(w, x), variables=[w, w]), "variables[0]"),
 }
 
@@ -177,9 +154,9 @@ def setting(w):
 ELSEWHERE = "variables (also where it is not replaced, as inside of a `jax.jit`)"
 HELD = {  # what holds a weight, how it is named, and how it is passed instead
     "a Python number": (lambda w: Rounded(2.7),
-                        "variables (a Python number: make it a `jax.Array`)", "Rounded(w)(x)"),
+                        "variables (the float 2.7: make it a `jax.Array`)", "Rounded(w)(x)"),
     "a NumPy array": (lambda w: Layer(np.asarray(w)),
-                      "variables['w'] (a NumPy array: make it a `jax.Array`)", "Layer(w)(x)"),
+                      "variables['w'] (an array of dtype float32", "Layer(w)(x)"),
     "one of two": (beside, "a float32[] (test_weights.py:{}:", "beside(w)(x)"),
     "undeclared": (undeclared, "a float32[3] (test_weights.py:{}:", "undeclared(w)(x)"),
     "inside a jit": (inside_a_jit, ELSEWHERE, "inside_a_jit(w)(x)"),
@@ -204,11 +181,11 @@ def test_a_weight_that_is_not_checked_is_named_and_fails(way):
     assert found.startswith(name.partition("{}")[0]) and not report
     head = str(report).partition("\n")[0]
     assert head.endswith(": ok where it was checked" if report.ok else ": WRONG")
-    assert [fact.text for fact in report.facts if fact.name == "not checked"] == [found]
+    (text,) = [fact.text for fact in report.facts if fact.name == "not checked"]
+    assert text.startswith(found) and f"`check_gradient(lambda w, x: {passed}" in text
     if report.ok:
-        with pytest.raises(AssertionError, match="\nWhat `not checked` names was not") as caught:
+        with pytest.raises(AssertionError, match="\n  not checked "):
             assert_gradient(make(jnp.array(W)), X)
-        assert f"`check_gradient(lambda w, x: {passed}" in str(caught.value)
         assert_gradient(make(jnp.array(W)), X, unchecked="allow")
 
 
@@ -218,8 +195,6 @@ def test_a_keyword_only_array_is_a_weight_of_a_rule():
     assert [r.argument for r in report.rows] == ["x"]
     assert report.unchecked[0].startswith("scale (test_weights.py:")
     assert check_gradient(h, X, kwargs={"scale": 2.0})
-    report = check_gradient(lambda x, *, scale: h(x, scale=scale), X, kwargs={"scale": W})
-    assert [f.name for f in report.facts if f.ok is False] == ["rule"]  # it is an error there
 
 
 def test_what_is_no_weight_is_not_named():
@@ -229,7 +204,6 @@ def test_what_is_no_weight_is_not_named():
     def h(x):
         y = jnp.cos(x) * jnp.array([1.0, 2.0, 3.0]) * number.astype(x.dtype) + table * x[0]
         noise = jax.random.normal(jax.random.key(0), (3,)) + jnp.float32(2)
-        _ = noise * W  # which the value does not depend on
         return y + noise, jax.vjp(lambda x: jnp.cos(x) * table * (table + 1) + table * x[0], x)[1]
 
     report = check_gradient(h, X, near=0)

@@ -1,257 +1,199 @@
 """Judge a derivative at one point, and name the mistake where it is wrong.
 
-`Flat` turns a function of arrays into one of vectors; a complex number becomes a pair. For
-upstreams, the rows of `us`, and directions, the columns of `vs`, a `Point` compares `us @ J @ vs`
-as the rule declares it with what finite differences and plain autodiff say, argument by argument.
-`mistake` names the first guess that explains what is wrong at all points; `nearby` makes these.
+For random upstreams `us` and directions `vs`, a `Point` compares `us @ J @ vs` as the rule declares
+it with what finite differences and plain autodiff say, argument by argument. `mistake` says what is
+wrong at all points.
 """
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 
 from .._jax.types import Leaf
-from .._tools import UserCodeError, attempt
+from ._problem import Arrays, Function, UserCodeError
 
 Matrix: TypeAlias = np.ndarray[Any, Any]
 Argument: TypeAlias = int  # an index into the arguments and weights that are checked
-Holding: TypeAlias = Callable[[Sequence[Leaf]], contextlib.AbstractContextManager[object]]
-# Relative errors that count as rounding: of one operation, by differences, by autodiff.
-Precision: TypeAlias = tuple[float, float, float]
-RANDOM = 3  # upstreams, and directions
+Gradients: TypeAlias = Sequence[Arrays]  # for each upstream
+# The relative error of one operation, and that allowed in a derivative.
+Precision: TypeAlias = tuple[float, float]
+_RANDOM = 3  # upstreams, and directions
+_EQUAL = 1e-3  # the relative error below which a guess at a mistake fits
 
 
-def numbers(x: Leaf) -> Matrix:
-    x = np.asarray(x)
-    return x.astype(complex if np.iscomplexobj(x) else float)
+def vector(arrays: Arrays) -> Matrix:
+    """Return the entries of arrays in double precision."""
+    kinds = [complex if np.iscomplexobj(a) else float for a in arrays]
+    parts = [np.asarray(a, kind).ravel() for a, kind in zip(arrays, kinds, strict=True)]
+    return np.concatenate([np.zeros(0), *parts])
 
 
-def vector(arrays: Sequence[Leaf]) -> Matrix:
-    return np.concatenate([np.zeros(0), *(numbers(a).ravel().view(float) for a in arrays)])
+def filled(like: Leaf, numbers: Matrix) -> Leaf:
+    """Return an array with other numbers; a Python number for a Python number."""
+    new = numbers.reshape(np.shape(like))
+    if isinstance(like, float | complex):
+        return type(like)(new)
+    return jnp.asarray(new, jnp.result_type(like))
 
 
-def random_numbers(shape: tuple[int, ...], *key: int) -> Matrix:
-    normal = np.random.default_rng(key).standard_normal(shape)
-    return normal.astype(jnp.bfloat16).astype(float)  # every precision has these
+def upstreams(ys: Arrays, seed: int) -> list[list[Leaf]]:
+    """Return random factors for the outputs, zeros where these are not finite."""
+    return [
+        [filled(y, np.isfinite(vector([y])) * _random(y, seed, 0, k, n)) for k, y in enumerate(ys)]
+        for n in range(_RANDOM)
+    ]
 
 
-def largest(values: ArrayLike) -> float:
-    return float(np.max(np.abs(values), initial=0.0))
+def _random(like: Leaf, *key: int) -> Matrix:
+    normal = np.random.default_rng(key).standard_normal((2, np.size(like)))
+    real, imaginary = normal.astype(jnp.bfloat16).astype(float)  # every precision has these
+    return real + 1j * imaginary if np.iscomplexobj(like) else real
 
 
-def ratio(error: ArrayLike, size: float) -> float:
-    e = largest(error)
-    return 0.0 if e == 0 else e / size if size else float("inf")
+def _largest(*values: Matrix) -> float:
+    return max(float(np.max(np.abs(v), initial=0.0)) for v in values)
 
 
-class Flat:
-    """A function of arrays, as a function of vectors."""
-
-    def __init__(
-        self, of_arrays: Callable[..., list[Leaf]], arrays: Sequence[Leaf], holding: Holding
-    ) -> None:
-        self.of_arrays, self.arrays, self.holding = of_arrays, arrays, holding
-        ends = np.cumsum([0, *(len(vector([a])) for a in arrays)])
-        self.parts = [slice(*ends) for ends in itertools.pairwise(ends)]
-
-    def __call__(self, x: Matrix) -> Matrix:
-        return vector(attempt(self.of_arrays, *fill(self.arrays, x)))
-
-    def rows(self, x: Matrix, us: Matrix) -> Matrix:
-        """Return `us @ J` as it is declared: the gradient for each upstream."""
-        xs = fill(self.arrays, x)
-        ys, pull_back = attempt(jax.vjp, self.of_arrays, *xs)
-        with self.holding(xs):  # the rule may read weights of the function
-            rows = [vector(attempt(pull_back, fill(ys, signs(ys) * u))) for u in us]
-        return signs(self.arrays) * np.array(rows)
-
-    def derivative(self, seed: int) -> "Flat":
-        """Return the gradient, as a function of the arrays and of the upstreams."""
-        n, ys = len(self.arrays), attempt(self.of_arrays, *self.arrays)
-        y = vector(ys)
-        us = fill(ys, random_numbers(y.shape, seed) * np.isfinite(y))
-
-        def gradient(*both: Leaf) -> list[Leaf]:
-            _, pull_back = jax.vjp(self.of_arrays, *both[:n])
-            with self.holding(both[:n]):
-                return list(pull_back(list(both[n:])))
-
-        return Flat(gradient, [*self.arrays, *us], lambda both: self.holding(both[:n]))
-
-
-def signs(arrays: Sequence[Leaf]) -> Matrix:
-    """Return those of a complex conjugate: JAX pairs a cotangent with a tangent as `ct * t`."""
-    return vector([np.full(np.shape(a), 1 - 1j if np.iscomplexobj(a) else 1.0) for a in arrays])
-
-
-def fill(like: Sequence[Leaf], x: Matrix) -> list[Leaf]:
-    """Return the arrays of a vector; Python numbers for Python numbers."""
-    arrays: list[Leaf] = []
-    for a in like:
-        kind, size = (complex, 2) if np.iscomplexobj(a) else (float, 1)
-        part, x = np.split(x, [size * np.size(a)])
-        new = np.array(part).view(kind).reshape(np.shape(a))
-        is_number = isinstance(a, kind)
-        arrays.append(type(a)(new) if is_number else jnp.asarray(new, jnp.result_type(a)))
-    return arrays
-
-
-def nearby(x: Leaf, radius: float, *seed: int) -> Matrix:
-    """Return an array near `x`, of distinct entries; signs stay, and what rules may rely on."""
-    a = numbers(x)
-    change = radius * np.random.default_rng([*seed, *a.shape]).uniform(-1, 1, a.shape)
-    near = a * np.exp(change) if a.any() else change
-    if a.ndim > 1 and a.shape[-1] == a.shape[-2] and len(np.unique(a)) > 1:  # ones by accident
-        turned, also = (np.conj(np.swapaxes(v, -1, -2)) for v in (a, near))
-        near = (near + also) / 2 if np.allclose(a, turned, rtol=1e-3) else near
-    if a.ndim and a.shape[-1] > 1 and np.allclose(np.sum(a, -1), 1, rtol=1e-3) and (a >= 0).all():
-        near = near / np.sum(near, -1, keepdims=True)  # probabilities
-    return near
+def _apart(a: Matrix, b: Matrix) -> float:
+    """Return how far apart two arrays are, relative to the larger one."""
+    size = _largest(a, b)
+    return _largest(a - b) / size if size else 0.0
 
 
 class Study(NamedTuple):
     """The verdict on the declared derivative in one argument."""
 
-    vs: Matrix  # directions, the columns
     declared: Matrix  # `us @ J @ vs`
     expected: Matrix
     differences: float | None  # relative error against finite differences; None: too noisy
     autodiff: float | None  # against plain autodiff; None: it has no derivative
     ok: bool | None  # None: no judge could tell
 
-    def distance(self) -> str:
-        d, e = self.declared, self.expected
-        if not (d.any() and e.any()):
-            return "expected is zero" if d.any() else "declared is zero"
-        size = np.linalg.norm(e)
-        off, cosine = np.linalg.norm(d - e) / size, np.sum(d * e) / (size * np.linalg.norm(d))
-        return f"differs by {off:.2g} * expected, cosine {cosine:.3f}"
 
+class Point:
+    """What a rule declares at one point, and the verdict on each argument.
 
-class Point(NamedTuple):
-    """A function at one point: what its rule declares there, and the verdict on each argument."""
+    The true derivative is that of `value` by differences, if these are sharp; else that of `plain`,
+    the undecorated function, by autodiff. Either may be None.
+    """
 
-    f: Flat  # whose derivative is true
-    x: Matrix
-    us: Matrix  # upstreams, the rows
-    declared: Matrix  # `us @ J` by the rule
-    precision: Precision
-    is_near: bool  # near the given point
-    studies: Sequence[Study] = ()
+    def __init__(
+        self,
+        h: Function,
+        value: Function | None,
+        plain: Function | None,
+        xs: Arrays,
+        precision: Precision,
+        seed: int,
+    ) -> None:
+        self.h, self.xs, self._value = h, xs, value
+        self._eps, self._tolerance = precision
+        self.us, y = upstreams(ys := h(*xs), seed), vector(ys)
+        self._y = y[finite := np.isfinite(y)]
+        self._us, self._finite = np.array([vector(u) for u in self.us])[:, finite], finite
+        self.gradients, by_autodiff = h.gradients(xs, self.us), None
+        if plain is not None:
+            with contextlib.suppress(UserCodeError):  # it has no derivative
+                by_autodiff = plain.gradients(xs, self.us)
+        # Equal for arrays of equal shape, so that a swapped pair shows.
+        self._vs = [np.transpose([_random(x, seed, 1, n) for n in range(_RANDOM)]) for x in xs]
+        self.studies = [self._study(i, by_autodiff) for i in range(len(xs))]
 
-    def true(
-        self, i: Argument, x: Matrix, us: Matrix, vs: Matrix
-    ) -> tuple[Matrix, float, float, Matrix, Matrix]:
-        """Return `us @ J @ vs` by differences at `x`, for directions in one argument.
+    def along(self, i: Argument, gradients: Gradients) -> Matrix:
+        """Return `us @ J @ vs` in one argument."""
+        rows = np.array([vector([of_all[i]]) for of_all in gradients])
+        return (rows @ self._vs[i]).real  # JAX pairs a cotangent and a tangent so
 
-        Then how large its rounding is, and its error, rounding among it; and then the least and the
-        greatest that the derivative may be: they differ at a kink.
+    def _study(self, i: Argument, by_autodiff: Gradients | None) -> Study:
+        d, x = self.along(i, self.gradients), vector([self.xs[i]])
+        plain = None if by_autodiff is None else self.along(i, by_autodiff)
+        if plain is not None and not np.isfinite(plain).all():
+            plain = None
+        low = high = d if plain is None else plain
+        scale, step = np.sqrt(np.mean(abs(x) ** 2)) if x.any() else 1.0, self._eps**0.4
+        error, is_sharp = 8 * self._eps * _largest(abs(self._us) @ abs(self._y)) / scale, False
+        if self._value is not None:
+            left, right, change = self._slopes(i, self._value, step * scale)
+            noise, slope = error / step, _largest(left, right)
+            # A slope of rounding alone is none, unless a small derivative hides in the rounding.
+            is_flat = slope <= noise and not 0 < 0.01 * _largest(d, low) < noise
+            if is_sharp := is_flat or noise + change <= 0.01 * slope:
+                left, right = (0 * left, 0 * right) if is_flat else (left, right)
+                low, high, error = np.minimum(left, right), np.maximum(left, right), noise + change
+        expected = np.clip(d, low, high)
+        ok = bool((abs(d - expected) <= self._tolerance * _largest(d, low, high) + error).all())
+        return Study(
+            d,
+            expected,
+            differences=_apart(d, expected) if is_sharp else None,
+            autodiff=None if plain is None else _apart(d, plain),
+            ok=ok if is_sharp or plain is not None else None,
+        )
+
+    def _slopes(self, i: Argument, value: Function, step: float) -> tuple[Matrix, Matrix, float]:
+        """Return `us @ J @ vs` in one argument, from the left and from the right, and their error.
+
+        At a kink, such as that of `relu` at 0, every number between the two is a derivative;
+        elsewhere they are equal, but for the error. It is how much they change with the step.
         """
-        y, own, eps = self.f(x), x[self.f.parts[i]], self.precision[0]
-        y, us = y[finite := np.isfinite(y)], us[:, finite]
-        t = eps ** (1 / 3) * (np.linalg.norm(own) / own.size**0.5 if own.any() else 1.0)
+        x = self.xs[i]
 
-        def change(step: float) -> Matrix:
-            return us @ np.transpose([self.f(x + step * v)[finite] - y for v in vs.T])
+        def slope(t: float) -> Matrix:
+            moved = [filled(x, vector([x]) + t * v) for v in self._vs[i].T]
+            every = [value(*self.xs[:i], new, *self.xs[i + 1 :]) for new in moved]
+            changes = [vector(ys)[self._finite] - self._y for ys in every]
+            return (self._us @ np.transpose(changes)).real / t
 
-        # Central differences with the steps t and t / 2 give a value of higher order, and how far
-        # apart they are is its error. The one-sided differences of a smooth function come closer as
-        # the step shrinks: half as far apart at half the step. At a kink, such as that of `relu` at
-        # 0, they do not, and every number between the two is a derivative. 0.7 tells them apart.
-        a, b, c, d = (change(s) for s in (t, -t, t / 2, -t / 2))
-        noise, error = 8 * eps * largest(abs(us) @ abs(y)) / t, (a - b) / (2 * t) - (c - d) / t
-        value = (4 * (c - d) / t - (a - b) / (2 * t)) / 3
-        right, left, jump = 2 * c / t, -2 * d / t, abs(a + b) / t
-        kink = (abs(right - left) > 0.7 * jump) & (abs(right - left) > noise)
-        low, high = (np.where(kink, f(left, right), value) for f in (np.minimum, np.maximum))
-        return value, noise, noise + largest(np.nan_to_num(error, nan=np.inf)), low, high
-
-    def judged(self, plains: Sequence[Matrix | None], seed: int, is_reference: bool) -> "Point":
-        """Judge the declared derivative in each argument; what autodiff says may be None.
-
-        Near the given point, a rule counts as wrong only if there is no kink and no noise, and both
-        judges disagree with it. A reference says what is expected.
-        """
-        studies, (_, small, rounding) = [], self.precision
-        for i, rows in enumerate(plains):
-            # Equal for arrays of equal shape, so that a swapped pair shows.
-            part, vs = self.f.parts[i], np.zeros((len(self.x), RANDOM))
-            shape = RANDOM, part.stop - part.start
-            vs[part] = random_numbers(shape, seed, *np.shape(self.f.arrays[i])).T
-            d, plain = self.declared @ vs, None
-            if rows is not None and np.isfinite(rows).all():
-                plain = rows @ vs
-            value, noise, blur, low, high = self.true(i, self.x, self.us, vs)
-            # If differences are rounding alone, there may be no gradient; autodiff rounds less.
-            size, slope, expects = map(largest, (d, value, 0.0 if plain is None else plain))
-            is_nothing = slope <= noise and (
-                plain is None or noise >= expects or noise <= 0.01 * max(size, expects)
-            )
-            is_sharp = blur <= 0.01 * slope or is_nothing
-            scale = max(size, slope if is_sharp else 0.01 * noise)
-            off, slack = np.maximum(np.maximum(low - d, d - high), 0), small * scale + blur
-            ok: bool | None = None
-            if is_sharp:
-                wrong = off > slack
-                if self.is_near:
-                    agree = True if plain is None else abs(plain - value) <= slack
-                    wrong &= (low == high) & agree
-                ok = not wrong.any()
-            bound = rounding * max(size, expects, 0.01 * noise)
-            fits = plain is None or largest(plain - d) <= bound
-            if plain is not None and (is_nothing or not is_sharp):
-                ok = ok is not False and (self.is_near or fits)
-            ok = ok if np.isfinite(d).all() else self.is_near
-            by_plain = plain is not None and (not is_sharp or (is_reference and not fits))
-            differences = ratio(off, scale) if is_sharp else None
-            autodiff = None if plain is None else ratio(plain - d, scale)
-            studies += [Study(vs, d, plain if by_plain else value, differences, autodiff, ok)]
-        return self._replace(studies=studies)
+        far, (left, right) = ([slope(-t), slope(t)] for t in (step, step / 2))
+        change = np.nan_to_num(np.subtract(far, (left, right)), nan=np.inf)
+        return left, right, _largest(change)
 
 
-def mistake(i: Argument, names: Sequence[str], points: Sequence[Point], cause: str) -> str:
+def distance(d: Matrix, e: Matrix) -> str:
+    if not (d.any() and e.any()):
+        return "expected is zero" if d.any() else "declared is zero"
+    size = np.linalg.norm(e)
+    off, cosine = np.linalg.norm(d - e) / size, np.sum(d * e) / (size * np.linalg.norm(d))
+    return f"differs by {off:.2g} * expected, cosine {cosine:.3f}"
+
+
+def mistake(i: Argument, names: Sequence[str], points: Sequence[Point]) -> str:
     """Name the mistake that explains a wrong derivative at all points, or say how far off it is."""
-    studies = [p.studies[i] for p in points]
-    d = np.concatenate([s.declared.ravel() for s in studies])
-    e = np.concatenate([s.expected.ravel() for s in studies])
-    if ratio(d - e, largest(d)) >= 1e-3:  # so small an error fits every guess
-        every = (_guesses(i, names, p, cause) for p in points)
+    d = np.concatenate([p.studies[i].declared for p in points])
+    e = np.concatenate([p.studies[i].expected for p in points])
+    # So small an error fits every guess.
+    if d.any() and e.any() and _apart(d, e) >= _EQUAL:
+        every = (_guesses(i, names, p) for p in points)
         with contextlib.suppress(UserCodeError):  # a transpose may be outside of the domain
             for guesses in zip(*every, strict=True):
-                if all(ratio(one - other, largest(one)) < 1e-3 for _, one, other in guesses):
+                if all(_apart(a, b) < _EQUAL for _, a, b in guesses):
                     return guesses[0][0]
         factor = np.sum(d * e) / np.sum(e * e)
-        if ratio(d - factor * e, largest(d)) < 1e-3:
-            sign = "wrong sign: " if abs(factor + 1) < 1e-3 else ""
+        if _apart(d, factor * e) < _EQUAL:
+            sign = "wrong sign: " if abs(factor + 1) < _EQUAL else ""
             return f"{sign}declared = {factor:.3g} * expected"
-    return studies[0].distance()
+    return distance(d, e)
 
 
-def _guesses(
-    i: Argument, names: Sequence[str], p: Point, cause: str
-) -> Iterator[tuple[str, Matrix, Matrix]]:
+def _guesses(i: Argument, names: Sequence[str], p: Point) -> Iterator[tuple[str, Matrix, Matrix]]:
     """Yield mistakes, each with two arrays that are equal if it was made."""
-    s, f, nothing = p.studies[i], p.f, 0 * p.studies[i].declared
-    yield "expected no gradient", s.expected, nothing
-    yield f"declared no gradient, expected one{cause}", s.declared, nothing
-    for name, t in zip(names, p.studies, strict=True):
+    s = p.studies[i]
+    for k, (name, t, x) in enumerate(zip(names, p.studies, p.xs, strict=True)):
         both = np.stack([s.declared, t.declared]), np.stack([t.expected, s.expected])
         yield f"swapped with `{name}`?", *both
-        yield f"declared that of `{name}`", s.declared, t.expected
-    if np.iscomplexobj(f.arrays[i]):
-        of_conjugate = p.declared * signs(f.arrays) @ s.vs
-        for us in (p.us * signs(f.of_arrays(*fill(f.arrays, p.x))), p.us):
-            yield "declared = conjugate of expected", p.true(i, p.x, us, s.vs)[0], of_conjugate
-    for name, a, part in zip(names, f.arrays, f.parts, strict=True):
-        if np.ndim(a) == 2 and a.shape == a.shape[::-1]:
-            order = np.arange(len(p.x))
-            order[part] = np.swapaxes(order[part].reshape(*a.shape, -1), 0, 1).ravel()
-            at_transpose, *_ = p.true(i, p.x[order], p.us, s.vs)
-            yield "declared = transpose of expected", s.expected, p.declared[:, order] @ s.vs
-            yield f"missing transpose of `{name}`?", at_transpose, s.declared
+        if np.ndim(x) == 2 and len({*np.shape(x)}) == 1:
+            turned = [_turned(of_all, k) for of_all in p.gradients]
+            yield "declared = transpose of expected", p.along(i, turned), s.expected
+            at_transpose = p.h.gradients(_turned(p.xs, k), p.us)
+            yield f"missing transpose of `{name}`?", p.along(i, at_transpose), s.expected
+    if np.iscomplexobj(p.xs[i]):
+        conjugates = p.h.gradients(p.xs, [[*map(jnp.conj, u)] for u in p.us])
+        ours = p.along(i, [[*map(jnp.conj, of_all)] for of_all in conjugates])
+        yield "declared = conjugate of expected", ours, s.expected
+
+
+def _turned(arrays: Arrays, k: Argument) -> Arrays:
+    return [np.transpose(a) if i == k else a for i, a in enumerate(arrays)]

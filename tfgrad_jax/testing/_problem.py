@@ -2,30 +2,73 @@
 
 What is checked are the arrays among the arguments, and those that `variables` declares. These the
 function may hold anywhere: other values take their place at each operation (`replacing`). Whatever
-else the value depends on is `unchecked`: a `_Tape` sees which arrays operations take.
+else operations take is `unchecked`.
 """
 
-import contextlib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.source_info_util import current, summarize
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path, tree_leaves
 
-from .._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array, is_traced
+from .._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array
 from .._jax.watching import replacing
-from .._messages import tool_errors
-from .._messages.text import type_name
-from .._tools import Call, Checked, attempt, decorated, differentiable, name_of
+from .._messages.errors import bad_option
+from .._messages.text import kind_of, type_name
+from .._tools import Call, Checked, decorated, differentiable, name_of
 
-OfArrays: TypeAlias = Callable[..., list[jax.Array]]
+_T = TypeVar("_T")
+Arrays: TypeAlias = Sequence[Leaf]
 _Id: TypeAlias = int  # of an array
-_Constants: TypeAlias = frozenset[_Id]  # arrays that operations take and none has made
+
+
+class UserCodeError(Exception):
+    """The user's code raised an error, or JAX did that ran it: the cause of this one."""
+
+
+def attempt(code: Callable[..., _T], *args: Any) -> _T:
+    """Run code of the user's, which may raise anything: then raise `UserCodeError`.
+
+    That one alone is caught, so that an error of ours is not taken for the user's.
+    """
+    try:
+        return code(*args)
+    except Exception as error:
+        raise UserCodeError(str(error)) from error
+
+
+class Function(NamedTuple):
+    """A function of the arrays that are checked; `holding` gives them to what it holds."""
+
+    of_arrays: Callable[..., list[jax.Array]]
+    holding: Callable[[Arrays], AbstractContextManager[object]]
+
+    def __call__(self, *xs: Leaf) -> list[jax.Array]:
+        return attempt(self.of_arrays, *xs)
+
+    def gradients(self, xs: Arrays, us: Sequence[Arrays]) -> list[list[jax.Array]]:
+        """Return the gradients for each upstream, as they are declared."""
+        return attempt(self._gradients, xs, us)
+
+    def _gradients(self, xs: Arrays, us: Sequence[Arrays]) -> list[list[jax.Array]]:
+        _, pull_back = jax.vjp(self.of_arrays, *xs)
+        with self.holding(xs):  # the rule may read weights of the function
+            return [list(pull_back(u)) for u in us]
+
+    def derivative(self, count: int) -> "Function":
+        """Return the gradient in `count` arrays, as a function of these and of the upstreams."""
+
+        def gradient(*both: Leaf) -> list[jax.Array]:
+            return self._gradients(both[:count], [list(both[count:])])[0]
+
+        return Function(gradient, self.holding)
 
 
 class Problem:
@@ -39,136 +82,107 @@ class Problem:
         reference: AnyFunction | None,
     ) -> None:
         self._call = call = Call.of(h, args, kwargs)
-        self.name = name_of(call.h)
-        if is_traced(call.leaves):
-            raise tool_errors.checks_values(call.h)
-        owner, y = decorated(call.h), call.run(call.h, {})  # an error of the user's stays as it is
-        is_plain, self._declared, self.unchecked = owner is None, list[jax.Array](), list[str]()
-        self._at = [i for i, v in enumerate(call.leaves) if self._is_checked(i, v, is_plain)]
-        self.names = [call.names[i] for i in self._at]
-        self.arguments = len(self._at)  # how many of the arrays are arguments
+        self.name, owner = name_of(call.h), decorated(call.h)
+        y = call.run(call.h, {})  # an error of the user's stays as it is
+        inputs = [(i, v) for i, v in enumerate(call.leaves) if call.is_input[i]]
+        self._at = [i for i, v in inputs if isinstance(v, float | complex) or _is_floating(v)]
+        self.names, self.declared = [call.names[i] for i in self._at], list[jax.Array]()
+        self.unchecked = list[str]()
         variables = owner and owner._declaration.variables
         self._look_at_variables(variables)
-        self.xs = [*(call.leaves[i] for i in self._at), *self._declared]
-        if not (self.xs and differentiable(y)):
-            raise tool_errors.nothing_to_check(call.h, "outputs" if self.xs else "arguments")
-        value = call.h if is_plain else self._plain
-        self.h, self.value = self._of_arrays(call.h), self._of_arrays(value)
-        plain = reference or (None if is_plain else value)
-        self.plain = None if plain is None else self._of_arrays(plain)
-        if reference is not None and self.plain is not None:
-            got, wanted = ([y.shape for y in f(*self.xs)] for f in (self.plain, self.value))
-            if got != wanted:
-                raise tool_errors.bad_reference(reference, call.h, wanted, got)
+        self.xs = [*(call.leaves[i] for i in self._at), *self.declared]
+        if not (self.xs and any(jnp.isfinite(v).any() for v in differentiable(y))):
+            floats = "floats among its arguments, and finite ones among its outputs"
+            raise bad_option("h", call.h, f"a function with {floats}", "check_gradient")
+        value = self._plain if owner else call.h
+        plain = reference or (value if owner else None)
+        self.h, self.value = self._function(call.h), self._function(value)
+        self.plain = None if plain is None else self._function(plain)
         if not isinstance(variables, str):  # JAX differentiates these as it does without a rule
             self._look_at_the_rest(value)
-
-    def holding(self, xs: Sequence[Leaf]) -> contextlib.AbstractContextManager[object]:
-        """Let the function hold other values than its declared variables, the last of `xs`."""
-        held = self._declared, xs[self.arguments :]
-        return replacing(*held) if self._declared else contextlib.nullcontext()
 
     @property
     def example(self) -> str:
         """Return how to check a weight that the function holds."""
-        h, inputs = self._call.h, ", ".join(dict.fromkeys(self._call.arguments))
-        made = f"{self.name.rpartition('.')[0] or 'make'}(w)"
-        if isinstance(h, types.MethodType):
-            method = f".{h.__name__}" * (h.__name__ != "__call__")
-            made = f"{type(h.__self__).__name__}(w){method}"
+        inputs = ", ".join(self._call.bound.arguments)
+        makes, _, name = self.name.rpartition(".")
+        is_method = isinstance(self._call.h, types.MethodType) and name != "__call__"
+        made = f"{makes or 'make'}(w)" + f".{name}" * is_method
         return f"check_gradient(lambda w, {inputs}: {made}({inputs}), w, {inputs})"
 
-    def _of_arrays(self, f: AnyFunction) -> OfArrays:
+    def _function(self, f: AnyFunction) -> Function:
+        start, end = len(self._at), len(self.xs)
+
+        def holding(xs: Arrays) -> AbstractContextManager[object]:
+            return replacing(self.declared, xs[start:end]) if start < end else nullcontext()
+
         def of_arrays(*xs: Leaf) -> list[jax.Array]:
-            with self.holding(xs):
+            with holding(xs):
                 return differentiable(self._call.run(f, dict(zip(self._at, xs, strict=False))))
 
-        return of_arrays
+        return Function(of_arrays, holding)
 
     def _plain(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         return self._call.h.__wrapped__(*self._call.bound_to, *args, **kwargs)[0]
-
-    def _is_checked(self, i: int, leaf: Leaf, is_plain: bool) -> bool:
-        """Return whether a leaf has a gradient: of a rule, not if it is passed by keyword alone."""
-        if isinstance(leaf, float | complex):
-            return self._call.is_input[i]
-        is_input = self._call.is_input[i] or is_plain
-        return is_input and is_array(leaf) and has_gradient(leaf)
 
     def _look_at_variables(self, variables: PyTree) -> None:
         """Note which declared variables are checked, each once; a number has no identity."""
         if callable(variables) and all_leaves([variables]):
             variables = variables(*self._call.bound_to)
-        known: set[_Id] = set()
         for path, v in tree_flatten_with_path(variables)[0]:
             name = f"variables{keystr(path)}"
             if isinstance(v, float | complex | np.ndarray | np.generic):
-                kind = "NumPy array" if is_array(v) else "Python number"
-                self.unchecked.append(f"{name} (a {kind}: make it a `jax.Array`)")
-            elif isinstance(v, jax.Array) and has_gradient(v) and id(v) not in known:
-                known.add(id(v))
-                self._declared.append(v)
+                self.unchecked.append(f"{name} ({kind_of(v)}: make it a `jax.Array`)")
+            elif _is_floating(v) and all(v is not other for other in self.declared):
+                self.declared.append(v)
                 self.names.append(name)
 
     def _look_at_the_rest(self, f: AnyFunction) -> None:
-        """Note the arrays that the value depends on, and that are not checked.
+        """Note the arrays that the function takes from elsewhere.
 
         An array that the code makes anew each time, as `jnp.float32(2)`, is another one in a second
         run: the first one still lives, so no other has its id.
         """
-        call, one, other = self._call, self._tape(f), self._tape(f)
+        call, one, other = self._call, self._taken(f), self._taken(f)
         names = {id(v): call.names[i] for i, v in enumerate(call.leaves) if i not in self._at}
-        declared = dict(zip(map(id, self._declared), self.names[self.arguments :], strict=True))
-        for key in one.constants & other.constants:
-            array, line = one.found[key]
+        declared = dict(zip(map(id, self.declared), self.names[len(self._at) :], strict=True))
+        for key, (array, line) in one.items():
             text = f"{names.get(key, f'a {type_name(array)}')} ({line})"
             if key in declared:
                 text = f"{declared[key]} (also where it is not replaced, as inside of a `jax.jit`)"
-            self.unchecked.append(text)
+            self.unchecked += [text] * (key in other)
 
-    def _tape(self, f: AnyFunction) -> "_Tape":
+    def _taken(self, f: AnyFunction) -> dict[_Id, tuple[jax.Array, str]]:
+        """Return the arrays that operations take and none has made, with the line that does."""
         # Copies: an argument may be the very array that the function holds.
-        xs = [jax.numpy.array(x) if is_array(x) else x for x in self.xs[: self.arguments]]
-        tape = _Tape(xs, self._declared)
-        with replacing(self._declared, self._declared, tape.note):
-            y = attempt(self._call.run, f, dict(zip(self._at, xs, strict=True)))
-        tape.constants = _Constants().union(*map(tape.constants_of, tree_leaves(y)))
-        return tape
+        xs = [jnp.array(x) if is_array(x) else x for x in self.xs[: len(self._at)]]
+        known = {id(v): v for v in (*xs, *self.declared)}  # kept alive, so that an id stays one's
+        found: dict[_Id, tuple[jax.Array, str]] = {}
+
+        def look_at(values: Sequence[Leaf]) -> None:
+            for v in values:
+                is_value = isinstance(v, jax.Array) and not isinstance(v, Tracer)
+                if id(v) not in known and is_value and has_gradient(v):
+                    found[id(v)] = v, summarize(current()).rpartition("/")[2]
+                known[id(v)] = v
+
+        def note(values: Arrays, params: Mapping[str, Any], results: Arrays) -> None:
+            look_at(values)
+            for v in _constants_inside(params, set()):  # JAX has traced them: they are not replaced
+                known.pop(id(v), None)
+                look_at([v])
+            known.update((id(r), r) for r in results)
+
+        with replacing(self.declared, self.declared, note):
+            look_at(tree_leaves(self._call.run(f, dict(zip(self._at, xs, strict=True)))))
+        return found
 
 
-class _Tape:
-    """What operations take that none of them has made, and what depends on it."""
-
-    constants: _Constants = frozenset()  # on which the value depends
-
-    def __init__(self, inputs: Sequence[Leaf], declared: Sequence[Leaf]) -> None:
-        self._declared = {id(v) for v in declared}
-        # Arrays are kept alive, so that no other one gets the id of one.
-        self._of = {id(v): (v, _Constants()) for v in (*inputs, *declared)}
-        self.found: dict[_Id, tuple[jax.Array, str]] = {}  # with the line that takes it
-
-    def note(
-        self, values: Sequence[Leaf], params: Mapping[str, Any], results: Sequence[Leaf]
-    ) -> None:
-        of = _Constants().union(*map(self.constants_of, values))
-        for v in _constants_inside(params, set()):  # JAX has traced them: they are not replaced
-            if id(v) in self._declared:
-                self.found[id(v)], of = (v, ""), of | {id(v)}
-            of |= self.constants_of(v)
-        # A call with a derivative of its own returns what operations inside have made.
-        before = {id(r): self._of[id(r)][1] for r in results if id(r) in self._of}
-        self._of |= {id(r): (r, of | before.get(id(r), _Constants())) for r in results}
-
-    def constants_of(self, v: Leaf) -> _Constants:
-        if id(v) not in self._of:
-            is_array = isinstance(v, jax.Array) and not isinstance(v, Tracer)
-            if is_array and has_gradient(v):
-                self.found[id(v)] = v, summarize(current()).rpartition("/")[2]
-            self._of[id(v)] = v, _Constants([id(v)] if id(v) in self.found else ())
-        return self._of[id(v)][1]
+def _is_floating(leaf: Leaf) -> bool:
+    return is_array(leaf) and has_gradient(leaf)
 
 
-def _constants_inside(params: Mapping[str, Any], known: set[int]) -> Iterator[Leaf]:
+def _constants_inside(params: Mapping[str, Any], known: set[_Id]) -> Iterator[Leaf]:
     """Yield the constants of the jaxprs that an operation calls, and of those that these call."""
     for part in tree_leaves([*params.values()]):
         if isinstance(part, ClosedJaxpr):
