@@ -4,22 +4,18 @@ import json
 
 import pytest
 
-from . import operations
+from . import CASES, operations
+from .backend import TensorFlow
 from .case import disagreement, recorded
-from .cases import CASES
 
 pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.filterwarnings("default")  # TensorFlow's own
 
-ANSWERS = recorded()
-
 
 @pytest.mark.parametrize("name", CASES)
 def test_tensorflow_gives_its_recorded_answer(name):
-    from .backend import TensorFlow
-
     for mode in CASES[name].modes:
-        problem = disagreement(ANSWERS[name][mode], CASES[name].answer(TensorFlow(mode)))
+        problem = disagreement(recorded()[name][mode], CASES[name].answer(TensorFlow(mode)))
         assert problem is None, f"{mode}: {problem}"
 
 

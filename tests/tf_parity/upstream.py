@@ -12,7 +12,8 @@ def _noting(b, *factors):
 
     def grad(*dys):
         assert len(dys) == len(factors)
-        b.seen(*dys)
+        for dy in dys:
+            b.note(f"{dy.dtype.name}{list(dy.shape)}")
         return sum(factor * dy for factor, dy in zip(factors, dys, strict=True) if factor)
 
     return grad
@@ -69,29 +70,25 @@ def _after_gather(b, rule):
 # fmt: off
 table(
     __name__,
-    tuple_output=Case(11, lambda b: _of_two(b, lambda x: (2 * x, 3 * x),
-        lambda y: 3.0 * y[0] + 5.0 * y[1])),
     dict_output_in_sorted_order=Case(11, lambda b:
         _of_two(b, lambda x: {"b": 2 * x, "a": 3 * x}, lambda y: 3.0 * y["b"] + 5.0 * y["a"])),
-    ordered_dict_output=Case(11, lambda b: _of_two(b,
-        lambda x: collections.OrderedDict([("b", 2 * x), ("a", 3 * x)]),
-        lambda y: 3.0 * y["b"] + 5.0 * y["a"]), ours={"answer": [42.0, 53.0],
+    ordered_dict_output=Case(11, lambda b: _of_two(b, lambda x:
+        collections.OrderedDict([("b", 2 * x), ("a", 3 * x)]), lambda y:
+        3.0 * y["b"] + 5.0 * y["a"]), ours={"answer": [42.0, 53.0],
         "notes": ["float32[]", "float32[]"]}),
     ranks_and_empty_arrays=Case(12, ranks_and_empty_arrays),
     derivative_by_the_upstream=Case((12, 45), lambda b:
         b.grads(lambda x, u: b.gradient_of(lambda x, u: sine_rule(b)(x) * u)(x, u)[0], 2.0, 3.0)),
     unused_outputs_keep_their_dtypes=Case(13, unused_outputs_keep_their_dtypes, double=True),
-    zero_upstream_still_calls=Case(13, lambda b: b.grads(lambda x:
-        0.0 * square(b, lambda dy: dy + 5.0)(x), 3.0)),
+    zero_upstream_still_calls=Case(13, lambda b:
+        b.grads(lambda x: 0.0 * square(b, lambda dy: dy + 5.0)(x), 3.0)),
     none_above_stops_the_gradient=Case(13, lambda b:
-        b.grads(lambda x: square(b, by(None))(square(b, by(5.0))(x)), 2.0), zero=True),
+        b.grads(lambda x: square(b, by(None))(square(b, by(5.0))(x)), 2.0)),
     none_above_calls_the_rule=Case(13, none_above_calls_the_rule, ours=[38.0, 6.0]),
-    stop_gradient_outside=Case(13, lambda b: b.grads(lambda x:
-        b.stop_gradient(square(b, by(5.0))(x)), 2.0), zero=True),
     integer_and_bool_outputs=Case(14, integer_and_bool_outputs),
     integer_target=Case(14, integer_target, ours=[[4.0, np.asarray(2, np.int32)], 5.0]),
     upstream_after_gather=Case(15, lambda b: _after_gather(b, lambda dy: dy * 2.0),
-        ours={"returns": [floats(2, 2, 6), floats(4, 0, 2)]}, error=True),
+        ours=[floats(2, 2, 6), floats(4, 0, 2)]),
     upstream_after_gather_converted=Case(15, lambda b:
         _after_gather(b, lambda dy: b.asarray(dy) * 2.0)),
 )
