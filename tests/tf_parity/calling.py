@@ -83,15 +83,11 @@ table(
         ours=[[6.0, None], 5.0]),
     string_output=Case(8, lambda b: len(b.custom(lambda x:
         ((x * 3.0, "a"), by(5.0)))(b.constant(2.0))), ours=TYPE_ERROR),
-    compiled_above=Case(9, lambda b: b.grads(b.compile(b.custom(lambda x: (3.0 * x, by(5.0)))),
-        2.0)),
     decorated_twice=Case(9, lambda b: b.run(b.custom(square(b, by(5.0))), 2.0)),
     python_branches=Case(10, python_branches, modes=("eager",)),
     python_branch_compiled=Case(10, lambda b: b.declared(lambda x:
         (x * x if x > 1.0 else x, by(5.0)), 2.0), ours={"raises": "TracerBoolConversionError"},
         modes=("graph",)),
-    grad_fn_with_defaults=Case(16, lambda b: b.grads(square(b, lambda dy, scale=10.0: dy * scale),
-        2.0)),
     grad_fn_takes_too_few=Case(16, lambda b: b.declared(lambda x: ((2 * x, 3 * x), by(1.0)), 2.0)),
     y_alone=Case(60, lambda b: b.run(b.custom(lambda x: x * x), 2.0)),
     three_results=Case(60, lambda b: b.run(b.custom(lambda x: (x * x, by(1.0), 1)), 2.0),

@@ -59,8 +59,6 @@ table(
         _beside_a_list(b, [lambda dy: (dy, [dy * 10.0, dy * 100.0]), lambda dy:
         (dy, (dy * 10.0, dy * 100.0)), lambda dy: (dy, dy * 10.0, dy * 100.0), lambda dy:
         [dy, dy * 10.0, dy * 100.0]])),
-    dict_argument=Case(18, lambda b: _beside_a_dict(b,
-        [lambda dy: (dy, {"z": dy * 100.0, "y": dy * 10.0})])),
     list_for_a_dict=Case(18, lambda b: _beside_a_dict(b, [lambda dy: (dy, dy * 10.0, dy * 100.0)]),
         ours=TYPE_ERROR),
     dict_with_other_keys=Case(18, lambda b: _beside_a_dict(b,
@@ -71,23 +69,17 @@ table(
     python_numbers_are_inputs=Case(18, lambda b:
         b.grads(lambda x: b.custom(lambda x, k, n: (x * k * n[0], by(5.0, 7.0, 9.0)))(x, 3.0,
         [4.0]), 2.0)),
-    empty_structures_are_no_inputs=Case(18, lambda b:
-        b.grads(lambda x: b.custom(lambda x, none, d: (x * 3.0, by(5.0)))(x, [], {}), 2.0)),
     gradient_for_an_integer_is_dropped=Case(23, lambda b: b.grads(_integer(b, 5.0, 7.0), 2.0, 3)),
     integer_left_out=Case(18, lambda b: [b.error(lambda: b.grads(_integer(b, 5.0), 2.0, 3)),
         b.error(lambda: b.grads(lambda x: _integer(b, 5.0)(x, 3), 2.0))],
         ours=[[6.0, [5.0, None]], [6.0, 5.0]]),
     static_arguments=Case(19, static_arguments, ours=[[6.0, 5.0]] * 5),
-    what_f_receives=Case(20, lambda b: _note_types(b)(b.constant(1.0), 2.0, 3, True, "a",
-        np.float64(1), np.ones(2)), modes=("eager",)),
     what_f_receives_compiled=Case(20, lambda b:
         b.run(lambda x: _note_types(b)(x, 3, True, "a"), 1.0),
         ours={"answer": 1.0, "notes": [["int", "bool", "str"]]}, modes=("graph",)),
     wrong_numbers_for_two_inputs=Case(21, lambda b:
         _errors(b, [by(1.0), by(1.0, 1.0, 1.0), lambda dy: None], 2.0, 3.0),
         ours=[VALUE_ERROR, VALUE_ERROR, [6.0, [0.0, 0.0]]]),
-    wrong_count_is_not_noticed_before_it_matters=Case(21, lambda b:
-        b.run(square(b, by(1.0, 1.0, 1.0)), 2.0)),
     forgotten_return=Case(22, lambda b: b.grads(square(b, lambda dy: None), 2.0)),
     none_for_one_of_two=Case(22, lambda b: b.grads(product(b, by(None, 100.0)), 2.0, 3.0)),
     wrong_shape=Case(24, wrong_shape, ours=[VALUE_ERROR] * 5),
@@ -98,9 +90,7 @@ table(
     no_array_at_all=Case(24, lambda b: _errors(b,
         [lambda dy: "abc", lambda dy: object, lambda dy: True], 2.0, then=lambda a: str(a[0])),
         ours=[TYPE_ERROR] * 3, modes=("eager",)),
-    python_number_at_a_leaf=Case(24, lambda b: b.grads(square(b, lambda dy: 10.0), 2.0)),
     python_number_that_is_added=Case(25, lambda b:
         b.grads(lambda x: square(b, lambda dy: 10.0)(x) + x, 2.0), ours=[6.0, 11.0]),
     same_array_twice=Case(27, lambda b: b.grads(lambda x: product(b, by(10.0, 100.0))(x, x), 3.0)),
-    variable_as_an_argument=Case(27, lambda b: b.grads(square(b, by(5.0)), variables=[2.0])),
 )

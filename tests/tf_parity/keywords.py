@@ -48,8 +48,6 @@ table(
         b.custom(lambda x, w=None: (x * w, lambda dy, variables=None: (dy * 5.0, dy * 7.0)))(x,
         w=v), 2.0, variables=[3.0]), ours=[6.0, [5.0, 7.0]]),
     static_keywords=Case((28, 29), static_keywords, ours=[9.0, floats(5, 5)]),
-    default_left_out=Case(31, lambda b: b.grads(lambda x:
-        b.custom(lambda x, k=3.0: (x * k, by(5.0)))(x), 2.0)),
     full_set_though_a_default_is_left_out=Case(31, lambda b:
         b.grads(lambda x: b.custom(lambda x, key=None: (x * 3.0, by(5.0, None)))(x), 2.0),
         ours=[6.0, 5.0]),

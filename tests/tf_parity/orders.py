@@ -76,12 +76,8 @@ table(
     __name__,
     derivative_of_the_rule=Case(45, lambda b: b.derivatives(sine_rule(b), 2.0, 3)),
     rule_calls_its_own_function=Case(45, lambda b: b.derivatives(_calls_itself(b), 2.0, 3)),
-    nonlinear_use=Case(45, lambda b: b.derivatives(lambda x: sine_rule(b)(x) ** 2, 2.0, 3)),
     rule_in_numpy=Case(46, lambda b: b.derivatives(square(b, lambda dy: dy * float(np.sin(2.0))),
         2.0, 2), modes=("eager",)),
-    stop_gradient_in_the_rule=Case(46, lambda b:
-        b.derivatives(b.custom(lambda x: (x**3, lambda dy: dy * b.stop_gradient(b.sin(x)))), 2.0,
-        2)),
     nonlinear_in_the_upstream=Case(46, lambda b:
         b.derivatives(lambda x: 3.0 * b.custom(lambda x: (x**2, lambda dy: dy * dy * x))(x) * x,
         2.0, 2)),

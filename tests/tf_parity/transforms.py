@@ -71,13 +71,9 @@ table(
     gradient_of_a_vectorized_function=Case(55, lambda b:
         b.grads(lambda x: b.vectorized_map(square(b, by(5.0)), x), floats(1, 2, 3)),
         ours=[floats(1, 4, 9), floats(5, 5, 5)]),
-    gradient_of_a_mapped_function=Case(55, lambda b:
-        b.grads(lambda x: b.map_fn(square(b, by(5.0)), x), floats(1, 2, 3))),
     vectorized_gradient=Case(55, lambda b: b.run(lambda x:
         b.vectorized_map(b.gradient_of(sine_rule(b)), x), floats(1, 2, 3))),
     gradient_of_a_jacobian=Case(55, gradient_of_a_jacobian, ours=floats(100, 100)),
-    loop=Case(56, lambda b: b.grads(lambda x: b.repeat(3,
-        b.custom(lambda y: (y * y, lambda dy: dy * y)), x), 2.0)),
     second_order_through_a_loop=Case((45, 56), lambda b:
         b.derivatives(lambda x: b.repeat(2, b.custom(lambda y: (y * 2.0, by(3.0))), x) * x, 2.0,
         2)),
