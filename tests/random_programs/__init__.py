@@ -109,9 +109,8 @@ class Program:
         return oracle.gradient(f, *self.args)
 
 
-def program(seed, without=()):
-    """Make the program of this seed, without features such as "capture: dict" or "capture"."""
-    w = Writer(seed, without, Definition)
+def program(seed):
+    w = Writer(seed, Definition)
     order = w.random.choice([1, 2, 2, 3])
     w.features.add(f"order {order}")
     w.orders = int(order < 3 and w.chance(0.3))

@@ -247,26 +247,23 @@ class Definition:
             scope.lines.extend([f"def {name}_value({', '.join(params)}):", *indented(primal)])
             options.append(f"primal={name}_value")
         decorate = [f"@custom_gradient({', '.join(options)})" if options else "@custom_gradient"]
+        if place not in (*OBJECTS, "class method"):
+            scope.lines += [*decorate, f"def {name}({', '.join(params)}):", *indented(body)]
+            return
+        owner = "cls" if place == "class method" else "self"
+        lines, method = [], [f"def call({owner}, {', '.join(params)}):"]
+        method += indented([f"{itself} = {owner}", *body])
+        given = ", ".join(map(scope.read, captured))
         if place == "class method":
             decorate = ["@classmethod", *decorate][:: self.random.choice([1, -1])]  # either order
-            lines = [*decorate, f"def call({', '.join(['cls', *params])}):"]
-            lines += indented([f"{itself} = cls", *body])
-            scope.lines.extend([f"class {name}_class:", *indented(lines)])
-            scope.lines.extend(f"{name}_class.{n} = {scope.read(n)}" for n in captured)
-            scope.lines.append(f"{name} = {name}_class.call")
-        elif place in OBJECTS:
+            after = [f"{name}_class.{n} = {scope.read(n)}" for n in captured]
+            after.append(f"{name} = {name}_class.call")
+        else:
             lines = [f"def __init__({', '.join([itself, *captured])}):"]
             lines += indented([f"{itself}.{n} = {n}" for n in captured])
             kinds = ABOVE if place == "pytree self" and not self.statics else ABOVE[:2]
             above = self.w.feature("above a method", kinds)
-            lines += [f"@{above}"] if above != "nothing" else []
-            lines += [*decorate, f"def call({', '.join(['self', *params])}):"]
-            lines += indented([f"{itself} = self", *body])
-            scope.lines.extend([f"class {name}_class:", *indented(lines)])
-            if place == "pytree self":
-                scope.lines.append(f"register({name}_class, {captured!r})")
-            outer = ", ".join(map(scope.read, captured))
-            scope.lines.append(f"{name} = {name}_class({outer}).call")
-        else:
-            head = f"def {name}({', '.join(params)}):"
-            scope.lines.extend([*decorate, head, *indented(body)])
+            decorate = [*([f"@{above}"] if above != "nothing" else []), *decorate]
+            after = [f"register({name}_class, {captured!r})"] if place == "pytree self" else []
+            after.append(f"{name} = {name}_class({given}).call")
+        scope.lines += [f"class {name}_class:", *indented([*lines, *decorate, *method]), *after]

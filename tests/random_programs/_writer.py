@@ -70,12 +70,11 @@ def paths(tree, root):
 
 
 class Writer:
-    """Writes one program. `features` says what is in it; what is in `without` never is."""
+    """Writes one program. `features` says what is in it."""
 
-    def __init__(self, seed, without, define):
+    def __init__(self, seed, define):
         self.define = functools.partial(define, self)  # a decorated function
         self.random = random.Random(seed)
-        self.without = set(without)
         self.features = set()
         self.stopped = set()  # names of values whose derivative ends there
         self.count = 0
@@ -94,16 +93,13 @@ class Writer:
         return self.random.random() < p
 
     def feature(self, kind, options):
-        """Choose, among those that are not switched off, and remember the choice."""
-        allowed = [o for o in options if not {kind, f"{kind}: {o}"} & self.without] or options[:1]
-        chosen = self.random.choice(allowed)
+        chosen = self.random.choice(options)
         self.features.add(f"{kind}: {chosen}")
         return chosen
 
     def has(self, feature, p):
-        chosen = self.chance(p) and feature not in self.without
-        if chosen:
-            self.features.add(feature)
+        chosen = self.chance(p)
+        self.features |= {feature} if chosen else set()
         return chosen
 
     def arrange(self, names):
