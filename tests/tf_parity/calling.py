@@ -3,7 +3,7 @@
 import concurrent.futures
 import functools
 
-from .case import TYPE_ERROR, Case, by, sine_rule, square, table
+from .case import TYPE_ERROR, Case, by, case, sine_rule, square, table
 
 
 def _methods(b):
@@ -20,6 +20,7 @@ def _methods(b):
     return Methods
 
 
+@case(6, modes=("eager",))
 def when_each_runs(b):
     """Each `f` once, forward; each rule once, backward, with values; none without need."""
 
@@ -40,11 +41,13 @@ def when_each_runs(b):
     return [b.grads(lambda x, u: g(f(x)) + h(u), 3.0, 4.0, wrt=[0]), b.run(f, 3.0)]
 
 
+@case(7, ours={"answer": None, "notes": [True]}, modes=("eager",))
 def output_is_a_new_object(b):
     x = b.constant(2.0)
     b.note(b.custom(lambda x: (x, by(3.0)))(x) is x)
 
 
+@case(10, modes=("eager",))
 def python_branches(b):
     f = b.custom(
         lambda x: (x * x if x > 1.0 else x * 7.0, lambda dy: dy * (5.0 if x > 1.0 else 6.0))
@@ -52,6 +55,7 @@ def python_branches(b):
     return [b.grads(f, 2.0), b.grads(f, 0.5)]
 
 
+@case(63, modes=("eager",))
 def threads(b):
     f = sine_rule(b)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -75,16 +79,12 @@ table(
         2.0), ours=[6.0, 5.0]),
     not_callable=Case(4, lambda b: b.custom(3.0) is not None, ours=TYPE_ERROR),
     grad_fn_no_function=Case(5, lambda b: b.run(square(b, None), 2.0)),
-    when_each_runs=Case(6, when_each_runs, modes=("eager",)),
     identity_goes_through_grad_fn=Case(7, lambda b: b.declared(lambda x: (x, by(3.0)), 3.0)),
-    output_is_a_new_object=Case(7, output_is_a_new_object, ours={"answer": None, "notes": [True]},
-        modes=("eager",)),
     none_among_the_outputs=Case(8, lambda b: b.declared(lambda x: ((x * 3.0, None), by(5.0)), 2.0),
         ours=[[6.0, None], 5.0]),
     string_output=Case(8, lambda b: len(b.custom(lambda x:
         ((x * 3.0, "a"), by(5.0)))(b.constant(2.0))), ours=TYPE_ERROR),
     decorated_twice=Case(9, lambda b: b.run(b.custom(square(b, by(5.0))), 2.0)),
-    python_branches=Case(10, python_branches, modes=("eager",)),
     python_branch_compiled=Case(10, lambda b: b.declared(lambda x:
         (x * x if x > 1.0 else x, by(5.0)), 2.0), ours={"raises": "TracerBoolConversionError"},
         modes=("graph",)),
@@ -92,5 +92,4 @@ table(
     y_alone=Case(60, lambda b: b.run(b.custom(lambda x: x * x), 2.0)),
     three_results=Case(60, lambda b: b.run(b.custom(lambda x: (x * x, by(1.0), 1)), 2.0),
         ours=TYPE_ERROR),
-    threads=Case(63, threads, modes=("eager",)),
 )

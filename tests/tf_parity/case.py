@@ -46,6 +46,16 @@ def table(module, **rows):
     CASES.update({f"{module.rpartition('.')[2]}.{name}": row for name, row in rows.items()})
 
 
+def case(*rules, **options):
+    """Add a function as a case of its name."""
+
+    def add(function):
+        table(function.__module__, **{function.__name__: Case(rules, function, **options)})
+        return function
+
+    return add
+
+
 def by(*factors, variable=None):
     """Return a rule: one factor of the upstream for each input, and one for every variable."""
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from .case import VALUE_ERROR, Case, floats, table
+from .case import VALUE_ERROR, Case, case, floats, table
 
 
+@case(68, 70, ours=[12.0, 12.0])
 def recompute_static_arguments(b):
     @b.recompute_grad
     def f(x, mode, flag, n, function=None):
@@ -14,6 +15,7 @@ def recompute_static_arguments(b):
     return b.grads(lambda x: f(x, "triple", True, 3, function=len), 2.0)
 
 
+@case(69, ours=[[64.0, 192.0, 480.0], [36.0, [18.0, 24.0]]])
 def recompute_second_order_everywhere(b):
     f = b.recompute_grad(lambda x: x**3)
 
@@ -26,11 +28,13 @@ def recompute_second_order_everywhere(b):
     ]
 
 
+@case(70)
 def recompute_complex(b):
     y, g = b.grads(lambda z: b.real(b.recompute_grad(lambda z: z * z)(z)), np.complex64(1 + 2j))
     return [y, b.conj(g) if b.is_jax else g]
 
 
+@case(73)
 def pass_through_documented(b):
     """The documented example: y = 9, dy/dz = 6, dy/dx = 0, where x was assigned."""
 
@@ -54,12 +58,8 @@ table(
         b.recompute_grad(lambda x: x * x * c)(x), 2.0, 3.0), ours=[12.0, [12.0, 4.0]]),
     recompute_by_name=Case(68, lambda b: b.grads(lambda x: b.recompute_grad(lambda x: x * x)(x=x),
         2.0), ours=[4.0, 4.0]),
-    recompute_static_arguments=Case((68, 70), recompute_static_arguments, ours=[12.0, 12.0]),
-    recompute_second_order_everywhere=Case(69, recompute_second_order_everywhere,
-        ours=[[64.0, 192.0, 480.0], [36.0, [18.0, 24.0]]]),
     recompute_forward_mode=Case(69, lambda b: b.jvp(b.recompute_grad(lambda x: x**3), [2.0],
         [1.0]), ours=[8.0, 12.0]),
-    recompute_complex=Case(70, recompute_complex),
     pass_through=Case(71, lambda b: b.grads(b.grad_pass_through(b.round), floats(0.4, 1.6, -2.7))),
     pass_through_counts=Case(71, lambda b: [b.error(lambda:
         b.run(b.grad_pass_through(lambda x, y: x * y), 2.0, 3.0)),
@@ -77,7 +77,6 @@ table(
         b.cast(b.grad_pass_through(lambda x: b.cast(x, "int32"))(x), "float32"), 1.6)),
     pass_through_second_order=Case(72, lambda b:
         b.derivatives(lambda x: b.grad_pass_through(b.round)(x) ** 2, 1.6, 2)),
-    pass_through_documented=Case(73, pass_through_documented),
     stop_gradient_straight_through=Case(74, lambda b:
         b.derivatives(lambda x: x + b.stop_gradient(b.round(x) - x), 1.6, 2)),
     stop_gradient_of_a_structure=Case(74, lambda b: b.run(b.stop_gradient, {"a": 2.0, "b": [3.0]}),

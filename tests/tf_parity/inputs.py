@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .case import TYPE_ERROR, VALUE_ERROR, Case, by, floats, product, square, table
+from .case import TYPE_ERROR, VALUE_ERROR, Case, by, case, floats, product, square, table
 
 
 def _forms(f, *xs):
@@ -24,6 +24,7 @@ def _errors(b, forms, *xs, then=lambda answer: answer):
     return [b.error(lambda g=g: then(b.grads(f(b, g), *xs))) for g in forms]
 
 
+@case(19, ours=[[6.0, 5.0]] * 5)
 def static_arguments(b):
     values = [None, object(), len, np.dtype("float32"), slice(1, 2)]
 
@@ -47,6 +48,7 @@ def _integer(b, *factors):
     return b.custom(lambda x, n: (x * b.cast(n, "float32"), by(*factors)))
 
 
+@case(24, ours=[VALUE_ERROR] * 5)
 def wrong_shape(b):
     wrong = [5.0, [5.0], [5.0, 6.0], [[5.0], [6.0], [7.0]], [[1.0] * 3] * 2]
     return _errors(b, [lambda dy, w=w: b.constant(w) for w in wrong], floats(1, 2, 3))
@@ -73,7 +75,6 @@ table(
     integer_left_out=Case(18, lambda b: [b.error(lambda: b.grads(_integer(b, 5.0), 2.0, 3)),
         b.error(lambda: b.grads(lambda x: _integer(b, 5.0)(x, 3), 2.0))],
         ours=[[6.0, [5.0, None]], [6.0, 5.0]]),
-    static_arguments=Case(19, static_arguments, ours=[[6.0, 5.0]] * 5),
     what_f_receives_compiled=Case(20, lambda b:
         b.run(lambda x: _note_types(b)(x, 3, True, "a"), 1.0),
         ours={"answer": 1.0, "notes": [["int", "bool", "str"]]}, modes=("graph",)),
@@ -82,7 +83,6 @@ table(
         ours=[VALUE_ERROR, VALUE_ERROR, [6.0, [0.0, 0.0]]]),
     forgotten_return=Case(22, lambda b: b.grads(square(b, lambda dy: None), 2.0)),
     none_for_one_of_two=Case(22, lambda b: b.grads(product(b, by(None, 100.0)), 2.0, 3.0)),
-    wrong_shape=Case(24, wrong_shape, ours=[VALUE_ERROR] * 5),
     wrong_precision=Case(24, lambda b: b.grads(square(b, lambda dy: b.cast(dy * 5.0, "float16")),
         2.0), ours=[4.0, 5.0]),
     wrong_kind=Case(24, lambda b: _errors(b, [lambda dy, d=d:

@@ -1,6 +1,6 @@
 """Rules 28 to 32: keywords and defaults. Here a name is bound to its position, always."""
 
-from .case import TYPE_ERROR, Case, by, floats, table
+from .case import TYPE_ERROR, Case, by, case, floats, table
 
 
 def _keyword_only(b, rule):
@@ -10,6 +10,7 @@ def _keyword_only(b, rule):
     return b.custom(f)
 
 
+@case(28, 29, ours=[9.0, floats(5, 5)])
 def static_keywords(b):
     @b.custom
     def f(x, mode="a", axis=None, function=None):
@@ -19,6 +20,7 @@ def static_keywords(b):
     return b.grads(lambda x: f(x, mode="b", axis=None, function=len), floats(1, 2))
 
 
+@case(31, ours=[[6.0, 5.0], [6.0, 5.0]])
 def default_of_a_compiled_function(b):
     functions = [
         lambda x, k=3.0: (x * k, by(5.0)),
@@ -27,6 +29,7 @@ def default_of_a_compiled_function(b):
     return [b.error(lambda f=f: b.grads(b.compile(b.custom(f)), 2.0)) for f in functions]
 
 
+@case(28, 60)
 def call_that_does_not_fit(b):
     f, one = b.custom(lambda x: (x, by(1.0))), b.constant(1.0)
     return [b.error(lambda: f()), b.error(lambda: f(one, one))]
@@ -47,14 +50,10 @@ table(
     variable_by_name=Case(32, lambda b: b.grads(lambda x, v:
         b.custom(lambda x, w=None: (x * w, lambda dy, variables=None: (dy * 5.0, dy * 7.0)))(x,
         w=v), 2.0, variables=[3.0]), ours=[6.0, [5.0, 7.0]]),
-    static_keywords=Case((28, 29), static_keywords, ours=[9.0, floats(5, 5)]),
     full_set_though_a_default_is_left_out=Case(31, lambda b:
         b.grads(lambda x: b.custom(lambda x, key=None: (x * 3.0, by(5.0, None)))(x), 2.0),
         ours=[6.0, 5.0]),
-    default_of_a_compiled_function=Case(31, default_of_a_compiled_function,
-        ours=[[6.0, 5.0], [6.0, 5.0]]),
     input_after_a_skipped_default=Case(31, lambda b:
         b.grads(lambda x, z: b.custom(lambda x, k=1.0, z=2.0: (x * k * z, by(5.0, 7.0)))(x, z=z),
         2.0, 3.0), ours=[6.0, [5.0, 7.0]]),
-    call_that_does_not_fit=Case((28, 60), call_that_does_not_fit),
 )

@@ -1,26 +1,26 @@
 """The ports of `examples/ports`, each against the TensorFlow code that it was made from."""
 
+import functools
 import importlib
 
 import numpy as np
 
-from .case import CASES, Case, floats
+from .case import case, floats
 
 X = floats(-3.1, -1.2, -0.4, 0.0, 0.3, 0.9, 2.6)
 MATRIX = np.asarray([[0.5, -2.0, 0.2], [-0.1, 0.7, 1.5]], np.float32)
 ROWS = np.asarray([[1.0, 2.0], [-0.5, 0.25], [0.0, 1.5]], np.float32)
 
 
-def ported(function, *rules):
-    """Add a case: what a port does with its function of this name, or with the original."""
+def ported(name, *rules):
+    """Add a case that gets the function of this name from its port, or the original."""
 
-    def add(case):
+    def add(function):
+        @case(*rules)
+        @functools.wraps(function)
         def answer(b):
-            found = importlib.import_module(f"examples.ports.{case.__name__}")
-            return case(b, getattr(found, function) if b.is_jax else found.original(b.tf))
-
-        CASES[f"ports.{case.__name__}"] = Case(rules, answer)
-        return case
+            found = importlib.import_module(f"examples.ports.{function.__name__}")
+            return function(b, getattr(found, name) if b.is_jax else found.original(b.tf))
 
     return add
 

@@ -3,7 +3,7 @@
 A trainable `tf.Variable` there is a differentiated value here.
 """
 
-from .case import TYPE_ERROR, VALUE_ERROR, Case, by, floats, scaled, square, table
+from .case import TYPE_ERROR, VALUE_ERROR, Case, by, case, floats, scaled, square, table
 
 
 def _rule(rule):
@@ -11,6 +11,7 @@ def _rule(rule):
     return lambda b: b.grads(scaled(b, rule), 2.0, variables=[3.0])
 
 
+@case(33, 34, 37)
 def variables_as_documented(b):
     def loss(x, w):
         @b.custom
@@ -35,6 +36,7 @@ def not_differentiated(b, **options):
     return b.constant(3.0) if b.is_jax else b.tf.Variable(3.0, **options)
 
 
+@case(36)
 def ways_of_reading(b):
     """Note that a variable that is used in each of these ways is listed."""
     compiled = b.compile(lambda x, v: x * v[0])
@@ -70,6 +72,7 @@ def inner_decorated_function(b, outer_rule):
     return b.grads(loss, 2.0, variables=[3.0])
 
 
+@case(38)
 def one_differentiated_and_one_not(b):
     frozen = not_differentiated(b, trainable=False)
 
@@ -79,6 +82,7 @@ def one_differentiated_and_one_not(b):
     return [b.grads(scaled(b, by(5.0)), 2.0, frozen, wrt=[0]), b.grads(both, 2.0, variables=[4.0])]
 
 
+@case(38, 43, 45)
 def used_by_the_rule_alone_second_order(b):
     def gradient_at(v):
         f = b.custom(lambda x: (x * 2.0, lambda dy: dy * v * v))
@@ -98,7 +102,6 @@ def _intermediate(b, keep):
 # fmt: off
 table(
     __name__,
-    variables_as_documented=Case((33, 34, 37), variables_as_documented),
     rule_without_variables=Case(33, lambda b: [b.error(lambda rule=rule:
         b.grads(scaled(b, rule), 2.0, variables=[3.0])) for rule in (by(5.0), lambda *dys:
         dys[0] * 5.0)]),
@@ -115,11 +118,8 @@ table(
     required_variables_though_there_are_none=Case(35, lambda b:
         b.grads(square(b, lambda dy, variables: (dy * 5.0, list(variables))), 2.0),
         ours=[4.0, 5.0]),
-    ways_of_reading=Case(36, ways_of_reading),
     used_inside_a_decorated_function=Case(36, lambda b:
         inner_decorated_function(b, by(5.0, variable=7.0))),
-    one_differentiated_and_one_not=Case(38, one_differentiated_and_one_not),
-    used_by_the_rule_alone_second_order=Case((38, 43, 45), used_by_the_rule_alone_second_order),
     argument_and_closed_over=Case(39, lambda b:
         b.grads(lambda v: scaled(b, either)(v, v), variables=[3.0]), ours=[9.0, 12.0]),
     watched_value=Case(41, lambda b: b.grads(scaled(b, by(5.0)), 2.0, 3.0), ours=TYPE_ERROR),
