@@ -1,4 +1,4 @@
-"""Random programs against an oracle that knows neither JAX nor tfgrad_jax: see `random_programs`.
+"""Random programs against an oracle that takes only pytrees from JAX: see `random_programs`.
 
 `python -m tests.random_programs --count 2000` runs more of them.
 """

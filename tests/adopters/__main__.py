@@ -53,7 +53,7 @@ def compare(name):
         old, new = before.get(test, "missing"), after.get(test, "missing")
         if (old, new) != ("PASSED", "PASSED"):
             print(f"  {test}: {old} before, {new} after")
-    lost = [test for test in before if before[test] == "PASSED" != after.get(test)]
+    lost = [test for test in before if before[test] == "PASSED" and after.get(test) != "PASSED"]
     return not lost and calls > 0
 
 

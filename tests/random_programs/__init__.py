@@ -1,4 +1,4 @@
-"""Random programs of decorated functions, and an oracle that knows neither JAX nor tfgrad_jax.
+"""Random programs of decorated functions, and an oracle that takes only pytrees from JAX.
 
     python -m tests.random_programs --count 2000 --seed 0
 

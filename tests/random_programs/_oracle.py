@@ -210,7 +210,7 @@ class Custom:
                 if cell.cell_contents is leaves[i]:
                     cell.cell_contents = flatten(self(*args))[0][i]
         rows = []
-        for dys in units(outputs):
+        for dys in units(outputs):  # of integers too, which no gradient depends on
             dys = [tree.unflatten(dys)] if self.convention == "jax" else dys
             pairs = [(split(x, level)[1], dx) for x, dx in self.gradients(rule, dys, args)]
             terms = [np.sum(t * dx) for t, dx in pairs if t is not None and dx is not None]
