@@ -200,12 +200,12 @@ def write() -> None:
     """Write all that is made of the results of the newest JAX."""
     results = newest(RESULTS)
     PAGE.write_text(page(results, PAGE.read_text()))
-    parts = [
+    parts = (
         f"# {results.label}",
         results.where,
         "Written by `python -m benchmarks`.",
         shown(results),
-    ]
+    )
     (RESULTS / "README.md").write_text("\n\n".join(parts) + "\n")
 
 
@@ -214,13 +214,8 @@ def shown(results: Results) -> str:
     return f"{targets([results], unmeasured=False)}\n\n{_memory(results)}"
 
 
-def main(argv: Sequence[str]) -> int:
-    if argv:
-        print(targets([Results.load(Path(path)) for path in argv]))
+if __name__ == "__main__":
+    if files := sys.argv[1:]:
+        print(targets([Results.load(Path(file)) for file in files]))
     else:
         write()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

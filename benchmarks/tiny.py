@@ -133,9 +133,8 @@ def _nested(way: Way, count: int, weights: int = 0) -> Function:
         def backward(residuals: Any, dy: Any) -> Any:  # declared: not the true derivative
             return tuple(dy * residuals[-1] for _ in residuals[1:])
 
-        return way(
-            Rule(forward, backward, lambda y, *args: (*args, y), None, weights, "undeclared")
-        )
+        residuals = lambda y, *args: (*args, y)  # noqa: E731
+        return way(Rule(forward, backward, residuals, captured=weights, how="undeclared"))
 
     return functools.reduce(lambda h, _: around(h), range(count), lambda *args: jnp.exp(-args[-1]))
 

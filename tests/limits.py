@@ -18,8 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import fuser
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.scipy.sparse.linalg import gmres
-from random_programs import drops_in_scan
-from support.helpers import lowered_for_gpu
+from support.helpers import drops_in_scan, lowered_for_gpu
 
 from tfgrad_jax import custom_gradient
 

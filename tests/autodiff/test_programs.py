@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from random_programs import drops_in_scan
-from support.helpers import assert_same, total
+from support.helpers import assert_same, drops_in_scan, total
 from support.ways import FORWARD, REVERSE, SECOND, gradient, hand_written, hessian
 
 from tfgrad_jax import custom_gradient

@@ -1,8 +1,8 @@
-"""The words of the programs: operations, constants, and the objects that may hold a value."""
+"""The words of the programs, what they mean in JAX and by the oracle, and what may hold a value."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,43 +12,26 @@ import numpy as np
 
 import tfgrad_jax
 
-from ._oracle import Dual, add, base, bilinear, linear, mul, scale, smooth
+from . import _oracle as oracle
 
 
 @dataclasses.dataclass
 class Record:
     a: Any
 
-    def get(self) -> Any:
+    def get(self):
         return self.a
-
-
-class Slots:
-    __slots__ = ("a",)
-
-    def __init__(self, a: Any) -> None:
-        self.a = a
-
-    value = property(lambda self: self.a)
-
-
-class Table(dict):
-    """Objects with attributes, which may hold others, and a name."""
-
-    def __init__(self, a: Any) -> None:
-        super().__init__()
-        self.a, self.name, self.inner = a, "table", [Record(a)]
 
 
 class Node:
     """An object that others know by its identity."""
 
-    def __init__(self, a: Any, parent: Any = None) -> None:
+    def __init__(self, a, parent=None):
         self.a, self.parent = a, parent
         self.children = [] if parent else [Node(None, self)]
         self.scales, self.nodes = {self: 1.0}, {self}
 
-    def get(self) -> Any:
+    def get(self):
         root = self.children[0].parent
         assert root in self.nodes and root is self and self.scales[root] == 1.0
         return root.a
@@ -63,32 +46,98 @@ class Pair:
     b: Any
 
 
-def register(cls: type, names: Sequence[str]) -> None:
+def identity(a):
+    return a
+
+
+HOLDERS = {  # how a value is put in, and read; `tests/closure/holders.py` has many more
+    "dict": ("{{'a': {0}, 2: None}}", "{1}['a']"),
+    "partial": ("functools.partial(identity, {0})", "{1}()"),
+    "function": ("(lambda a: lambda: a)({0})", "{1}()"),
+    "attribute of an attribute": ("Record(Record({0}))", "{1}.a.get()"),
+    "graph": ("Node({0})", "{1}.get()"),
+    "pytree": ("Pair([{0}], Node(None))", "{1}.a[0]"),
+    "class attribute": ("type('Held', (), {{'a': {0}}})", "{1}.a"),
+}
+
+SHAPES = [(), (2,), (3,), (2, 3)]
+
+
+def constant(shape):
+    return "C" + "x".join(map(str, shape))
+
+
+CONSTANTS = {
+    constant(()): np.float64(0.7),
+    constant((2,)): np.array([0.4, -0.9]),
+    constant((3,)): np.array([-0.3, 0.8, 0.5]),
+    constant((2, 3)): np.array([[0.2, -0.6, 0.9], [0.7, 0.1, -0.4]]),
+}
+DENSE = np.array([[0.0, 0.8, 0.0], [-0.5, 0.0, 0.3], [0.0, 0.0, 1.1]])
+DEFINITE = np.array([[2.0, 0.3, 0.0], [0.3, 1.5, -0.4], [0.0, -0.4, 1.2]])
+INVERSE = np.linalg.inv(DEFINITE)
+
+
+# --- what the words mean in JAX -------------------------------------------------------------------
+
+
+def outside(f, *args):
+    args = jax.lax.stop_gradient(args)
+    return jax.pure_callback(f, jax.typeof(args[0]), *args, vmap_method="sequential")
+
+
+@tfgrad_jax.custom_gradient
+def summed(x):
+    """Return the running sums of a vector, computed outside of JAX."""
+    return outside(np.cumsum, x), lambda dy: summed_back(dy)
+
+
+@tfgrad_jax.custom_gradient
+def summed_back(y):
+    """Apply the adjoint of `summed`: each is the rule of the other."""
+    return outside(lambda y: np.cumsum(y[::-1])[::-1], y), lambda dx: summed(dx)
+
+
+def sparse_product(x):
+    entries = jnp.asarray(DENSE[DENSE != 0]), np.argwhere(DENSE)
+    return jax.experimental.sparse.BCOO(entries, shape=(3, 3)) @ x
+
+
+def solved(b):
+    return jax.scipy.sparse.linalg.cg(lambda x: jnp.asarray(DEFINITE) @ x, b, tol=1e-14)[0]
+
+
+@tfgrad_jax.custom_gradient
+def implicit(b):
+    return solved(b), lambda dx: 3.0 * solved(dx)
+
+
+def scaled_by(w):
+    """Return a self-adjoint operator, which is its own rule."""
+
+    @tfgrad_jax.custom_gradient
+    def apply(x):
+        return outside(np.multiply, x, w), apply
+
+    return apply
+
+
+def register(cls, names):
     """Make objects pytrees of these attributes, which `jax.jit` takes."""
     jax.tree_util.register_pytree_node(
         cls, lambda o: ([getattr(o, n) for n in names], None), lambda _, values: cls(*values)
     )
 
 
-def logged(f: Any) -> Any:
+def logged(f):
     @functools.wraps(f)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args, **kwargs):
         return f(*args, **kwargs)
 
     return wrapper
 
 
-def jitted_checkpoint(f: Any) -> Any:
-    return jax.jit(jax.checkpoint(f))
-
-
-def identity(a: Any) -> Any:
-    return a
-
-
-def listed(
-    variables: Sequence[Any], values: Sequence[Any], gradients: Sequence[Any], masks: Sequence[Any]
-) -> list[Any]:
+def listed(variables, values, gradients, masks):
     """Return gradients for the variables, which are some of the values, each once, in order.
 
     Where JAX takes a stopped value for differentiated, as in the carry of a loop, it is listed too.
@@ -104,191 +153,119 @@ def listed(
     return [sum(each[1:], each[0]) if each else None for each in terms]
 
 
-def undecorated(f: Any = None, **_: Any) -> Any:
+def undecorated(f=None, **_):
     """Stand in for `custom_gradient`: the function itself, with its true derivative."""
     if f is None:
         return undecorated
-    if isinstance(f, staticmethod | classmethod):
-        return type(f)(undecorated(f.__func__))
-
-    @functools.wraps(f)
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        return f(*args, **kwargs)[0]
-
-    return plain
+    if isinstance(f, classmethod):
+        return classmethod(undecorated(f.__func__))
+    return functools.wraps(f)(lambda *args, **kwargs: f(*args, **kwargs)[0])
 
 
-def outside(f: Callable[..., Any], *args: Any) -> Any:
-    args = jax.lax.stop_gradient(args)
-    return jax.pure_callback(f, jax.typeof(args[0]), *args, vmap_method="sequential")
-
-
-@tfgrad_jax.custom_gradient
-def summed(x: Any) -> Any:
-    """Return the running sums of a vector, computed outside of JAX."""
-    return outside(np.cumsum, x), lambda dy: summed_back(dy)
-
-
-@tfgrad_jax.custom_gradient
-def summed_back(y: Any) -> Any:
-    """Apply the adjoint of `summed`: each is the rule of the other."""
-    return outside(lambda y: np.cumsum(y[::-1])[::-1], y), lambda dx: summed(dx)
-
-
-DENSE = np.array([[0.0, 0.8, 0.0], [-0.5, 0.0, 0.3], [0.0, 0.0, 1.1]])
-ENTRIES = np.argwhere(DENSE)
-DEFINITE = np.array([[2.0, 0.3, 0.0], [0.3, 1.5, -0.4], [0.0, -0.4, 1.2]])
-INVERSE = np.linalg.inv(DEFINITE)
-
-
-def sparse_product(x: Any) -> Any:
-    matrix = jax.experimental.sparse.BCOO((jnp.asarray(DENSE[DENSE != 0]), ENTRIES), shape=(3, 3))
-    return matrix @ x
-
-
-def solved(b: Any) -> Any:
-    return jax.scipy.sparse.linalg.cg(lambda x: jnp.asarray(DEFINITE) @ x, b, tol=1e-14)[0]
-
-
-class Operator:
-    """A matrix whose gradient is declared as the product by the adjoint, so many times."""
-
-    def __init__(self, matrix: Any, factor: float, adjoint: Any = None) -> None:
-        self.matrix, self.factor = matrix, factor
-        self.T = adjoint or Operator(factor * matrix.T, 1.0, self)
-
-    @tfgrad_jax.custom_gradient
-    def __call__(self, x: Any) -> Any:
-        return outside(lambda x: self.matrix @ x, x), self.T if self.factor != 1.0 else self.back
-
-    def back(self, y: Any) -> Any:
-        return jnp.asarray(self.matrix.T) @ y
-
-
-@tfgrad_jax.custom_gradient
-def implicit(b: Any) -> Any:
-    return solved(b), lambda dx: 3.0 * solved(dx)
-
-
-def scaled_by(w: Any) -> Any:
-    """Return a self-adjoint operator, which is its own rule."""
-
-    @tfgrad_jax.custom_gradient
-    def apply(x: Any) -> Any:
-        return outside(np.multiply, x, w), apply
-
-    return apply
-
-
-def declared(value: Any, slope: Any) -> Any:
-    """Return what the oracle does for a value with a declared, constant slope."""
-
-    def run(x: Any) -> Any:
-        if isinstance(x, Dual):
-            return Dual(x.level, run(x.primal), linear(lambda v: slope @ v, x.tangent))
-        return value @ x
-
-    return run
-
-
-HOLDERS = {  # how a value is put in, and read; `tests/closure/holders.py` has many more
-    "dict": ("{{'a': {0}, 2: None}}", "{1}['a']"),
-    "partial": ("functools.partial(identity, {0})", "{1}()"),
-    "function": ("(lambda a: lambda: a)({0})", "{1}()"),
-    "attribute of an attribute": ("Slots(Table({0}))", "{1}.value.inner[0].get()"),
-    "graph": ("Node({0})", "{1}.get()"),
-    "pytree": ("Pair([{0}], Node(None))", "{1}.a[0]"),
-    "class attribute": ("type('Held', (), {{'a': {0}}})", "{1}.a"),
+# What each word means in JAX, and by the oracle.
+WORDS = {
+    "jax": (jax, SimpleNamespace(jit=identity, checkpoint=identity, vmap=oracle.vmap)),
+    "jnp": (jnp, np),
+    "lax": (jax.lax, SimpleNamespace(scan=oracle.scan, while_loop=oracle.while_loop)),
+    "custom_gradient": (tfgrad_jax.custom_gradient, oracle.custom_gradient),
+    "recompute_grad": (tfgrad_jax.recompute_grad, identity),
+    "grad_pass_through": (tfgrad_jax.grad_pass_through, oracle.grad_pass_through),
+    "jitted_checkpoint": (lambda f: jax.jit(jax.checkpoint(f)), identity),
+    "logged": (logged, identity),
+    "register": (register, lambda cls, names: None),
+    "listed": (listed, lambda variables, values, dxs, masks: zip(values, dxs, strict=True)),
+    "summed": (summed, np.cumsum),
+    "sparse_product": (sparse_product, lambda x: DENSE @ x),
+    "solved": (solved, lambda x: INVERSE @ x),
+    "implicit": (implicit, oracle.matrix(INVERSE, 3.0 * INVERSE)),
+    "scaled_by": (scaled_by, lambda w: lambda x: w * x),
 }
-# These concern the whole function. "cell" reads the value by its name in the enclosing scope.
-PLACES = ["cell", "cell", "default", "keyword default", "self", "pytree self", "class method"]
-
-SHAPES = [(), (2,), (3,), (2, 3)]
-CONSTANTS = {
-    (): np.float64(0.7),
-    (2,): np.array([0.4, -0.9]),
-    (3,): np.array([-0.3, 0.8, 0.5]),
-    (2, 3): np.array([[0.2, -0.6, 0.9], [0.7, 0.1, -0.4]]),
-}
+WORDS |= {f.__name__: (f, f) for f in (functools, identity, Record, Pair, Node)}
+WORDS |= {name: (value, value) for name, value in CONSTANTS.items()}
+WORDS["jax"][1].grad = lambda f: lambda x, *xs: oracle.gradient(lambda x: f(x, *xs), x)[0]
+WORDS["jax"][1].jvp = lambda f, x, v: (None, oracle.directional(f, x, v))
+WORDS["lax"][1].stop_gradient = oracle.base
+WORDS["lax"][1].cond = lambda condition, f, g, *args: f(*args) if condition else g(*args)
+IN_JAX, BY_ORACLE = ({name: both[i] for name, both in WORDS.items()} for i in (0, 1))
 
 
-def constant(shape: tuple[int, ...]) -> str:
-    return "C" + "x".join(map(str, shape))
+# --- operations, and linear maps ------------------------------------------------------------------
 
 
-CONSTANT_NAMES = {constant(s): s for s in SHAPES}
-
-
-NAMESPACE = {
-    "__name__": "random_program",
-    "jax": jax, "jnp": jnp, "lax": jax.lax,
-    "functools": functools,
-    "recompute_grad": tfgrad_jax.recompute_grad,
-    "grad_pass_through": tfgrad_jax.grad_pass_through,
-    **{constant(s): c for s, c in CONSTANTS.items()},
-}  # fmt: skip
-NAMESPACE |= {f.__name__: f for f in (Record, Slots, Table, Pair, Node)}
-NAMESPACE |= {f.__name__: f for f in (identity, listed, register, logged, jitted_checkpoint)}
-NAMESPACE |= {f.__name__: f for f in (summed, sparse_product, solved, implicit, scaled_by)}
-NAMESPACE["operator"] = Operator(DENSE, 5.0)
-
-
-def _same(*shapes: tuple[int, ...]) -> Any:
+def _same(*shapes):
     return shapes[0] if len(set(shapes)) == 1 else None
 
 
-def _or_scalar(x: tuple[int, ...], y: tuple[int, ...]) -> Any:
-    return x if x == y or not y else None
-
-
-def _vector(x: tuple[int, ...]) -> Any:
+def _vector(x):
     return x if len(x) == 1 else None
 
 
-def _three(x: tuple[int, ...]) -> Any:
+def _three(x):
     return x if x == (3,) else None
 
 
-def _product(x: tuple[int, ...], y: tuple[int, ...]) -> Any:
-    return (*x[:-1], *y[1:]) if x and y and x[-1] == y[0] else None
-
-
-def choose(a: Any, x: Any, y: Any) -> Any:
-    mask = base(a) > 0.1
-    return add(
-        linear(lambda v: np.where(mask, v, 0.0), x), linear(lambda v: np.where(mask, 0.0, v), y)
-    )
-
-
-# Each operation: its text, what the oracle does, and the shape of the result, None if it has none.
-OPERATIONS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
-    "sin": ("jnp.sin({0})", lambda x: smooth("sin", x), _same),
-    "cos": ("jnp.cos({0})", lambda x: smooth("cos", x), _same),
-    "tanh": ("jnp.tanh({0})", lambda x: smooth("tanh", x), _same),
-    "scale": ("1.7 * {0}", lambda x: scale(1.7, x), _same),
-    "stop": ("lax.stop_gradient({0})", lambda x: base(x), _same),
-    "flip": ("{0}[::-1]", lambda x: linear(lambda a: a[::-1], x), _vector),
-    "sum": ("jnp.sum({0})", lambda x: linear(np.sum, x), lambda _: ()),
-    "first": ("{0}[0]", lambda x: linear(lambda a: a[0], x), lambda x: x[1:] if x else None),
-    "outside of JAX": ("summed({0})", lambda x: linear(np.cumsum, x), _vector),
-    "sparse": (
-        "sparse_product({0})",
-        lambda x: linear(lambda a: DENSE @ a, x),
-        _three,
-    ),
-    "operator": ("operator({0})", declared(DENSE, 5.0 * DENSE), _three),
-    "implicit": ("implicit({0})", declared(INVERSE, 3.0 * INVERSE), _three),
-    "self-adjoint": (
-        "scaled_by(lax.stop_gradient({0}))({1})",
-        lambda w, x: mul(base(w), x),
-        _same,
-    ),
-    "add": ("{0} + {1}", add, _same),
-    "subtract": ("{0} - {1}", lambda x, y: add(x, scale(-1.0, y)), _same),
-    "multiply": ("{0} * {1}", mul, _or_scalar),
-    "matmul": ("{0} @ {1}", functools.partial(bilinear, np.matmul), _product),
-    "where": ("jnp.where({0} > 0.1, {1}, {2})", choose, _same),
+# Each operation, and the shape of its result, None if it has none.
+OPERATIONS = {
+    "sin": ("jnp.sin({0})", _same),
+    "cos": ("jnp.cos({0})", _same),
+    "tanh": ("jnp.tanh({0})", _same),
+    "scale": ("1.7 * {0}", _same),
+    "stop": ("lax.stop_gradient({0})", _same),
+    "flip": ("{0}[::-1]", _vector),
+    "sum": ("jnp.sum({0})", lambda x: ()),
+    "first": ("{0}[0]", lambda x: x[1:] if x else None),
+    "outside of JAX": ("summed({0})", _vector),
+    "sparse": ("sparse_product({0})", _three),
+    "implicit": ("implicit({0})", _three),
+    "self-adjoint": ("scaled_by(lax.stop_gradient({0}))({1})", _same),
+    "add": ("{0} + {1}", _same),
+    "subtract": ("{0} - {1}", _same),
+    "multiply": ("{0} * {1}", lambda x, y: x if x == y or not y else None),
+    "matmul": ("{0} @ {1}", lambda x, y: (*x[:-1], *y[1:]) if x and y[:1] == x[-1:] else None),
+    "where": ("jnp.where({0} > 0.1, {1}, {2})", _same),
 }
-OPERATORS = ["outside of JAX", "sparse", "operator", "implicit"]
+OPERATORS = ["outside of JAX", "sparse", "implicit"]
 UNARY = ["sin", "cos", "tanh", "scale", "stop", "flip", "sum", "first", *OPERATORS]
 BINARY = ["add", "subtract", "multiply", "multiply", "matmul", "self-adjoint"]
+
+# Pieces of code: `b` is a function of the arguments, of which `x` is the first and `y` the last.
+BLOCKS = {
+    "jit": "jax.jit({b})({args})",
+    "checkpoint": "jax.checkpoint({b})({args})",
+    "vmap": "jnp.sum(jax.vmap({b}, in_axes=({axes},))({mapped}), 0)",
+    "cond": "lax.cond(jnp.sum({x}) > 0.2, {b}, {other}, {args})",
+    "scan": "lax.scan(lambda c, _: ({b}(c), None), {x}, None, length=2)[0]",
+    "scan of two": (
+        "lax.scan(lambda c, x: ({b}(c, x), None), {x}, jnp.stack([{y}, 0.5 * {y}]))[0]"
+    ),
+    "while_loop": (
+        "lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, {b}(s[1])), (0, {x}))[1]"
+    ),
+    "recompute_grad": "recompute_grad({b})({args})",
+    "grad_pass_through": "grad_pass_through({b})({x})",
+    "grad": "jax.grad({b})({args})",
+    "jvp": "jax.jvp({b}, ({args},), tuple(map(jnp.asarray, ({tangents},))))[1]",
+}
+
+# Linear maps from an upstream of the shape `of` to a gradient of the shape `to`: where each fits,
+# the shapes of its residuals `a` and `b`, and its text.
+_ELEMENTWISE, _VECTOR = lambda to, of: to == of, lambda to, of: to == of and len(to) == 1
+_THREE = lambda to, of: to == of == (3,)  # noqa: E731
+_ONE, _TWO = lambda to, of: [of], lambda to, of: [of, of]
+_COND = "lax.cond(jnp.sum({c}) > 0.2, lambda d: d * {{a}}, lambda d: 2.0 * d * {{b}}, {{dy}})"
+_STACK = "jnp.zeros_like({dy}), jnp.stack([{a}, {b}])"
+MAPS = {
+    "rank one": (lambda to, of: True, lambda to, of: [of, to], "{b} * jnp.sum({a} * {dy})"),
+    "elementwise": (_ELEMENTWISE, _ONE, "{dy} * {a}"),
+    "flipped": (_VECTOR, _ONE, "({dy} * {a})[::-1]"),
+    "scanned": (_VECTOR, _TWO, f"lax.scan(lambda c, r: (c + r * {{dy}}, None), {_STACK})[0]"),
+    "cond": (_ELEMENTWISE, _TWO, _COND.format(c="C")),
+    # Mapped over a condition, `lax.cond` becomes what JAX cannot transpose.
+    "cond on a residual": (_ELEMENTWISE, _TWO, _COND.format(c="{a}")),
+    "where": (_ELEMENTWISE, _TWO, "jnp.where({a} > 0.1, {dy} * {a}, 2.0 * {dy} * {b})"),
+    "outside of JAX": (_VECTOR, _ONE, "summed({dy} * {a})"),
+    "sparse": (_THREE, _ONE, "sparse_product({dy} * {a})"),
+    "solved": (_THREE, _ONE, "solved({dy} * {a})"),
+    "spread": (lambda to, of: not of, lambda to, of: [to], "{dy} * {a}"),
+    "total": (lambda to, of: not to, _ONE, "jnp.sum({dy} * {a})"),
+}

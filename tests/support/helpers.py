@@ -4,6 +4,7 @@ Rules are wrong on purpose, by a factor of 7 or so: a right result proves that t
 """
 
 import contextlib
+import functools
 import inspect
 import os
 import random
@@ -62,6 +63,19 @@ def differentiated(f: Callable[..., Any], count: int, times: int) -> Callable[..
         return f
     below = differentiated(f, count, times - 1)
     return jax.grad(lambda *arrays: total(below(*arrays)), tuple(range(count)))
+
+
+@functools.cache
+def drops_in_scan() -> bool:
+    """Return whether JAX takes the value of a custom_jvp for its own derivative in a `scan`."""
+    inner, outer = (jax.custom_jvp(lambda x: x * 1.0) for _ in range(2))
+    inner.defjvp(lambda primals, tangents: (inner(*primals), 7 * tangents[0]))
+    outer.defjvp(lambda primals, tangents: (outer(*primals), inner(*primals) * tangents[0]))
+
+    def loop(x: Any) -> Any:
+        return jax.lax.scan(lambda s, x: (s + outer(x), None), 0 * x, x[None])[0]
+
+    return float(jax.grad(jax.grad(loop))(2.0)) != 7
 
 
 def lowered_for_gpu(f: Callable[..., Any], *args: Any) -> str:

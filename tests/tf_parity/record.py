@@ -3,10 +3,9 @@
 import json
 import os
 
-from . import operations
+from . import CASES, operations
 from .backend import TensorFlow
 from .case import RECORDED
-from .cases import CASES
 
 
 def main() -> None:
