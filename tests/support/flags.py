@@ -52,7 +52,6 @@ UNDER_FLAGS = {
     "[outside of JAX": HIGH,
     "test_forward_mode_names_the_operation[round in a function with a linear": HIGH,
     "both_modes[checkpoint-": REMAT,
-    "transposed[checkpoint]": REMAT,
     "test_forward_mode_names_the_operation[checkpoint]": REMAT,
 }
 
