@@ -132,26 +132,23 @@ ORDERS = {
 }
 # As many as in the inner axis: JAX takes the type of a staged value for that of the differentiated
 # one, so a wrong axis would not be noticed by its size.
-OUTER = {"equal": jnp.float32([1, 0.5]), "unequal": jnp.float32([1, 0.5, 0.25])}
+OUTER = jnp.float32([1, 0.5])
 
 
-def in_two_maps(h, outer):
+def in_two_maps(h):
     """Return a function in which each of the outer examples is squared by itself."""
 
     def example(x):
         y = jnp.sin(x)
         return jnp.sin(jnp.sum(jax.vmap(h)(jnp.stack([y, y / 2]))))
 
-    return lambda x: jnp.sum(jax.vmap(example)(outer * x))
+    return lambda x: jnp.sum(jax.vmap(example)(OUTER * x))
 
 
-@pytest.mark.parametrize(
-    ("h", "own", "order", "outer"), sample(itertools.product(OURS, OWN, ORDERS, OUTER), 12)
-)
-def test_the_axis_of_a_vmap_around_a_vmap(h, own, order, outer):
-    x, outer = jnp.float32(0.4), OUTER[outer]
-    expected = ORDERS[order](in_two_maps(by_hand, outer))(x)
-    assert_same(ORDERS[order](OWN[own](in_two_maps(OURS[h], outer)))(x), expected)
+@pytest.mark.parametrize(("h", "own", "order"), sample(itertools.product(OURS, OWN, ORDERS), 10))
+def test_the_axis_of_a_vmap_around_a_vmap(h, own, order):
+    expected = ORDERS[order](in_two_maps(by_hand))(jnp.float32(0.4))
+    assert_same(ORDERS[order](OWN[own](in_two_maps(OURS[h])))(jnp.float32(0.4)), expected)
 
 
 @custom_gradient(primal=lambda v: jnp.stack([2 * a for a in v]))  # mapped along its second axis
@@ -189,11 +186,6 @@ def summed(x, w):
     return s * w, lambda dy: (7 * psum(dy * w) * w, 5 * psum(dy * w) * x + dy * s)
 
 
-def averaged(x, w):
-    m = lax.pmean(x * w, "d")
-    return m * w, lambda dy: (7 * lax.pmean(dy * w, "d") * w, 5 * dy * m)
-
-
 def gathered(x, w):
     every = lax.all_gather(x * w, "d")
 
@@ -202,10 +194,6 @@ def gathered(x, w):
         return 7 * each * w, 5 * each * x
 
     return jnp.sum(every**2), rule
-
-
-def largest(x, w):
-    return lax.pmax(x * w, "d"), lambda dy: (7 * dy * w, 5 * dy * x)
 
 
 def numbered(x, w):
@@ -231,13 +219,12 @@ def by_its_own_vmap(x, w):
     return (shared(x * w) if jnp.ndim(x) == 0 else x), lambda dy: (7 * dy * w, 5 * dy * x)
 
 
-COLLECTIVE = [summed, averaged, gathered, largest, numbered, in_rule, by_its_own_vmap]
+COLLECTIVE = [summed, gathered, numbered, in_rule, by_its_own_vmap]
 MAPPED = [(0, None), (None, 0), (0, 0)]
 INSIDE = {
     **{name: OWN[name] for name in ("nothing", "jit", "checkpoint")},
     "scan": lambda f: lambda x, w: lax.scan(lambda c, x: (c, f(x, w)), 0.0, x[None])[1][0],
     "cond": lambda f: lambda *args: lax.cond(True, f, f, *args),
-    "jit of jit": lambda f: jax.jit(lambda *args: 1.0 * jax.jit(f)(*args)),
 }
 
 
@@ -287,25 +274,23 @@ def test_the_upstreams_of_two_axes(own, mode):
     assert_same(mode(jax.grad(lambda x: loss(h, x)))(x), expected)
 
 
+SHIFTED = {  # by what is mapped, where the rule reads nothing of it
+    "input": lambda x, k: custom_gradient(
+        lambda x, i: (x + i.astype(x.dtype), lambda dy: (7 * dy * dy, None))
+    )(x, k.astype(int)),
+    "captured": lambda x, k: custom_gradient(lambda x: (x + k, lambda dy: 7 * dy * dy))(x),
+    "axis": lambda x, k: custom_gradient(
+        lambda x: (x + lax.axis_index("d").astype(x.dtype), lambda dy: 7 * dy * dy)
+    )(x),
+}
+
+
 @eager_and_jit
 @pytest.mark.parametrize("own", ["nothing", "jit", "checkpoint"])
-@pytest.mark.parametrize("of", ["input", "captured", "axis"])
-def test_a_mapped_output_has_the_upstream_of_each_example(of, own, mode):
-    """Also if nothing is mapped that the rule reads."""
-
-    def y(x, k):
-        f = {
-            "input": lambda x: custom_gradient(
-                lambda x, i: (x + i.astype(x.dtype), lambda dy: (7 * dy * dy, None))
-            )(x, k.astype(int)),
-            "captured": custom_gradient(lambda x: (x + k, lambda dy: 7 * dy * dy)),
-            "axis": custom_gradient(
-                lambda x: (x + lax.axis_index("d").astype(x.dtype), lambda dy: 7 * dy * dy)
-            ),
-        }[of]
-        return OWN[own](lambda x, k: f(x))(x, k)
-
+@pytest.mark.parametrize("by", SHIFTED)
+def test_a_mapped_output_has_the_upstream_of_each_example(by, own, mode):
     def loss(x):
+        y = OWN[own](SHIFTED[by])
         return jnp.sum(jax.vmap(lambda k: y(x, k), axis_name="d")(DEVICES) * UPSTREAM)
 
     assert_same(mode(jax.grad(loss))(X), jnp.sum(7 * UPSTREAM**2))
