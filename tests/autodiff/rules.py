@@ -38,19 +38,6 @@ def scanned(body):
     return lambda dy: lax.scan(lambda c, x: (body(c, x), jnp.sum(c)), dy, X)
 
 
-def delayed(body):
-    """Return the rule that gives `body` the upstreams three steps late."""
-
-    def rule(dy):
-        def step(line, d):
-            return (line[1], line[2], d), body(line[0])
-
-        zero = jnp.zeros_like(dy[0])
-        return lax.scan(step, (zero, zero, zero), jnp.concatenate([dy, dy]))[1]
-
-    return rule
-
-
 def transpose_of(f, count=1):
     """Return JAX's own pullback of a function at `X`, for `count` copies of the upstream."""
     return lambda dy: jax.vjp(f, X)[1](jnp.concatenate([dy] * count).reshape(f(X).shape))[0]
@@ -157,14 +144,6 @@ def opaque(value, rule):
     return inner
 
 
-def _sum_of_barrier(*args):
-    return sum(lax.optimization_barrier(args))
-
-
-def _product(pair):
-    return pair[0] * pair[1]
-
-
 def _pool(x, start, f):
     return lax.reduce_window(x, start, f, (2,), (1,), "SAME")
 
@@ -219,10 +198,6 @@ LINEAR = {
     "roll": lambda dy: jnp.roll(dy, 1),
     "roll in scan": scanned(lambda c, x: x * jnp.roll(c, 1)),
     "roll of zeros in scan": scanned(lambda c, x: c + x * jnp.roll(ZEROS, 1)),
-    "delay line": delayed(lambda d: 3 * d),
-    "delay line of zeros": lambda dy: lax.scan(
-        lambda c, x: ((c[1], c[2], x * c[0]), c[0]), (dy, ZEROS, ZEROS), X
-    )[1],
     "tril": lambda dy: jnp.tril(jnp.outer(dy, X)),
     "gather": lambda dy: dy[INDEX],
     "dynamic slice": lambda dy: lax.dynamic_slice(dy, (jnp.argmax(X),), (2,)),
@@ -264,7 +239,7 @@ LINEAR = {
     "derivative of max pooling": lambda dy: jax.jvp(
         lambda x: _pool(x, -jnp.inf, lax.max), (X,), (dy,)
     )[1],
-    "optimization barrier": lambda dy: _sum_of_barrier(dy, ZEROS, 2 * dy),
+    "optimization barrier": lambda dy: sum(lax.optimization_barrier((dy, ZEROS, 2 * dy))),
     "jit": lambda dy: jax.jit(lambda dy, x: dy * x)(dy, X),
     "checkpoint": lambda dy: jax.checkpoint(lambda dy: jnp.sin(X) * dy)(dy),
     "linear_call": lambda dy: jax.custom_derivatives.linear_call(
@@ -285,12 +260,6 @@ LINEAR = {
     "a Ref in a loop": lambda dy: lax.fori_loop(0, 3, lambda i, c: refilled(c), dy),
     "stopped": lambda dy: dy + 2 * lax.stop_gradient(dy),
     "stopped in scan": scanned(lambda c, x: c + x * lax.stop_gradient(c)),
-    "stopped sum in scan": lambda dy: lax.scan(
-        lambda c, x: (lax.stop_gradient(c) + x * dy, None), ZEROS, X
-    )[0],
-    "stopped carry in scan": lambda dy: lax.scan(
-        lambda c, x: (2 * dy, x * lax.stop_gradient(c)), ZEROS, X
-    )[1],
     "stopped in cond": lambda dy: lax.cond(
         X[0] > 0, lambda d: d + lax.stop_gradient(d), jnp.flip, dy
     ),
@@ -308,9 +277,9 @@ LINEAR = {
     "sampled product": lambda dy: sparse.bcoo_dot_general_sampled(
         outer(dy), MATRIX, BCOO.indices, dimension_numbers=(([1], [0]), ([], []))
     ),
-    "device_put": lambda dy: _product(jax.device_put((dy, X))),
-    "optimization barrier beside a constant": lambda dy: _product(
-        lax.optimization_barrier((dy, X))
+    "device_put": lambda dy: operator.mul(*jax.device_put((dy, X))),
+    "optimization barrier beside a constant": lambda dy: operator.mul(
+        *lax.optimization_barrier((dy, X))
     ),
     "cg": lambda dy: cg(lambda v: MATRIX.T @ (MATRIX @ v), dy, tol=1e-7)[0],
     "bicgstab": lambda dy: bicgstab(lambda v: MATRIX @ v, dy, tol=1e-7)[0],
@@ -394,7 +363,10 @@ NOT_LINEAR = {
     "where": (lambda dy: jnp.where(MASK, dy, 1), "`select_n` of an upstream and a constant"),
     "complex": (lambda dy: jnp.real(1j * lax.complex(dy, X)), "`complex` of an upstream and"),
     "pad": (lambda dy: jnp.pad(dy, 1, constant_values=1), "`pad` of an upstream and a constant"),
-    "optimization barrier": (lambda dy: _sum_of_barrier(7 * dy, X), "of an upstream and a"),
+    "optimization barrier": (
+        lambda dy: sum(lax.optimization_barrier((7 * dy, X))),
+        "of an upstream and a",
+    ),
     "scatter": (lambda dy: ONES.at[1].set(dy[0]), "`scatter` of an upstream and a constant"),
     "scatter-add": (lambda dy: X.at[INDEX].add(dy[:3]), "`scatter-add` of an upstream and"),
     "scatter-sub": (lambda dy: X.at[INDEX].subtract(dy[:3]), "`scatter-sub` of an upstream and"),
@@ -448,7 +420,6 @@ NOT_LINEAR = {
     "scan": (scanned(lambda c, x: jnp.sin(c)), "sin|scan"),
     "affine scan": (scanned(lambda c, x: c + x), "add|scan"),
     "a constant that comes late": (late, "add|scan"),
-    "a square at the end of a delay line": (delayed(jnp.square), "integer_pow|square|mul"),
     "affine cond": (lambda dy: lax.cond(MASK[0], lambda d: d + X, lambda d: d, dy), "add|cond"),
     "while of unknown length": (
         # Not a `fori_loop`: eagerly, its bound has a value, and the loop is a `scan`.

@@ -175,14 +175,12 @@ def test_wherever_it_comes_from(name, way):
     assert_derivative(SECOND[way], squared(h), squared(expected), X)
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("third", [jax.jacfwd, jax.jacrev])
-@pytest.mark.parametrize("second", [jax.jacfwd, jax.jacrev])
-@pytest.mark.parametrize("first", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
 @pytest.mark.parametrize("name", ["nested", "callback", "jitted rule", "NumPy number"])
-def test_at_third_order(name, first, second, third):
+def test_at_third_order(name, outer):
     h = {**ROUNDED, **MADE}[name]
-    assert_same(third(second(first(h)))(X), jnp.float32(2 * 2 * 2 * 3))
+    for inner in (jax.jacfwd, jax.jacrev):
+        assert_same(outer(inner(jax.jacrev(h)))(X), jnp.float32(2 * 2 * 2 * 3))
 
 
 # --- what is not its own output: 5, a constant with the gradient 5 --------------------------------
@@ -212,11 +210,6 @@ def of_a_number(x):
 
 
 @custom_gradient
-def of_a_default(x, y=CONSTANT):
-    return y, lambda dy: dy * y
-
-
-@custom_gradient
 def of_an_input(x, y):
     return y, lambda dy: (dy * y, None)
 
@@ -230,7 +223,6 @@ CONSTANTS = {
     "variable": of_a_variable,
     "global": of_a_global,
     "Python number": of_a_number,
-    "default": of_a_default,
     "input": lambda x: of_an_input(x, np.float32(5)),
     "by name": lambda x: by_name(x, y=CONSTANT),
 }
@@ -262,16 +254,6 @@ def test_beside_other_outputs_it_is_a_value_unless_the_rule_calls_the_function()
 
     assert_same(jax.grad(jax.grad(lambda x: h(x)[0]))(2.7), 0.0)
     assert_same(jax.grad(jax.grad(lambda x: calls_itself(x)[0]))(2.7), 7.0 * 7 * 3)
-
-
-def test_stop_gradient_in_the_rule_makes_it_a_constant():
-    @custom_gradient
-    def h(x):
-        y = jnp.exp(x)
-        return y, lambda dy: dy * 7 * lax.stop_gradient(y)
-
-    assert_same(jax.grad(h)(0.0), 7.0)
-    assert_same(jax.grad(jax.grad(h))(0.0), 0.0)
 
 
 @pytest.mark.parametrize("second", [jax.grad, jax.jacfwd])
