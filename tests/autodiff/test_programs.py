@@ -8,7 +8,6 @@ plainly.
 """
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -274,12 +273,14 @@ MORE["grad(custom_vjp)"] = lambda loss: gradient(in_custom_vjp(loss))
 WAYS = {**REVERSE, **FORWARD, **SECOND, **MORE}
 
 
-def is_second(way):
-    return way in SECOND or "hessian" in way
+# Before JAX 0.12 this is a limit: "orders of a scan".
+LIMITED = ("hides what it calls", "hessian(scan)")
+EVERY = [(n, w) for n in PROGRAMS for w in WAYS if not (drops_in_scan() and (n, w) == LIMITED)]
 
 
-def check(name, way):
-    __tracebackhide__ = True
+@pytest.mark.sampled(45)
+@pytest.mark.parametrize(("name", "way"), EVERY)
+def test_every_transformation(name, way):
     loss, oracle, args = PROGRAMS[name]
     if way == "grad of grad":  # of scalars alone
         loss, oracle = (
@@ -287,26 +288,9 @@ def check(name, way):
             for f in (loss, oracle)
         )
         args = (jnp.float32(1.1),)
-    expected = (hessian if is_second(way) else gradient)(oracle)(*args)
+    is_second = way in SECOND or "hessian" in way
+    expected = (hessian if is_second else gradient)(oracle)(*args)
     assert_same(WAYS[way](loss)(*args), expected, rtol=1e-3, atol=1e-3)
-
-
-# Before JAX 0.12 this is a limit: "orders of a scan".
-LIMITED = ("hides what it calls", "hessian(scan)")
-EVERY = [(n, w) for n in PROGRAMS for w in WAYS if not (drops_in_scan() and (n, w) == LIMITED)]
-IN_TURN = [*zip(itertools.cycle(PROGRAMS), WAYS)]  # each transformation at most once
-
-
-@pytest.mark.sampled(40)
-@pytest.mark.parametrize(("name", "way"), [case for case in EVERY if case in IN_TURN])
-def test_every_transformation(name, way):
-    check(name, way)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("name", "way"), [case for case in EVERY if case not in IN_TURN])
-def test_every_transformation_of_every_program(name, way):
-    check(name, way)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,7 +1,6 @@
-"""Rules that call their own function, another or their maker. The numbers come from analysis."""
+"""Rules that call their own function, or each other's. The numbers come from analysis."""
 
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
@@ -136,24 +135,7 @@ def test_an_adjoint_solver_calls_itself_with_an_opaque_callable(solve, way):
     assert_same(second, (7 * 7 * 14 * a * a,), rtol=1e-4)
 
 
-# --- a rule that calls its maker; two functions whose rules call each other -----------------------
-
-
-def cube(w):
-    """Make `x**3` with the derivative `7 w x h`, where the rule makes `h` again."""
-    held = types.SimpleNamespace(w=w)
-    return custom_gradient(lambda x: (x**3, lambda dy: 7 * dy * held.w * x * cube(w)(x)))
-
-
-@some_ways
-@pytest.mark.filterwarnings("ignore:.*which only its rule reads")  # `w`, on purpose: residual data
-def test_a_rule_that_calls_its_maker(way):
-    """`h' = 7 w x h`, so `h'' = 7 w h + 7 w x h'`; and by `w`: `7 x h`."""
-    f = lambda w, x: cube(w)(x)  # noqa: E731
-    h, first = X**3, 7 * W * X * X**3
-    assert_same(REVERSE[way](f)(W, X), (jnp.float32(0), first))
-    second = REVERSE[way](jax.grad(f, 1))(W, X)
-    assert_same(second, (7 * X * h, 7 * W * h + 7 * W * X * first))
+# --- two functions whose rules call each other ----------------------------------------------------
 
 
 def pair(w):
