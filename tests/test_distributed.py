@@ -46,11 +46,11 @@ def arguments(out, steps, *more):
     return [*(str(part) for option in common.items() for part in option), *more]
 
 
-def start(out, steps, *more, environment=()):
+def start(out, steps, *more):
     """Start the program as a user does, in double precision."""
     return subprocess.Popen(
         [sys.executable, EXAMPLES / "train_distributed.py", *arguments(out, steps, *more)],
-        env=os.environ | {"JAX_ENABLE_X64": "1"} | dict(environment),
+        env=os.environ | {"JAX_ENABLE_X64": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -125,17 +125,6 @@ class TestSameResult:
         assert f"{steps} steps on {processes} devices: test accuracy" in out
         assert f"{steps}/{steps}" in err and err.count(f"{steps}/{steps}") <= 2  # one progress bar
         assert_trained(example, tmp_path / "run", steps)
-
-    def test_processes_that_are_told_by_the_environment(self, example, tmp_path):
-        with example.socket.socket() as free:
-            free.bind(("localhost", 0))
-            address = f"localhost:{free.getsockname()[1]}"
-        told = [zip(example.VARIABLES, (address, "2", str(i)), strict=True) for i in range(2)]
-        programs = [start(tmp_path / "run", 10, environment=environment) for environment in told]
-        outputs = [program.communicate(timeout=START) for program in programs]
-        assert [program.returncode for program in programs] == [0, 0], outputs
-        assert ["test accuracy" in out for out, _ in outputs] == [True, False]
-        assert_trained(example, tmp_path / "run", 10)
 
 
 def children_at(path, program):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.helpers import assert_same, eager_and_jit
+from support.helpers import assert_same
 
 from tfgrad_jax import custom_gradient
 
@@ -103,23 +103,3 @@ def test_a_rule_that_reads_its_upstream_runs_once_in_forward_mode(rule, error):
     (note,) = [note for note in caught.value.__notes__ if "Forward mode" in note]
     assert "test_eager_values.py" in note and "jax.grad" in note
     assert len(runs) == 1
-
-
-def test_a_typeerror_inside_a_rule_is_not_taken_for_a_wrong_arity():
-    def missing(a, b):
-        return a
-
-    nested = custom_gradient(lambda x: (x, lambda dy: missing(dy)))
-    with pytest.raises(TypeError, match=r"missing\(\) missing 1 required positional argument: 'b'"):
-        jax.grad(nested)(1.0)
-
-
-@eager_and_jit
-def test_the_nan_of_a_rule_is_found(mode):
-    h = custom_gradient(lambda x: (x * x, lambda dy: dy * jnp.log(-x)))
-    x = jnp.float32(2)
-    with jax.debug_nans(True):
-        assert_same(mode(h)(x), jnp.float32(4))
-        with pytest.raises(FloatingPointError, match="nan"):
-            mode(jax.grad(h))(x)
-    assert jnp.isnan(mode(jax.grad(h))(x))

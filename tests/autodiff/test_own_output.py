@@ -214,17 +214,11 @@ def of_an_input(x, y):
     return y, lambda dy: (dy * y, None)
 
 
-@custom_gradient
-def by_name(x, *, y):
-    return y, lambda dy: dy * y
-
-
 CONSTANTS = {
     "variable": of_a_variable,
     "global": of_a_global,
     "Python number": of_a_number,
     "input": lambda x: of_an_input(x, np.float32(5)),
-    "by name": lambda x: by_name(x, y=CONSTANT),
 }
 
 

@@ -207,20 +207,6 @@ def in_a_rule(x):
 # --- transformations ------------------------------------------------------------------------------
 
 
-def in_while(derivative):
-    def of(loss):
-        def run(*args):
-            def body(state):
-                return state[0] + 1, derivative(loss)(*args)
-
-            start = jax.tree.map(jnp.zeros_like, jax.eval_shape(derivative(loss), *args))
-            return lax.while_loop(lambda state: state[0] < 2, body, (0, start))[1]
-
-        return run
-
-    return of
-
-
 def in_custom_vjp(loss):
     """A hand-written rule around it, which multiplies what JAX's pullback gives."""
     h = jax.custom_vjp(loss)
@@ -267,7 +253,6 @@ MORE = {
     for n, d in DERIVATIVES.items()
     for k, f in INSIDE.items()
 }
-MORE |= {f"while({name})": in_while(derivative) for name, derivative in DERIVATIVES.items()}
 MORE |= {f"{name}(grad)": under(setting, gradient) for name, setting in SETTINGS.items()}
 MORE["grad(custom_vjp)"] = lambda loss: gradient(in_custom_vjp(loss))
 WAYS = {**REVERSE, **FORWARD, **SECOND, **MORE}

@@ -112,14 +112,8 @@ def solve(field, y, *args):
     return end, grad
 
 
-def solve_converted(field, y, *args):
-    field, consts = jax.closure_convert(field, y, *args)
-    return solve(field, y, *args, *consts)
-
-
 @some_ways
-@pytest.mark.parametrize("solve", [solve, solve_converted], ids=["slots", "closure_convert"])
-def test_an_adjoint_solver_calls_itself_with_an_opaque_callable(solve, way):
+def test_an_adjoint_solver_calls_itself_with_an_opaque_callable(way):
     """The solver is `y -> a y`; its adjoint, solved by itself, `-> 7 a`: of `y**2`, `14 a a y`."""
     rate = jnp.float32(0.5)
     shrink, grow = 1 - rate / STEPS, 1 + rate / STEPS  # of a step, there and back

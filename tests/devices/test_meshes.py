@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support.helpers import assert_same, eager_and_jit, sample
-from support.pairs import RULES, STYLES, by_hand, inputs
+from support.pairs import RULES, STYLES, by_hand
 
 from tfgrad_jax import custom_gradient
 
@@ -134,14 +134,6 @@ def test_a_gradient_that_varies_is_summed_for_an_input_that_does_not(name, style
     rule = RULES[name]
     got = jax.jit(squared(mapped(STYLES[style](rule), rule, ROWS, True)))(*rule.arrays)
     assert_same(got, squared(by_hand(rule))(*rule.arrays), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("check_vma", [True, False], ids=["checked", "unchecked"])
-def test_forward_mode(check_vma):
-    rule = RULES["softmax"]
-    f = mapped(inputs(rule), rule, ROWS, check_vma)
-    push = lambda f: jax.linearize(f, *rule.arrays)[1](*rule.arrays)  # noqa: E731
-    assert_same(jax.jit(push, static_argnums=0)(f), 7 * push(lambda *a: rule.forward(*a)[0]))
 
 
 @pytest.mark.parametrize(

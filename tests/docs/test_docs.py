@@ -105,13 +105,6 @@ def test_links_and_pictures_lead_to_files_of_the_repository(path):
         assert (path.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("path", PAGES_OF_A_CLONE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_directive_stands_where_a_reader_expects_text(path):
-    """On a code host, a directive is shown as it is written."""
-    found = re.findall(r"^```\{([\w-]+)\}", path.read_text(), re.MULTILINE)
-    assert set(found) <= {"toctree", "eval-rst"}  # an index, and the names of the API
-
-
 def test_the_numbers_in_comments_of_the_readme_are_those_that_it_prints():
     code = code_of(ROOT / "README.md")
     said = [c.partition(";")[0] for c in re.findall(r"^print\(.*\)  +# (.*)$", code, re.M)]

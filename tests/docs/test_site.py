@@ -74,24 +74,3 @@ def test_a_reader_reaches_every_page_by_links_in_the_text():
         queue += new
     assert len(PAGES) > 40
     assert {p.stem for p in PAGES if p.resolve() not in reached} <= {"changelog"}
-
-
-@every_page
-def test_wide_tables_become_cards_on_a_phone(path):
-    for table in article(path).select("table.docutils:has(thead)"):
-        columns = len(table.find("tr").find_all("th"))
-        assert columns < 3 or "cards" in table["class"]
-        for row in table.find("tbody").find_all("tr") if "cards" in table["class"] else ():
-            assert "name" in row.find("td")["class"]  # shown on a phone, whatever its heading
-            for cell in row.find_all("td")[1:] if columns >= 3 else ():
-                said = cell.get_text(strip=True) and "left-out" not in cell.get("class", ())
-                assert bool(cell.select(".label")) == bool(said)
-
-
-def test_a_card_says_once_what_is_the_same_for_several_columns():
-    found = (row for path in PAGES for row in article(path).select("table.cards tr:has(td)"))
-    rows = {
-        row.find("td").get_text(): [x.get_text() for x in row.select(".label")] for row in found
-    }
-    assert rows["call it"] == ["all"]
-    assert rows["grad by w"][1:] == ["tfgrad_jax"] and rows["grad by w"][0].count(",") == 4

@@ -1,7 +1,6 @@
 """Decorated functions that are written inside a rule, or that one calls."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -124,26 +123,3 @@ def test_a_rule_calls_a_function_that_has_a_weight_as_a_default(way):
 
     zero = jnp.zeros_like(W)
     assert_same(SECOND[way](loss)(*ARGS), ((zero, zero), (5 * X, 7 * W)))
-
-
-@eager_and_jit
-def test_nothing_depends_on_what_was_called_before(mode):
-    in_a_rule = lambda g: custom_gradient(lambda x: (3 * x, lambda dy: dy * g(x)))  # noqa: E731
-    calls = {
-        "value": lambda g, x: g(x),
-        "value by name": lambda g, x: g(x=x),
-        "grad": lambda g, x: jax.grad(g)(x),
-        "in a rule": lambda g, x: jax.grad(in_a_rule(g))(x),
-        "twice": lambda g, x: jax.grad(jax.grad(in_a_rule(g)))(x),
-        "jvp": lambda g, x: jax.jvp(in_a_rule(g), (x,), (x,)),
-    }
-    for first, (options, by_w) in itertools.product(
-        calls, [({"takes": True}, 13), ({"variables": "autodiff"}, 7)]
-    ):
-
-        def loss(w, x, first=first, options=options):
-            g = jax.jit(inner(w, **options))
-            calls[first](g, x)
-            return g(x)
-
-        assert_same(mode(gradient(loss))(*ARGS), (by_w * X, 11 * W))

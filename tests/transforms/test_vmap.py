@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from support.helpers import assert_same, eager_and_jit, sample
-from support.ways import WAYS, along
+from support.ways import WAYS
 
 from tfgrad_jax import custom_gradient
 
@@ -130,31 +130,6 @@ OURS = {
     "function": custom_gradient(declared),
     "primal": custom_gradient(declared, primal=lambda v: v + v),
 }
-ORDERS = {
-    "grad": jax.grad,
-    "jvp": along,
-    "grad of grad": lambda f: jax.grad(jax.grad(f)),
-    "hessian": jax.hessian,
-}
-# As many as in the inner axis: JAX takes the type of a staged value for that of the differentiated
-# one, so a wrong axis would not be noticed by its size.
-OUTER = jnp.float32([1, 0.5])
-
-
-def in_two_maps(h):
-    """Return a function in which each of the outer examples is squared by itself."""
-
-    def example(x):
-        y = jnp.sin(x)
-        return jnp.sin(jnp.sum(jax.vmap(h)(jnp.stack([y, y / 2]))))
-
-    return lambda x: jnp.sum(jax.vmap(example)(OUTER * x))
-
-
-@pytest.mark.parametrize(("h", "own", "order"), sample(itertools.product(OURS, OWN, ORDERS), 10))
-def test_the_axis_of_a_vmap_around_a_vmap(h, own, order):
-    expected = ORDERS[order](in_two_maps(by_hand))(jnp.float32(0.4))
-    assert_same(ORDERS[order](OWN[own](in_two_maps(OURS[h])))(jnp.float32(0.4)), expected)
 
 
 @custom_gradient(primal=lambda v: jnp.stack([2 * a for a in v]))  # mapped along its second axis
