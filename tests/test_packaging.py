@@ -171,9 +171,3 @@ def test_nothing_is_published_before_ci_and_the_tests_against_the_wheel():
         text.index(s) for s in ("release.py check", "-s package", "release.py test", "name: dist")
     )
     assert check < package < test < upload
-
-
-def test_workflows_pin_the_actions_of_others():
-    texts = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
-    used = [name for text in texts for name in re.findall(r"uses: ([^.].+)", text)]
-    assert used and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", name) for name in used)

@@ -123,6 +123,12 @@ def jitted_rule(x):
     return y, jax.jit(lambda dy: dy * (2 * y))
 
 
+@custom_gradient
+def written_to_a_ref(x, ref):
+    ref[...] = y = jnp.round(x)
+    return y, lambda dy: (dy * 2 * y, None)
+
+
 class Layer:
     factor = 2
 
@@ -151,6 +157,7 @@ ROUNDED = {
     "nested": twice(inner),
     "with a primal": twice(jnp.round, primal=jnp.round),
     "jitted rule": jitted_rule,
+    "Ref": lambda x: written_to_a_ref(x, jax.new_ref(jnp.float32(0))),
     "method": Layer(),
     "kernel": twice(kernel),
     "loop": twice(looped),
@@ -161,7 +168,6 @@ ROUNDED = {
 }
 MADE = {
     "array": twice(lambda x: jnp.float32(3)),
-    "NumPy array": twice(lambda x: np.array(3, np.float32)),
     "NumPy number": twice(lambda x: np.float32(3)),
 }
 
@@ -170,6 +176,8 @@ MADE = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [*ROUNDED, *MADE])
 def test_wherever_it_comes_from(name, way):
+    if (name, way) == ("Ref", "jacfwd of jacfwd"):
+        pytest.skip("JAX has no forward mode of a function of Refs that has a rule")
     value = (lambda x: 0 * x + 3) if name in MADE else jnp.round
     h, expected = {**ROUNDED, **MADE}[name], stopped(value)
     assert_derivative(SECOND[way], squared(h), squared(expected), X)
