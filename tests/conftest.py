@@ -1,10 +1,7 @@
 """Strict checks for every test: no accident of shapes, dtypes or seeds passes for a result."""
 
 import gc
-import importlib.metadata
 import os
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -13,7 +10,8 @@ from support.flags import reason_to_skip
 
 # Most of the time goes into compiling small programs, which run once.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-QUICKER = "--xla_cpu_use_fusion_emitters=false"  # not every version of XLA knows it
+if jax.__version_info__ < (0, 11):  # later ones end the process: they do not know it
+    QUICK += " --xla_cpu_use_fusion_emitters=false"
 jax.config.update("jax_num_cpu_devices", 8)  # for `devices/`
 
 # JAX keeps what it compiles: to look through all of it, again and again, takes a tenth of the time.
@@ -26,32 +24,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 def pytest_addoption(parser):
     group = parser.getgroup("samples", "what `helpers.sample` draws from the cross products")
-    given = os.environ.get("TFGRAD_SEED")
-    group.addoption(
-        "--seed",
-        type=int,
-        default=int(given or 0),
-        help="draw other samples, as at night",
-    )
-    group.addoption(
-        "--count",
-        type=float,
-        default=float(os.environ.get("TFGRAD_COUNT", 1)),
-        help="draw samples of so many times their size",
-    )
-
-
-def is_known(flag, config):
-    """Return whether XLA knows a flag. It ends a process that has a wrong one: start one to ask."""
-    key = f"jaxlib {importlib.metadata.version('jaxlib')}{flag}"
-    known = config.cache.get(key, None)
-    if known is None:
-        command = [sys.executable, "-c", "import jax; jax.devices()"]
-        env = {**os.environ, "XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"}
-        asked = subprocess.run(command, env=env, capture_output=True)
-        known = asked.returncode == 0
-        config.cache.set(key, known)
-    return known
+    seed, count = os.environ.get("TFGRAD_SEED") or 0, os.environ.get("TFGRAD_COUNT") or 1
+    group.addoption("--seed", type=int, default=int(seed), help="draw others, as at night")
+    group.addoption("--count", type=float, default=float(count), help="draw so many times as many")
 
 
 def compile_quickly(config):
@@ -60,8 +35,6 @@ def compile_quickly(config):
     os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"
     if not hasattr(config, "cache"):  # with `-p no:cacheprovider`
         return
-    if is_known(QUICKER, config):
-        os.environ["XLA_FLAGS"] += f" {QUICKER}"
     # The environment is for other processes, `jax.config` for this one.
     folder = os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

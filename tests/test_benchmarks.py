@@ -4,20 +4,13 @@ A compiled gradient of a workload written with the decorator is the program of t
 rule: the same floating-point operations, memory traffic and temporary memory, in every mode.
 """
 
-import dataclasses
-import itertools
-import json
-
-import jax
 import pytest
 from support.helpers import sample
 
 from benchmarks import layers, report, rules, tiny
 from benchmarks import workload as w
-from benchmarks.__main__ import main, parts
-from benchmarks.results import OURS, Group, Results
-from benchmarks.timing import CONTROL
-from benchmarks.ways import EVERY, HAND, JVP, PLAIN
+from benchmarks.results import OURS
+from benchmarks.ways import EVERY, HAND, JVP
 
 WORKLOADS = {each.name: each for each in rules.WORKLOADS}
 TINY = {
@@ -43,16 +36,6 @@ def test_compiled_derivative_costs_what_the_hand_written_one_does(mode, ours, ha
     assert counts(name, ours, mode) == expected
 
 
-def test_below_a_checkpoint_too():
-    def loss(way, size):
-        h = jax.checkpoint(way(rules.RMSNORM))
-        return lambda params, t: (h(*params) * t).sum()
-
-    below = dataclasses.replace(WORKLOADS["RMSNorm"], loss=loss)
-    ours, by_hand = (w.counts(below, way, below.sizes[0]) for way in (OURS, HAND))
-    assert ours == by_hand
-
-
 def test_second_order_costs_no_more_than_the_hand_written_one():
     got, by_hand = (counts("RMSNorm", way, "second order") for way in (OURS, EVERY))
     assert all(got[what] <= by_hand[what] for what in w.COUNTS)
@@ -71,49 +54,6 @@ def test_contestants_agree_on_workloads(name):
     assert errors[OURS] < w.TOLERANCE and errors[HAND] < w.TOLERANCE
 
 
-@pytest.mark.nightly
-def test_a_part_of_a_quick_run_writes_json_where_it_is_told_to(tmp_path, capsys):
-    assert main(["--quick", "--only", "growth/chained", "--out", str(tmp_path)]) == 0
-    (path,) = tmp_path.glob("*.json")
-    assert json.loads(path.read_text())["meta"]["quick"] is True
-    first = Results.load(path).groups[0]
-    low, high = first.ratio_quartiles[EVERY]
-    assert 0 < low <= first.ratios[EVERY] <= high
-    assert first.ratios.keys() == {EVERY, CONTROL}
-    assert "| slope of trace grad with chained calls |" in capsys.readouterr().out
-
-
-def test_all_that_has_a_target_is_measured():
-    """By the name of a part, which is the name of a group."""
-    run, nests = Results.here(quick=True), {each.name: each.sizes[1] for each in tiny.NESTS}
-    for name in parts("cpu"):
-        section, case, measure = name.split("/")
-        how, _, mode = measure.partition(" ")
-        named = [measure]
-        if section == "growth":
-            sizes = layers.SIZES if case.startswith(layers.PREFIX) else nests.get(case, ())
-            named = [*(f"{measure} at {n}" for n in sizes), f"{measure}, slope"]
-        elif how == "program":
-            named = [f"{count}, {mode}" for count in w.COUNTS]
-        values = dict.fromkeys((OURS, PLAIN, HAND, EVERY, JVP), 1.0)
-        run.groups += [Group(section, case, each, "s", values) for each in named]
-    lines = list(report.lines(run))
-    assert len(lines) > 30 and all(line.measured == 1 for line in lines)
-
-
-def test_a_missed_target_is_bold():
-    run = Results.here(quick=True)
-    for case, what, n in itertools.product(("nnx", "nnx, declared"), layers.MEASURES, layers.SIZES):
-        values = {OURS: n * 3.0, PLAIN: n * 1.0, EVERY: n * 1.5}
-        run.groups.append(Group("growth", layers.PREFIX + case, f"{what} at {n}", "s", values))
-    missed = {line.what: line.missed for line in report.lines(run) if line.measured}
-    assert missed["eager grad, 64 layers of nnx, declared"]  # 3 > 2
-    assert missed["trace grad, 64 to 8 layers, undeclared, worst library"] is False
-    assert "| eager grad, 64 layers of nnx, declared | plain JAX | 2.00x | **3.00x** |" in (
-        report.targets([run], unmeasured=False)
-    )
-
-
 @pytest.mark.docs
 def test_the_page_has_the_numbers_of_the_newest_jax():
     run = report.newest(report.RESULTS)
@@ -121,15 +61,3 @@ def test_the_page_has_the_numbers_of_the_newest_jax():
     assert "| eager gradient |" in text
     assert report.page(run, text) == text
     assert report.targets([run], unmeasured=False) in (report.RESULTS / "README.md").read_text()
-
-
-def test_without_a_gpu_the_command_says_what_it_would_do(capsys):
-    assert main(["--gpu"]) == 0
-    said = capsys.readouterr().out
-    assert "JAX finds no GPU here" in said and "(65536, 4096)" in said
-    assert "workloads/RMSNorm/run grad" in said and "growth" not in said
-
-
-def test_no_part_is_begun_when_the_time_is_over(tmp_path, capsys):
-    assert main(["--quick", "--only", "growth/chained", "--minutes", "1e-9"]) == 1
-    assert "was not begun" in capsys.readouterr().err

@@ -7,7 +7,7 @@ rules call the function itself, as JAX's documentation does.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -21,53 +21,62 @@ pytestmark = pytest.mark.nightly
 PAGES = [Path(__file__).parents[1] / "docs" / name for name in ("why.md", "hijax.md")]
 
 
-def of_jax_custom_gradient(w):
-    @jax.custom_gradient
+class Declared(NamedTuple):
+    """What a peer is told: a value, its slope, and whether the rule reads the function's own `y`.
+
+    A forward rule calls the function itself, unless `reads` is what it calls instead.
+    """
+
+    value: Callable[[Any], Any]
+    slope: Callable[[Any, Any], Any]  # of the input and `y`
+    reads: Callable[[Any], Any] | None = None
+
+
+def by_jax_custom_gradient(of, decorator=jax.custom_gradient):
+    @decorator
     def f(x):
-        return w * x**2, lambda dy: 7 * dy * w * x
+        y = of.value(x)
+        return y, lambda dy: dy * of.slope(x, y if of.reads else f(x))
 
     return f
 
 
-def of_jax_custom_vjp(w):
-    @jax.custom_vjp
-    def f(x):
-        return w * x**2
-
-    f.defvjp(lambda x: (f(x), x), lambda x, dy: (7 * dy * w * x,))
+def by_jax_custom_vjp(of):
+    f = jax.custom_vjp(of.value)
+    y = of.reads or f
+    f.defvjp(lambda x: (y(x), (x, y(x))), lambda kept, dy: (dy * of.slope(*kept),))
     return f
 
 
-def of_jax_custom_jvp(w):
-    @jax.custom_jvp
-    def f(x):
-        return w * x**2
+def by_jax_custom_jvp(of):
+    f = jax.custom_jvp(of.value)
 
-    f.defjvp(lambda primals, tangents: (f(*primals), 7 * w * primals[0] * tangents[0]))
+    @f.defjvp
+    def _(primals, tangents):
+        y = (of.reads or f)(*primals)
+        return y, of.slope(*primals, y) * tangents[0]
+
     return f
 
 
-def of_equinox(w):
-    @eqx.filter_custom_vjp
-    def f(x):
-        return w * x**2
-
-    f.def_fwd(lambda perturbed, x: (f(x), None))
-    f.def_bwd(lambda residuals, dy, perturbed, x: 7 * dy * w * x)
+def by_equinox(of):
+    f = eqx.filter_custom_vjp(of.value)
+    y = of.reads or f
+    f.def_fwd(lambda perturbed, x: (y(x), y(x)))
+    f.def_bwd(lambda kept, dy, perturbed, x: dy * of.slope(x, kept))
     return f
 
 
-def of_nnx(w):
-    @nnx.custom_vjp
-    def f(x):
-        return w * x**2
-
-    def backward(x, dys):
-        _, dy = dys  # the first are those of the modules among the inputs
-        return (7 * dy * w * x,)
-
-    f.defvjp(lambda x: (f(x), x), backward)
+def by_nnx(of):
+    f = nnx.custom_vjp(of.value)
+    y = of.reads or f
+    # The first of the upstreams are those of the modules among the inputs.
+    f.defvjp(lambda x: (y(x), (x, y(x))), lambda kept, dys: (dys[1] * of.slope(*kept),))
     return f
+
+
+def square(w):
+    return Declared(lambda x: w * x**2, lambda x, y: 7 * w * x)
 
 
 def of_tfgrad_jax(w):
@@ -81,14 +90,15 @@ def of_tfgrad_jax(w):
     return f
 
 
-PEERS = {
-    "`jax.custom_gradient`": of_jax_custom_gradient,
-    "`jax.custom_vjp`": of_jax_custom_vjp,
-    "`jax.custom_jvp`": of_jax_custom_jvp,
-    "`equinox.filter_custom_vjp`": of_equinox,
-    "`flax.nnx.custom_vjp`": of_nnx,
-    "`tfgrad_jax`": of_tfgrad_jax,
+MAKERS = {
+    "`jax.custom_gradient`": by_jax_custom_gradient,
+    "`jax.custom_vjp`": by_jax_custom_vjp,
+    "`jax.custom_jvp`": by_jax_custom_jvp,
+    "`equinox.filter_custom_vjp`": by_equinox,
+    "`flax.nnx.custom_vjp`": by_nnx,
 }
+PEERS = {name: lambda w, make=make: make(square(w)) for name, make in MAKERS.items()}
+PEERS["`tfgrad_jax`"] = of_tfgrad_jax
 
 Loss = Callable[[Any, Any], Any]
 W, X = jnp.float32(3.0), jnp.float32(2.0)
@@ -126,7 +136,6 @@ USES_OF_NUMBERS = {
     "`grad` at `2.0`": lambda f: jax.grad(f)(2.0),
     "`jit(grad)` at `2.0`": lambda f: jax.jit(jax.grad(f))(2.0),
 }
-FLAGS = getattr(jax.config, "jax_custom_vjp3", False)
 
 
 def outcome(use: Callable[[Any], Any], f: Any) -> str:
@@ -151,60 +160,12 @@ def table(heading: str) -> dict[str, dict[str, str]]:
 # --- a rule that reads `y`: a rounding, whose derivative is declared to be twice its value --------
 
 
-def gradient_reads_y(decorator):
-    def of(y_of=None):
-        @decorator
-        def f(x):
-            y = jnp.round(x)
-            return y, lambda dy: dy * 2 * (y if y_of else f(x))
-
-        return f
-
-    return of
+def reading(make):
+    return lambda reads=None: make(Declared(lambda x: jnp.round(x), lambda x, y: 2 * y, reads))
 
 
-def vjp_reads_y(y_of=None):
-    f = jax.custom_vjp(lambda x: jnp.round(x))
-    y_of = y_of or f
-    f.defvjp(lambda x: (y_of(x),) * 2, lambda y, dy: (dy * 2 * y,))
-    return f
-
-
-def jvp_reads_y(y_of=None):
-    f = jax.custom_jvp(lambda x: jnp.round(x))
-    y_of = y_of or f
-
-    @f.defjvp
-    def _(primals, tangents):
-        y = y_of(*primals)
-        return y, 2 * y * tangents[0]
-
-    return f
-
-
-def equinox_reads_y(y_of=None):
-    f = eqx.filter_custom_vjp(lambda x: jnp.round(x))
-    y_of = y_of or f
-    f.def_fwd(lambda perturbed, x: (y_of(x),) * 2)
-    f.def_bwd(lambda y, dy, perturbed, x: dy * 2 * y)
-    return f
-
-
-def nnx_reads_y(y_of=None):
-    f = nnx.custom_vjp(lambda x: jnp.round(x))
-    y_of = y_of or f
-    f.defvjp(lambda x: (y_of(x),) * 2, lambda y, dys: (dys[1] * 2 * y,))
-    return f
-
-
-READ_Y = {
-    "`jax.custom_gradient`": gradient_reads_y(jax.custom_gradient),
-    "`jax.custom_vjp`": vjp_reads_y,
-    "`jax.custom_jvp`": jvp_reads_y,
-    "`equinox.filter_custom_vjp`": equinox_reads_y,
-    "`flax.nnx.custom_vjp`": nnx_reads_y,
-    "`tfgrad_jax`": gradient_reads_y(custom_gradient),
-}
+READ_Y = {name: reading(make) for name, make in MAKERS.items()}
+READ_Y["`tfgrad_jax`"] = reading(lambda of: by_jax_custom_gradient(of, custom_gradient))
 AT = jnp.float32(2.7)
 USES_OF_Y = {
     "first derivative": lambda of: jax.grad(of(jnp.round))(AT),
@@ -216,7 +177,7 @@ USES_OF_Y = {
 # --- hijax primitives ----------------------------------------------------------------------------
 
 
-def of_hijax(w, shift=0.0):
+def of_hijax(w):
     """Write a primitive with `jvp` and `batch`, and derive the other rules from `jvp`."""
     hijax = pytest.importorskip("jax.experimental.hijax")
     if not hasattr(hijax, "vjp_from_jvp"):
@@ -231,7 +192,7 @@ def of_hijax(w, shift=0.0):
             return w * x**2
 
         def jvp(self, primals, tangents):
-            return self(*primals), 7 * w * primals[0] * tangents[0] + shift
+            return self(*primals), 7 * w * primals[0] * tangents[0]
 
         lin, linearized = hijax.linearize_from_jvp
         vjp_fwd, vjp_bwd_retval = hijax.vjp_from_jvp
@@ -267,7 +228,7 @@ def of_hijax_without_deriving(w):
 
 
 SEVENS = {
-    "`jax.custom_vjp`": of_jax_custom_vjp,
+    "`jax.custom_vjp`": PEERS["`jax.custom_vjp`"],
     "hijax, every rule written": of_hijax_without_deriving,
     "hijax, rules from `jvp`": of_hijax,
     "`tfgrad_jax`": of_tfgrad_jax,
@@ -304,50 +265,11 @@ def test_the_table_says_what_happens(heading, peer):
     f = loss if uses is USES else peers[peer] if uses is USES_OF_Y else peers[peer](1.0)
     measured = {use: outcome(run, f) for use, run in uses.items()}
     written = {use: row[peer] for use, row in rows.items()}
-    if (
-        FLAGS
-    ):  # JAX's flag `jax_custom_vjp3` changes the names of errors, and one number to an error
+    # JAX's flag changes the names of errors, and one number to an error.
+    if getattr(jax.config, "jax_custom_vjp3", False):
         old, new = "CustomVJPException", "UnexpectedTracerError"
         measured = {use: cell.replace(old, new) for use, cell in measured.items()}
         written = {use: cell.replace(old, new) for use, cell in written.items()}
         if uses is USES_OF_NUMBERS:
             written = {u: "`TypeError`" if cell == "0" else cell for u, cell in written.items()}
     assert measured == written
-
-
-def test_hijax_checks_neither_a_shift_nor_a_closed_over_value():
-    """The page warns of these two: the numbers are wrong without an error."""
-    shifted = of_hijax(1.0, shift=1.0)
-    assert jax.grad(shifted)(X) == 14
-    assert jax.jvp(shifted, (X,), (jnp.ones_like(X),))[1] == 15
-    loss = lambda w: of_hijax(w)(X)  # noqa: E731
-    assert outcome(lambda f: jax.grad(f)(W), loss) == "`UnexpectedTracerError`"
-    assert outcome(lambda f: jax.jit(jax.grad(f))(W), loss) == "0"
-
-
-def test_what_newer_rules_of_custom_vjp_need():
-    """The page names a flag for `defremat`, an option for a shared output, and the logs."""
-    f = jax.custom_vjp(lambda x: x**2)
-    if not hasattr(jax.custom_vjp, "defremat"):
-        pytest.skip("this JAX has no defremat")
-    f.defvjp_with_logs(lambda x: (f(x), x), lambda x, dy: ((7 * dy * x,), {"dy": dy}))
-    ((dx,), logs) = jax.vjp(f, X)[1].with_logs(jnp.float32(2.0))
-    assert (dx, logs["dy"]) == (28, 2)
-
-    f = jax.custom_vjp(lambda x: x**2)
-    f.defremat(lambda x: (f(x), x), lambda x, _: (f(x), x), lambda x, dy: (7 * dy * x,))
-    grad = outcome(lambda f: jax.grad(f)(X), f)
-    assert grad == ("14" if FLAGS else "`NotImplementedError`")
-
-    def shared(**options):
-        f = jax.custom_vjp(lambda x, w: (w**2, x * w))
-        f.defvjp(
-            lambda x, w: (f(x, w), (x, w)),
-            lambda xw, dys: (dys[1] * xw[1], 2 * dys[0] * xw[1] + dys[1] * xw[0]),
-            **options,
-        )
-        total = lambda w: sum(map(jnp.sum, jax.vmap(f, (0, None), (None, 0))(WS, w)))  # noqa: E731
-        return outcome(lambda total: jax.grad(total)(W), total)
-
-    assert shared() == "`ValueError`"
-    assert shared(generic_batching=True) == "10"  # 2 w, and the sum of WS

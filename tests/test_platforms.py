@@ -24,21 +24,6 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 CASES = list(itertools.product(RULES, STYLES))
 
 
-def every_order(rule):
-    """Return the rule by hand, right at every order: its forward pass calls the function.
-
-    So the rule reads the `y` that has the declared derivative.
-    """
-    right = jax.custom_vjp(lambda *args: rule.forward(*args)[0])
-
-    def forward(*args):
-        y, (made, residuals) = right(*args), rule.forward(*args)
-        return y, tuple(y if r is made else r for r in residuals)
-
-    right.defvjp(forward, rule.backward)
-    return right
-
-
 def linear(f):
     return lambda *args: sum(jnp.sum(y) for y in jax.tree.leaves(f(*args)))
 
@@ -66,9 +51,9 @@ def operations(f, args):
 @pytest.mark.parametrize(("name", "style"), sample(CASES, 4, [("dense", s) for s in STYLES]))
 def test_the_operations_are_those_of_a_hand_written_rule(name, style):
     rule = RULES[name]
-    h, hand, right = STYLES[style](rule), by_hand(rule), every_order(rule)
-    reads_output = name in ("dense", "softmax")  # by hand, JAX differentiates what made it
+    h, hand = STYLES[style](rule), by_hand(rule)
     of_order = (lambda f: f, lambda f: gradient(square(f)), lambda f: second(linear(f)))
+    reads_output = name in ("dense", "softmax")  # by hand, JAX differentiates what made it
     for of in of_order[: 3 - reads_output]:
         ours = operations(of(h), rule.arrays)
         # From JAX 0.12 on, a bit cast to its own type marks what is not differentiated, so that JAX
@@ -76,13 +61,6 @@ def test_the_operations_are_those_of_a_hand_written_rule(name, style):
         assert ours.pop("stablehlo.bitcast_convert", 0) <= KEEPS_CUSTOM_JVP
         assert ours == operations(of(hand), rule.arrays)
         assert ours.total() > 1
-    again, by_right = (second(square(f)) for f in (h, right))
-    most = operations(by_right, rule.arrays)
-    more = operations(again, rule.arrays) - most
-    # Of a rule that reads its output, the parts of the derivative are added up in another order.
-    assert more.total() <= (0.05 * most.total() if reads_output else 0)
-    found, expected = (jax.jit(f)(*rule.arrays) for f in (again, by_right))
-    assert_same(found, expected, rtol=1e-4, atol=1e-3)
 
 
 LOADED = """

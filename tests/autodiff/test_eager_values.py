@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.helpers import assert_same, eager_and_jit
+from support.helpers import assert_same
 
 from tfgrad_jax import custom_gradient
 
@@ -25,34 +25,8 @@ def cube(x):
 
 
 @custom_gradient
-def halved(x):
-    steps = 0
-    while x > 1:
-        x, steps = x / 2, steps + 1
-    return x, lambda dy: dy * 7.0**steps
-
-
-@custom_gradient
-def by_upstream(x):
-    return 2 * x, lambda dy: 7 * dy if float(dy) > 0 else 5 * dy
-
-
-@custom_gradient
 def scaled_by(a, b):
     return a * b, lambda dy: (7 * dy * b, 5 * dy * a) if b > 0 else (dy, None)
-
-
-@custom_gradient
-def median(x):
-    values = np.asarray(x)
-    middle = int(np.argsort(values)[len(values) // 2])
-
-    def grad(dy):
-        g = np.zeros_like(values)
-        g[middle] = 7 * float(dy)
-        return g
-
-    return np.float32(np.median(values)), grad
 
 
 def of_autodiff(w, x):
@@ -63,27 +37,22 @@ def of_autodiff(w, x):
     return f(x)
 
 
-scaled = custom_gradient(lambda x, s: (x * s if s > 0 else x, lambda dy: (7 * dy, None)))
 S = 1 / (1 + np.exp(-3.0))
 BRANCHES = {
     "right": (jax.grad(sign), [3.0], S * (1 - S)),
     "left": (jax.grad(sign), [-3.0], 0.25),
     "second order": (jax.grad(jax.grad(sign)), [3.0], S * (1 - S) * (1 - 2 * S)),
     "jvp": (jax.jacfwd(sign), [3.0], S * (1 - S)),
-    "not mapped": (lambda s: jax.vmap(scaled, (0, None))(jnp.ones(1), s)[0], [3.0], 3.0),
+    "not mapped": (lambda b: jax.vmap(scaled_by, (0, None))(jnp.ones(1), b)[0], [3.0], 3.0),
     "value under jit": (jax.jit(cube), [2.0], 8.0),  # nothing needs the rule
     # L = h**2: L' = 14 h x**2; L'' = 28 h x + 14 x**2 * 7 x**2
     "third order": (jax.grad(jax.grad(jax.grad(cube))), [2.0], 14.0),
     "hessian": (jax.hessian(cube), [2.0], 28.0),
     "jvp of grad": (jax.jacfwd(jax.grad(cube)), [2.0], 28.0),
-    "of two inputs": (lambda a: jax.jacfwd(scaled_by)(a, 3.0), [2.0], 21.0),
-    "of two inputs, mixed": (lambda a: jax.jacfwd(jax.grad(scaled_by), 1)(a, 3.0), [2.0], 7.0),
     "of a square": (jax.grad(jax.grad(lambda x: cube(x) ** 2)), [2.0], 28 * 8 * 2 + 98 * 16),
     "no gradient on one side": (jax.grad(cube), [-2.0], 0.0),
-    "in f": (jax.grad(halved), [8.0], 343.0),
-    "on the upstream": (jax.grad(by_upstream), [1.0], 7.0),
-    "on the upstream, left": (jax.grad(lambda x: -by_upstream(x)), [1.0], -5.0),
-    "in NumPy": (jax.grad(lambda x: 2 * median(x)), [[3.0, 1.0, 2.0]], [0.0, 0.0, 14.0]),
+    "of two inputs": (lambda a: jax.jacfwd(scaled_by)(a, 3.0), [2.0], 21.0),
+    "of two inputs, mixed": (lambda a: jax.jacfwd(jax.grad(scaled_by), 1)(a, 3.0), [2.0], 7.0),
     "autodiff, by w": (jax.grad(of_autodiff), [3.0, 2.0], 4.0),
     "autodiff, left": (jax.grad(of_autodiff), [3.0, 0.5], 0.5),
     "autodiff, second order": (jax.grad(jax.grad(lambda w: of_autodiff(w, 2.0) ** 2)), [3.0], 32.0),
@@ -134,23 +103,3 @@ def test_a_rule_that_reads_its_upstream_runs_once_in_forward_mode(rule, error):
     (note,) = [note for note in caught.value.__notes__ if "Forward mode" in note]
     assert "test_eager_values.py" in note and "jax.grad" in note
     assert len(runs) == 1
-
-
-def test_a_typeerror_inside_a_rule_is_not_taken_for_a_wrong_arity():
-    def missing(a, b):
-        return a
-
-    nested = custom_gradient(lambda x: (x, lambda dy: missing(dy)))
-    with pytest.raises(TypeError, match=r"missing\(\) missing 1 required positional argument: 'b'"):
-        jax.grad(nested)(1.0)
-
-
-@eager_and_jit
-def test_the_nan_of_a_rule_is_found(mode):
-    h = custom_gradient(lambda x: (x * x, lambda dy: dy * jnp.log(-x)))
-    x = jnp.float32(2)
-    with jax.debug_nans(True):
-        assert_same(mode(h)(x), jnp.float32(4))
-        with pytest.raises(FloatingPointError, match="nan"):
-            mode(jax.grad(h))(x)
-    assert jnp.isnan(mode(jax.grad(h))(x))

@@ -8,25 +8,13 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from support.helpers import assert_same
-from support.ways import SECOND, assert_derivative, hand_written
+from support.ways import SECOND, assert_derivative, hand_written, squared
 
 from tfgrad_jax import custom_gradient
-from tfgrad_jax.testing import check_gradient
 
-
-def oracle(w, x):
-    """Return the product, rounded; its derivatives are 2 y w and 3 y x."""
-
-    def y(w, x):
-        return lax.stop_gradient(jnp.round(w * x))
-
-    def h(w, x):
-        return hand_written(y, lambda w, x: 3 * h(w, x) * x, lambda w, x: 2 * h(w, x) * w)(w, x)
-
-    return h(w, x)
+X = jnp.float32(2.7)
+WAYS = ["grad of grad", "jit(hessian)", "hessian(jit)", "vmap(hessian)", "jacfwd of jacfwd"]
 
 
 class Holder:
@@ -34,18 +22,26 @@ class Holder:
         self.w = w
 
 
+# --- the product of a weight and an input, rounded: its derivatives are 2 y w and 3 y x -----------
+
+
+def oracle(w, x):
+    y = lambda w, x: lax.stop_gradient(jnp.round(w * x))  # noqa: E731
+    by_w, by_x = lambda w, x: 3 * oracle(w, x) * x, lambda w, x: 2 * oracle(w, x) * w
+    return hand_written(y, by_w, by_x)(w, x)
+
+
 def rounded(a, b):
     return jnp.round(a * b)
 
 
 def called_back(a, b):
-    type_ = jax.ShapeDtypeStruct((), jnp.float32)
     product = lambda a, b: np.round(a * b).astype(np.float32)  # noqa: E731
     args = lax.stop_gradient((a, b))
-    return jax.pure_callback(product, type_, *args, vmap_method="sequential")
+    return jax.pure_callback(product, args[0], *args, vmap_method="sequential")
 
 
-def of(declared, product, w, x):
+def layer(declared, product, w, x):
     held = Holder(w)
 
     @custom_gradient(variables=[w] if declared else None)
@@ -56,14 +52,30 @@ def of(declared, product, w, x):
     return f(x)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("way", SECOND.values(), ids=SECOND)
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
 @pytest.mark.parametrize("product", [rounded, called_back])
 def test_its_derivative_is_the_declared_one(declared, product, way):
-    loss = lambda w, x: of(declared, product, w, x) ** 2  # noqa: E731
-    expected = lambda w, x: oracle(w, x) ** 2  # noqa: E731
-    assert_derivative(way, loss, expected, jnp.float32(1.3), jnp.float32(2.1))
+    loss = lambda w, x: layer(declared, product, w, x)  # noqa: E731
+    assert_derivative(way, squared(loss), squared(oracle), jnp.float32(1.3), jnp.float32(2.1))
+
+
+@pytest.mark.parametrize("way", [SECOND["grad of grad"], SECOND["hessian(jit)"]])
+def test_beside_weights_with_the_ordinary_gradient(way):
+    def layer(w, x):
+        @custom_gradient(variables="autodiff")
+        def f(x):
+            y = w**2 * x
+            return y, lambda dy: dy * 2 * y
+
+        return f(x)
+
+    def expected(w, x):
+        y, by_w = lambda w, x: lax.stop_gradient(w**2 * x), lambda w, x: 2 * w * x
+        return hand_written(y, by_w, lambda w, x: 2 * expected(w, x))(w, x)
+
+    assert_derivative(way, layer, expected, jnp.float32(3), jnp.float32(2))
 
 
 # --- y = h(x), rounded to 3: h' = 2 h, so h'' = 2 h' ----------------------------------------------
@@ -106,12 +118,6 @@ def inner(x):
 
 
 @custom_gradient
-def by_pytrees(x):
-    made = {"y": [jnp.round(x)]}
-    return made["y"][0], lambda dy: dy * sum(2 * y for y in made["y"])
-
-
-@custom_gradient
 def jitted_rule(x):
     y = jnp.round(x)
     return y, jax.jit(lambda dy: dy * (2 * y))
@@ -119,13 +125,8 @@ def jitted_rule(x):
 
 @custom_gradient
 def written_to_a_ref(x, ref):
-    y = jnp.round(x)
-    ref[...] = y
+    ref[...] = y = jnp.round(x)
     return y, lambda dy: (dy * 2 * y, None)
-
-
-def of_an_inner_ref(x):
-    return written_to_a_ref(x, jax.new_ref(jnp.float32(0)))
 
 
 class Layer:
@@ -135,14 +136,6 @@ class Layer:
     def __call__(self, x):
         self.last = y = jnp.round(x)
         return y, lambda dy: dy * self.factor * y
-
-
-LOG = []
-
-
-def logged(x):
-    LOG[:] = [jnp.round(x)]
-    return LOG[0]
 
 
 def kernel(x):
@@ -158,169 +151,97 @@ def looped(x):
     return lax.while_loop(lambda y: y > 100, lambda y: y - 1, first)
 
 
-def over_devices(x):
-    mesh = Mesh(jax.devices()[:1], ("i",))
-    f = jax.shard_map(twice(jnp.round), mesh=mesh, in_specs=P("i"), out_specs=P("i"))
-    return f(x[None])[0]
-
-
 ROUNDED = {
     "as in JAX": lambda x: as_in_jax(x)[0],
     "beside an integer": lambda x: beside_an_integer(x)[1],
     "nested": twice(inner),
     "with a primal": twice(jnp.round, primal=jnp.round),
-    "in a pytree": by_pytrees,
     "jitted rule": jitted_rule,
-    "Ref": of_an_inner_ref,
+    "Ref": lambda x: written_to_a_ref(x, jax.new_ref(jnp.float32(0))),
     "method": Layer(),
-    "logged": twice(logged),
     "kernel": twice(kernel),
     "loop": twice(looped),
     "callback": twice(lambda x: called_back(x, np.float32(1))),
-    "shard_map": over_devices,
     "scanned": lambda x: lax.scan(lambda c, x: (c, twice(jnp.round)(x)), 0, x[None])[1][0],
     "mapped": lambda x: jax.vmap(twice(jnp.round))(x[None])[0],
     "checkpoint": jax.checkpoint(twice(jnp.round)),
 }
 MADE = {
     "array": twice(lambda x: jnp.float32(3)),
-    "NumPy array": twice(lambda x: np.array(3, np.float32)),
     "NumPy number": twice(lambda x: np.float32(3)),
 }
-WAYS = ["grad of grad", "jit(hessian)", "hessian(jit)", "vmap(hessian)", "jacfwd of jacfwd"]
 
 
-# JAX has no first derivative in forward mode of a function of Refs that has a rule.
-EACH = [(n, w) for n in (*ROUNDED, *MADE) for w in WAYS if (n, w) != ("Ref", "jacfwd of jacfwd")]
-
-
-@pytest.mark.sampled(30)
-@pytest.mark.parametrize(("name", "way"), EACH)
+@pytest.mark.sampled(24)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [*ROUNDED, *MADE])
 def test_wherever_it_comes_from(name, way):
-    h = {**ROUNDED, **MADE}[name]
+    if (name, way) == ("Ref", "jacfwd of jacfwd"):
+        pytest.skip("JAX has no forward mode of a function of Refs that has a rule")
     value = (lambda x: 0 * x + 3) if name in MADE else jnp.round
-    loss, expected = (lambda f: lambda x: f(x) ** 2)(h), lambda x: stopped(value)(x) ** 2
-    assert_derivative(SECOND[way], loss, expected, jnp.float32(2.7))
+    h, expected = {**ROUNDED, **MADE}[name], stopped(value)
+    assert_derivative(SECOND[way], squared(h), squared(expected), X)
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("third", [jax.jacfwd, jax.jacrev])
-@pytest.mark.parametrize("second", [jax.jacfwd, jax.jacrev])
-@pytest.mark.parametrize("first", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
 @pytest.mark.parametrize("name", ["nested", "callback", "jitted rule", "NumPy number"])
-def test_at_third_order(name, first, second, third):
+def test_at_third_order(name, outer):
     h = {**ROUNDED, **MADE}[name]
-    assert_same(third(second(first(h)))(jnp.float32(2.7)), jnp.float32(2 * 2 * 2 * 3))
+    for inner in (jax.jacfwd, jax.jacrev):
+        assert_same(outer(inner(jax.jacrev(h)))(X), jnp.float32(2 * 2 * 2 * 3))
 
 
-@pytest.mark.parametrize("way", [SECOND["grad of grad"], SECOND["hessian(jit)"]])
-def test_beside_weights_with_the_ordinary_gradient(way):
-    def layer(w, x):
-        @custom_gradient(variables="autodiff")
-        def f(x):
-            y = w**2 * x
-            return y, lambda dy: dy * 2 * y
+# --- what is not its own output: 5, a constant with the gradient 5 --------------------------------
 
-        return f(x)
-
-    def expected(w, x):
-        return hand_written(
-            lambda w, x: lax.stop_gradient(w**2 * x), lambda w, x: 2 * w * x, slope
-        )(w, x)
-
-    def slope(w, x):
-        return 2 * expected(w, x)
-
-    assert_derivative(way, layer, expected, jnp.float32(3), jnp.float32(2))
+CONSTANT = jnp.float32(5)
 
 
-# --- what is not its own output -------------------------------------------------------------------
-
-CONSTANT, NUMPY = jnp.float32(5), np.float32(5)
-
-
-def of_a_variable():
-    constant = jnp.float32(5)
-
+def of_a_variable(x, constant=CONSTANT):
     @custom_gradient
     def f(x):
         y = constant
         return y, lambda dy: dy * y
 
-    return f
+    return f(x)
 
 
 @custom_gradient
-def global_constant(x):
+def of_a_global(x):
     y = CONSTANT
     return y, lambda dy: dy * y
 
 
 @custom_gradient
-def global_constant_inside(x):
-    def read():
-        return CONSTANT
-
-    y = read()
-    return y, lambda dy: dy * y
-
-
-@custom_gradient
-def global_number(x):
-    y = NUMPY
-    return y, lambda dy: dy * y
-
-
-@custom_gradient
-def default(x, y=CONSTANT):
-    return y, lambda dy: dy * y
-
-
-@custom_gradient
-def second(x, y):
-    return y, lambda dy: (dy * y, None)
-
-
-@custom_gradient
-def by_name(x, *, y):
-    return y, lambda dy: dy * y
-
-
-@custom_gradient
-def python_number(x):
+def of_a_number(x):
     y = 5.0  # Python shares equal numbers: to be the same object says nothing
     return y, lambda dy: dy * y
 
 
+@custom_gradient
+def of_an_input(x, y):
+    return y, lambda dy: (dy * y, None)
+
+
 CONSTANTS = {
-    "variable": of_a_variable(),
-    "global": global_constant,
-    "global, in a function inside": global_constant_inside,
-    "global NumPy number": global_number,
-    "default": default,
-    "second input": lambda x: custom_gradient(lambda x, y: (y, lambda dy: (dy * y, None)))(
-        x, NUMPY
-    ),
-    "by name": lambda x: by_name(x, y=CONSTANT),
-    "Python number": python_number,
+    "variable": of_a_variable,
+    "global": of_a_global,
+    "Python number": of_a_number,
+    "input": lambda x: of_an_input(x, np.float32(5)),
 }
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_constant_has_no_derivative(name, way):
-    """Its rule says 5, and that 5 is a constant."""
     expected = hand_written(lambda x: 0 * x + 5, lambda x: 0 * x + 5)
-    loss = lambda x: CONSTANTS[name](x) ** 2  # noqa: E731
-    assert_derivative(SECOND[way], loss, lambda x: expected(x) ** 2, jnp.float32(2.7))
+    assert_derivative(SECOND[way], squared(CONSTANTS[name]), squared(expected), X)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_input_that_the_function_returns_is_the_input(way):
     h = custom_gradient(lambda x: (x, lambda dy: dy * 7 * x))
-    expected = hand_written(lambda x: x, lambda x: 7 * x)
-    assert_derivative(SECOND[way], h, expected, jnp.float32(2.7))
+    assert_derivative(SECOND[way], h, hand_written(lambda x: x, lambda x: 7 * x), X)
 
 
 def test_beside_other_outputs_it_is_a_value_unless_the_rule_calls_the_function():
@@ -337,17 +258,7 @@ def test_beside_other_outputs_it_is_a_value_unless_the_rule_calls_the_function()
     assert_same(jax.grad(jax.grad(lambda x: calls_itself(x)[0]))(2.7), 7.0 * 7 * 3)
 
 
-def test_stop_gradient_in_the_rule_makes_it_a_constant():
-    @custom_gradient
-    def h(x):
-        y = jnp.exp(x)
-        return y, lambda dy: dy * 7 * lax.stop_gradient(y)
-
-    assert_same(jax.grad(h)(0.0), 7.0)
-    assert_same(jax.grad(jax.grad(h))(0.0), 0.0)
-
-
-@pytest.mark.parametrize("second", [jax.grad, jax.jacfwd, lambda f: jax.grad(jax.jit(f))])
+@pytest.mark.parametrize("second", [jax.grad, jax.jacfwd])
 def test_in_an_object_it_is_right_or_an_error(second):
     @custom_gradient
     def h(x):
@@ -357,13 +268,3 @@ def test_in_an_object_it_is_right_or_an_error(second):
     assert_same(jax.grad(h)(2.7), 6.0)
     with contextlib.suppress(TypeError):
         assert_same(second(jax.grad(h))(2.7), 12.0)
-
-
-@pytest.mark.parametrize("order", [2, 3])
-def test_check_gradient_finds_it_right(order):
-    @custom_gradient
-    def h(x):
-        y = jnp.exp(x)
-        return y, lambda dy: dy * y
-
-    check_gradient(h, 2.0, order=order)

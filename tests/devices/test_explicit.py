@@ -9,23 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices import mesh, needs_eight_devices
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support.helpers import assert_same, sample
 from support.pairs import RULES, STYLES, Rule
 
-from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
+from tfgrad_jax import custom_gradient
 
-pytestmark = needs_eight_devices
+pytestmark = pytest.mark.skipif("jax.device_count() < 8", reason="needs eight devices")
 _uniform = np.random.default_rng(0).uniform
 _ROWS, _WEIGHT = np.float32(_uniform(0.2, 1.2, (8, 16))), np.float32(_uniform(0.2, 1.2, (16, 4)))
 
 
 @pytest.fixture(scope="module")
 def over():
-    return mesh(("data", 2), ("model", 4), kind=AxisType.Explicit)
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
 
 
 def by_hand(value, push):
@@ -103,27 +102,6 @@ PROGRAMS |= {
 }
 
 
-@program(
-    lambda w, x: jax.reshard(w * x, P("model", None)),
-    lambda w, x, dw, dx: jax.reshard(7 * w * dx + 5 * x * dw, P("model", None)),
-)
-@custom_gradient
-def placed_elsewhere(w, x):
-    def grad(dy):
-        dy = jax.reshard(dy, P("data", "model"))
-        return 5 * dy * x, 7 * dy * w
-
-    return jax.reshard(w * x, P("model", None)), grad
-
-
-_PASSED = by_hand(lambda x: jnp.round(x), lambda x, dx: dx)
-
-
-@program(lambda w, x: w * jnp.round(x), lambda w, x, dw, dx: dw * _PASSED(x) + w * dx)
-def family(w, x):
-    return recompute_grad(lambda w, x: w * x)(w, grad_pass_through(jnp.round)(x))
-
-
 # --- ways -----------------------------------------------------------------------------------------
 
 
@@ -158,14 +136,11 @@ WAYS = {
     "vjp": lambda f: lambda w, x: jax.vjp(f, w, x)[1](f(w, x)),
     "grad": _grad,
     "jvp": _pushed,
-    "linearize": lambda f: lambda w, x: jax.linearize(f, w, x)[1](_tangent(w), _tangent(x)),
-    "jvp of one": lambda f: lambda w, x: jax.jvp(lambda w: f(w, x), (w,), (_tangent(w),)),
     "grad of jit": lambda f: _grad(jax.jit(f)),
     "jvp of jit": lambda f: _pushed(jax.jit(f)),
     "product with the hessian": lambda f: _pushed(_grad(f)),
     "grad of jvp": lambda f: _grad(_pushed(f)),
     "grad of grad": lambda f: _grad(_grad(f)),
-    "Gauss-Newton product": lambda f: lambda w, x: jax.vjp(f, w, x)[1](_pushed(f)(w, x)[1]),
     "checkpoint": lambda f: _grad(jax.checkpoint(f)),
     "scan": _scan,
     "grad of scan": lambda f: _grad(_scan(f)),
@@ -174,12 +149,8 @@ WAYS = {
     "vmap of jvp": lambda f: _mapped(_pushed(f)),
     "grad of vmap": lambda f: _grad(_mapped(f)),
     "jvp of vmap": lambda f: _pushed(_mapped(f)),
-    "vmap over x alone": lambda f: lambda w, x: jax.vmap(_pushed(f), (None, 0))(w, _two(x)),
-    "vmap of tangents alone": lambda f: lambda w, x: jax.vmap(
-        lambda t: jax.jvp(lambda w: f(w, x), (w,), (t,))[1]
-    )(_two(w)),
     "cond": lambda f: _grad(lambda w, x: lax.cond(True, f, f, w, x)),
-}  # fmt: skip
+}
 
 
 def _two(a):
@@ -234,7 +205,7 @@ def test_an_axis_that_is_split_may_be_mapped(over):
 
 
 @pytest.mark.parametrize("mode", ["eager", "jit"])
-@pytest.mark.parametrize("way", ["value", "vjp", "jvp", "linearize", "jvp of jit"])
+@pytest.mark.parametrize("way", ["value", "vjp", "jvp", "jvp of jit"])
 def test_values_in_host_memory_stay_there(way, mode):
     host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
     args = [jax.device_put(a, host) for a in (_ROWS[::-1], _ROWS)]
@@ -256,18 +227,7 @@ def reduced_rule(residuals, dy):
     return jnp.matmul(5 * x.T, dy, out_sharding=UNREDUCED), 7 * jnp.matmul(dy, w.T)
 
 
-def ordinary(w, x):
-    @custom_gradient(variables="autodiff")
-    def f(x):
-        return jnp.matmul(x, w), lambda dy: reduced_rule((w, x), dy)[1]
-
-    return f(x)
-
-
 OF_REDUCED = Rule(lambda w, x: (jnp.matmul(x, w), (w, x)), reduced_rule, ())
-# Functions of the weight and the rows, and what each gradient is multiplied by.
-OVER_REDUCED = {name: (style(OF_REDUCED), (5, 7)) for name, style in STYLES.items()}
-OVER_REDUCED["autodiff"] = ordinary, (1, 7)
 
 
 @pytest.fixture
@@ -285,38 +245,24 @@ def reduced(over):
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("mode", ["eager", "jit"])
 @pytest.mark.parametrize("way", ["grad", "grad of jit", "checkpoint", "jvp"])
-@pytest.mark.parametrize("style", OVER_REDUCED)
+@pytest.mark.parametrize("style", STYLES)
 def test_a_weight_that_is_reduced(style, way, mode, reduced):
-    h, (by_w, by_x) = OVER_REDUCED[style]
     f = {
         "grad": lambda f: jax.grad(lambda w, x: jnp.sum(f(w, x)), (0, 1)),
         "grad of jit": lambda f: jax.grad(lambda w, x: jnp.sum(jax.jit(f)(w, x)), (0, 1)),
         "checkpoint": lambda f: jax.grad(lambda w, x: jnp.sum(jax.checkpoint(f)(w, x)), (0, 1)),
         "jvp": lambda f: lambda w, x: jax.jvp(f, (w, x), (w, x))[1],
     }[way]
-    got = MODES[mode](f(h), *reduced)
+    got = MODES[mode](f(STYLES[style](OF_REDUCED)), *reduced)
     rows, weight = np.float32(_ROWS), np.float32(_WEIGHT)
     if way == "jvp":
-        assert_same(jax.device_get(got), np.float32((by_w + by_x) * rows @ weight), rtol=1e-4)
+        assert_same(jax.device_get(got), np.float32((5 + 7) * rows @ weight), rtol=1e-4)
         return
     types = [jax.typeof(g).sharding.spec for g in got]
     assert types == [UNREDUCED, P("data", None)]
-    dw = np.float32(by_w * np.outer(rows.sum(0), np.ones(4)))
-    dx = np.float32(by_x * np.outer(np.ones(8), weight.sum(1)))
+    dw = np.float32(5 * np.outer(rows.sum(0), np.ones(4)))
+    dx = np.float32(7 * np.outer(np.ones(8), weight.sum(1)))
     assert_same(jax.device_get([jax.reshard(g, P()) for g in got]), [dw, dx], rtol=1e-4)
-
-
-@pytest.mark.parametrize("mode", ["eager", "jit"])
-def test_a_value_that_is_reduced_or_a_part_of_a_sum_stays_so(mode, reduced):
-    h = custom_gradient(lambda w: (w + w, lambda dy: dy + dy + dy))
-    w, x = reduced
-    y = MODES[mode](h, w)
-    assert jax.typeof(y) == jax.typeof(w)
-    assert_same(jax.device_get(y), np.float32(2 * _WEIGHT))
-    part = jax.jit(lambda x, y: jnp.matmul(x.T, y, out_sharding=UNREDUCED))(x, x)
-    y = MODES[mode](h, part)
-    assert jax.typeof(y) == jax.typeof(part)
-    assert_same(jax.device_get(jax.reshard(y, P())), np.float32(2 * _ROWS.T @ _ROWS), rtol=1e-4)
 
 
 def test_a_gradient_that_is_summed_too_early_is_refused(reduced):

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.helpers import sample
-from support.published import every_parameter_passed, has_several
 
 PATH = Path(__file__).parents[2] / "examples" / "gallery.py"
 spec = importlib.util.spec_from_file_location("gallery", PATH)
@@ -28,14 +27,6 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("name", sample(ENTRIES, 5))
 def test_check_gradient_is_content(name):
     assert ENTRIES[name].check().ok
-
-
-@pytest.mark.docs
-@pytest.mark.parametrize("name", [n for n, entry in ENTRIES.items() if has_several(entry.f)])
-def test_each_parameter_may_be_passed_by_position_and_by_name(name):
-    with every_parameter_passed() as called:
-        ENTRIES[name].f(*ENTRIES[name].point)
-    assert name in called
 
 
 # The gradients that each declares, worked out with pencil and paper or NumPy:

@@ -1,9 +1,7 @@
 """The notebooks: they run, what they show is what their code gives, and 01 has TF's numbers."""
 
-import base64
 import os
 import re
-import struct
 import sys
 from pathlib import Path
 
@@ -78,18 +76,6 @@ def test_the_stored_outputs_are_clean(path):
     for output in (o for cell in cells for o in cell.outputs):
         assert output.output_type != "error"
         assert not re.search(r"/(home|root|tmp|Users|work)/", str(output))
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_figures_have_twice_the_pixels_that_they_are_shown_in(path):
-    outputs = [output for cell in _code_cells(_read(path)) for output in cell.outputs]
-    figures = [output for output in outputs if "image/png" in output.get("data", {})]
-    assert figures
-    for figure in figures:
-        head = base64.b64decode(figure.data["image/png"])[16:24]  # of a PNG: its two lengths
-        shown = figure.metadata["image/png"]
-        halves = [pixels // 2 for pixels in struct.unpack(">II", head)]
-        assert halves == [shown["width"], shown["height"]]
 
 
 @pytest.mark.docs

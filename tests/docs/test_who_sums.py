@@ -95,19 +95,3 @@ def test_the_table_says_what_comes_out(name, summed, said):
         else:
             factor = {"right": 1, "n times too large": n}[said]
             np.testing.assert_allclose(ratio, factor, rtol=1e-4)
-
-
-@pytest.mark.parametrize("linear", [True, False])
-def test_the_mean_of_the_gradients_of_local_means_is_right_for_linear_rules_alone(linear):
-    mesh = jax.make_mesh((8,), (AXIS,), axis_types=(AxisType.Auto,))
-
-    def loss(w, x, total):
-        return jnp.mean((layer(w, x, linear, total, lambda dw: dw) - 1) ** 2)
-
-    def averaged(w, x):
-        return jax.lax.pmean(jax.grad(loss)(w, x, over_devices), AXIS)
-
-    specs = {"in_specs": (P(), P(AXIS)), "out_specs": P(), "check_vma": False}
-    found = jax.jit(jax.shard_map(averaged, mesh=mesh, **specs))(W, X)
-    ratio = np.asarray(found) / np.asarray(jax.grad(loss)(W, X, lambda a: a))
-    assert np.allclose(ratio, 1, rtol=1e-4) is linear

@@ -1,11 +1,9 @@
-"""What a rule calls: its own function, others, and decorated functions written inside it."""
+"""Decorated functions that are written inside a rule, or that one calls."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from support.helpers import assert_same, eager_and_jit
 from support.ways import SECOND, gradient
@@ -13,64 +11,6 @@ from support.ways import SECOND, gradient
 from tfgrad_jax import custom_gradient
 
 ARGS = W, X = jnp.float32(3), jnp.float32(2)
-
-# --- recursion: `exp(w x)`, declared 2 w y by x and 5 x y by w ------------------------------------
-
-
-def exponential(w, x, again):
-    def grad(dy, variables=()):
-        dx = 2 * dy * w * again(x)
-        return (dx, [5 * dy * x * again(x)]) if len(variables) else dx
-
-    return jnp.exp(w * x), grad
-
-
-def by_itself(w):
-    exp = custom_gradient(lambda x: exponential(w, x, exp))
-    return exp
-
-
-class Model:
-    def __init__(self, w):
-        self.w = w
-
-    @custom_gradient
-    def exp(self, x):
-        return exponential(self.w, x, self.exp)
-
-
-def by_a_jitted_partial(w):
-    exp = custom_gradient(lambda x, *, w: exponential(w, x, jax.jit(h)))
-    h = functools.partial(exp, w=w)
-    return h
-
-
-MAKERS = {
-    "itself": by_itself,
-    "a method": lambda w: Model(w).exp,
-    "a jitted partial": by_a_jitted_partial,
-}
-
-
-@eager_and_jit
-@pytest.mark.parametrize("make", MAKERS)
-def test_a_rule_that_calls_its_own_function_has_three_orders(make, mode):
-    h = lambda w, x: MAKERS[make](w)(x)  # noqa: E731
-    w, x = 1.5, 0.5
-    e = np.exp(w * x)
-    for n, third in enumerate(((5 * x) ** 3 * e, (2 * w) ** 3 * e)):
-        got = mode(jax.grad(jax.grad(jax.grad(h, n), n), n))(w, x)
-        assert_same(got, jnp.float32(third))
-    # By w, 5 x exp(x) with exp's own derivatives 2 w e and 5 x e; by x, 2 w exp(x).
-    expected = (
-        (5 * x * 5 * x * e, 5 * e + 5 * x * 2 * w * e),
-        (2 * e + 2 * w * 5 * x * e, 2 * w * 2 * w * e),
-    )
-    got = mode(jax.hessian(h, (0, 1)))(w, x)
-    assert_same(got, jax.tree.map(jnp.float32, expected), rtol=1e-4)
-
-
-# --- written inside a rule ------------------------------------------------------------------------
 
 
 @custom_gradient
@@ -183,26 +123,3 @@ def test_a_rule_calls_a_function_that_has_a_weight_as_a_default(way):
 
     zero = jnp.zeros_like(W)
     assert_same(SECOND[way](loss)(*ARGS), ((zero, zero), (5 * X, 7 * W)))
-
-
-@eager_and_jit
-def test_nothing_depends_on_what_was_called_before(mode):
-    in_a_rule = lambda g: custom_gradient(lambda x: (3 * x, lambda dy: dy * g(x)))  # noqa: E731
-    calls = {
-        "value": lambda g, x: g(x),
-        "value by name": lambda g, x: g(x=x),
-        "grad": lambda g, x: jax.grad(g)(x),
-        "in a rule": lambda g, x: jax.grad(in_a_rule(g))(x),
-        "twice": lambda g, x: jax.grad(jax.grad(in_a_rule(g)))(x),
-        "jvp": lambda g, x: jax.jvp(in_a_rule(g), (x,), (x,)),
-    }
-    for first, (options, by_w) in itertools.product(
-        calls, [({"takes": True}, 13), ({"variables": "autodiff"}, 7)]
-    ):
-
-        def loss(w, x, first=first, options=options):
-            g = jax.jit(inner(w, **options))
-            calls[first](g, x)
-            return g(x)
-
-        assert_same(mode(gradient(loss))(*ARGS), (by_w * X, 11 * W))
