@@ -318,6 +318,7 @@ LINEAR = {
     "stopped carry in scan": lambda dy: lax.scan(
         lambda c, x: (2 * dy, x * lax.stop_gradient(c)), ZEROS, X
     )[1],
+    "stopped in shard_map": on_a_device(lambda dy: dy + 2 * lax.stop_gradient(dy)),
     "stopped in cond": lambda dy: lax.cond(X[0] > 0, lambda d: d + lax.stop_gradient(d), _roll, dy),
     **{kind: functools.partial(operator.matmul, matrix) for kind, matrix in SPARSE.items()},
     "CSR by a matrix": lambda dy: CSR @ jnp.outer(dy, X),
@@ -348,7 +349,6 @@ LINEAR = {
     ),
     "cg": lambda dy: cg(lambda v: MATRIX.T @ (MATRIX @ v), dy, tol=1e-7)[0],
     "bicgstab": lambda dy: bicgstab(lambda v: MATRIX @ v, dy, tol=1e-7)[0],
-    "custom_vmap": lambda dy: mapped_by_hand(dy),
     "shard_map of cg": on_a_device(lambda dy: cg(lambda v: 2 * v, 4 * dy, tol=1e-7)[0]),
     "shard_map of device_put": on_a_device(lambda dy: 2 * jax.device_put((dy, X))[0]),
     "shard_map of psum": on_a_device(lambda dy: sum(lax.psum((dy, dy), "i"))),
@@ -393,6 +393,7 @@ def added_to_a_constant(dy):
     return ref[...]
 
 
+stopped_there = jax.jit(lambda v: 2 * lax.stop_gradient(v))
 OUTSIDE = jax.new_ref(ZEROS)
 
 
@@ -472,6 +473,13 @@ NOT_LINEAR = {
         "`add` of an upstream and a constant",
     ),
     "callback": (lambda dy: called_back(lambda d: 7 * d, dy), "`pure_callback`, which JAX cannot"),
+    "custom_vmap": (mapped_by_hand, "`custom_vmap_call`, which JAX cannot transpose"),
+    "stopped in one call of two": (
+        lambda dy: lax.scan(
+            lambda c, x: (stopped_there(c) * stopped_there(x), None), dy, jnp.stack([X, X])
+        )[0],
+        "`stop_gradient` in a function that takes an upstream here, and a constant there",
+    ),
     "a callback in a jit": (
         lambda dy: jax.jit(jnp.negative)(called_back(lambda d: 7 * d, dy)),
         "`pure_callback`, which JAX cannot",
@@ -550,6 +558,7 @@ if hasattr(lax, "polynomial"):  # from JAX 0.12 on
     )
 # JAX itself has no derivative of these in reverse mode: the rule is right at the first order alone.
 FIRST_ORDER_ALONE = {
+    "custom_vmap",
     "a Ref from outside",
     "forward pass of a custom_vjp",
     "callback",

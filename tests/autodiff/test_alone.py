@@ -13,8 +13,8 @@ import pytest
 from support.helpers import assert_same, eager_and_jit, sample
 from support.ways import FORWARD, REVERSE, SECOND, assert_derivative, hand_written
 
+from tfgrad_jax._autodiff.attached import Forward
 from tfgrad_jax._autodiff.custom import differentiated
-from tfgrad_jax._autodiff.function import Forward
 from tfgrad_jax._autodiff.rule import Run
 from tfgrad_jax._messages.source import Source
 

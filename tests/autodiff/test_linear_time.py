@@ -35,7 +35,7 @@ def steps(monkeypatch):
 
         monkeypatch.setattr(kind, "step", step)
 
-    for kind in (Linearity, jaxpr.Dependence, jaxpr._Mapped):
+    for kind in (Linearity, jaxpr.Dependence):
         counting(kind)
     return counted
 

@@ -8,6 +8,7 @@ the identity on `ys`; its results are batched if any operand is.
 Their operands are flat lists, in parts of these `sizes`, and the rest.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -22,8 +23,8 @@ from .._jax.jaxpr import Identity
 from .._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents, is_traced
 from .._messages import errors
 from .._messages.tracebacks import hidden
-from .rule import Axis, Pull, replaced
-from .transpose import explained, push_forward
+from .rule import Axis, Rule, replaced
+from .transpose import push_forward
 
 _Values: TypeAlias = Sequence[Leaf]
 _Batched: TypeAlias = tuple[list[Leaf], list[Dim]]  # values, and which axis of each is mapped
@@ -115,43 +116,44 @@ def _depend_batch(axis: Axis, args: _Values, dims: _Dims, *, sizes: _Sizes) -> _
 # --- attach -------------------------------------------------------------------------------------
 
 
-def attach(pull: Pull, residuals: _Values, xs: _Values, ys: _Values) -> list[Leaf]:
+def attach(rule: Rule, residuals: _Values, xs: _Values, ys: _Values) -> list[Leaf]:
     """Return `ys` with the rule as their derivative with respect to `xs`."""
     sizes = len(ys), len(xs)
-    return _bind(attach_p, *ys, *xs, *residuals, sizes=sizes, pull=pull)
+    return _bind(attach_p, *ys, *xs, *residuals, sizes=sizes, rule=rule)
 
 
 def _attach_jvp(
-    primals: _Values, tangents: Tangents, *, sizes: _Sizes, pull: Pull, **life: Any
+    primals: _Values, tangents: Tangents, *, sizes: _Sizes, rule: Rule, **life: Any
 ) -> _WithTangents:
-    out = _bind(attach_p, *primals, sizes=sizes, pull=pull)
+    out = _bind(attach_p, *primals, sizes=sizes, rule=rule)
     (ys, _, residuals), (dys, dxs, _) = _split(primals, sizes), _split(tangents, sizes)
     nonzero = _nonzero(dxs)
     if nonzero:
-        residuals = pull.reading(residuals, out)
-        return out, push(pull.only(nonzero), residuals, out, [dxs[i] for i in nonzero])
+        residuals = rule.reading(residuals, out)
+        moving = rule.only(rule.perturbed[i] for i in nonzero)
+        return out, push(moving, residuals, out, [dxs[i] for i in nonzero])
     # `y` has a tangent, and no operand has one: it comes from a tracer that we did not find, such
     # as one in a global variable. Its derivative would be that of `f`'s own operations. A Ref may
     # have such tangents, so a function with Refs is let pass.
-    if pull.pure and _nonzero(dys):
-        raise errors.hidden_tracer(pull.source)
+    if rule.pure and _nonzero(dys):
+        raise errors.hidden_tracer(rule.source)
     return out, [ad.Zero(tangent_type(y)) for y in ys]
 
 
 def _attach_batch(
-    axis: Axis, args: _Values, dims: _Dims, *, sizes: _Sizes, pull: Pull, **life: Any
+    axis: Axis, args: _Values, dims: _Dims, *, sizes: _Sizes, rule: Rule, **life: Any
 ) -> _Batched:
     (ys, xs, residuals), parts = _split(args, sizes), _split(dims, sizes)
     ys, at = _mapped(ys, parts[0], axis)
-    residuals, residual_dims = pull.reading(residuals, ys), pull.reading(parts[2], at)
-    new = pull.batched(axis, residual_dims, at, [d is not None for d in parts[1]])
+    residuals, residual_dims = rule.reading(residuals, ys), rule.reading(parts[2], at)
+    new = rule.batched(axis, residual_dims, at, [d is not None for d in parts[1]])
     return attach(new, residuals, _in_front(xs, parts[1]), ys), at
 
 
 # --- push ---------------------------------------------------------------------------------------
 
 
-def push(pull: Pull, residuals: _Values, ys: _Values, tangents: Tangents) -> list[Leaf]:
+def push(rule: Rule, residuals: _Values, ys: _Values, tangents: Tangents) -> list[Leaf]:
     """Return the tangents of `ys` for those of the `xs`."""
     # Where `ys` are mapped, each example has its own upstream, even if nothing that the rule reads
     # is mapped: `y = x + k`, mapped along `k`. The rule would get the sum of all upstreams, and run
@@ -159,38 +161,38 @@ def push(pull: Pull, residuals: _Values, ys: _Values, tangents: Tangents) -> lis
     # more, which the rule ignores; `ys` themselves would be kept for the backward pass.
     if is_traced(ys):
         residuals = [*residuals, *depend([jax.lax.iota(np.int32, 0)], ys)]
-    return push_by_type(residuals, tangents, pull, tuple(map(tangent_type, ys)))
+    return push_by_type(residuals, tangents, rule, tuple(map(tangent_type, ys)))
 
 
-def push_by_type(residuals: _Values, tangents: Tangents, pull: Pull, types: _Types) -> list[Leaf]:
+def push_by_type(residuals: _Values, tangents: Tangents, rule: Rule, types: _Types) -> list[Leaf]:
     sizes = (len(residuals),)
-    return _bind(push_p, *residuals, *tangents, sizes=sizes, pull=pull, types=types)
+    return _bind(push_p, *residuals, *tangents, sizes=sizes, rule=rule, types=types)
 
 
 def _push_type(*args: Leaf, types: _Types, **_: Any) -> list[Aval]:
     return list(types)
 
 
-def _push_value(*args: Leaf, sizes: _Sizes, pull: Pull, types: _Types, **life: Any) -> list[Leaf]:
+def _push_value(*args: Leaf, sizes: _Sizes, rule: Rule, types: _Types, **life: Any) -> list[Leaf]:
     residuals, tangents = _split(args, sizes)
-    if pull.forward is not None:
-        return pull.forward(residuals, tangents, pull.perturbed)
-    return push_forward(lambda cts: pull.run(residuals, cts), types, tangents, pull.source)
+    if rule.forward is not None:
+        return rule.forward(residuals, tangents, rule.perturbed)
+    return push_forward(lambda cts: rule(residuals, cts), types, tangents, rule.source)
 
 
 def _push_jvp(
-    primals: _Values, tangents: Tangents, *, sizes: _Sizes, pull: Pull, types: _Types, **life: Any
+    primals: _Values, tangents: Tangents, *, sizes: _Sizes, rule: Rule, types: _Types, **life: Any
 ) -> _WithTangents:
-    out = _bind(push_p, *primals, sizes=sizes, pull=pull, types=types)
+    out = _bind(push_p, *primals, sizes=sizes, rule=rule, types=types)
     (residuals, ts), (dots, dts) = _split(primals, sizes), _split(tangents, sizes)
     parts = []
     if _nonzero(dts):
-        parts.append(push_by_type(residuals, list(map(_instantiated, dts)), pull, types))
+        parts.append(push_by_type(residuals, list(map(_instantiated, dts)), rule, types))
     if some := _nonzero(dots):  # JAX differentiates the code that evaluates a `push`
 
         def of_some(*values: Leaf) -> list[Leaf]:
             mixed = replaced(residuals, some, values)
-            return _push_value(*mixed, *ts, sizes=sizes, pull=pull, types=types)
+            return _push_value(*mixed, *ts, sizes=sizes, rule=rule, types=types)
 
         at = [residuals[i] for i in some], [dots[i] for i in some]
         parts.append(jax.jvp(of_some, *at)[1])
@@ -201,19 +203,19 @@ def _push_jvp(
 
 
 def _push_transpose(
-    cotangents: Cotangents, *args: Leaf, sizes: _Sizes, pull: Pull, types: _Types, **life: Any
+    cotangents: Cotangents, *args: Leaf, sizes: _Sizes, rule: Rule, types: _Types, **life: Any
 ) -> list[Leaf]:
     residuals, tangents = _split(args, sizes)
     if any(map(ad.is_undefined_primal, residuals)):
         text = "a gradient that depends on its inputs"
-        raise errors.not_linear(pull.source, text)
+        raise errors.not_linear(rule.source, text)
     cotangents = list(map(_instantiated, cotangents))
-    with explained(pull.source):
-        if pull.forward is None:
-            gradients = pull.run(residuals, cotangents)
-        else:
-            xs = tuple(t.aval for t in tangents)
-            gradients = push_by_type(residuals, cotangents, pull.transposed(), xs)
+    if rule.forward is None:
+        gradients = rule(residuals, cotangents)
+    else:  # the transpose of the transpose is the map
+        rule = dataclasses.replace(rule, run=rule.forward, forward=rule.run)
+        xs = tuple(t.aval for t in tangents)
+        gradients = push_by_type(residuals, cotangents, rule, xs)
     back = [
         None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g
         for g, t in zip(gradients, tangents, strict=True)
@@ -227,27 +229,26 @@ def _push_batch(
     dims: _Dims,
     *,
     sizes: _Sizes,
-    pull: Pull,
+    rule: Rule,
     types: _Types,
     **life: Any,
 ) -> _Batched:
     (residuals, tangents), (residual_dims, x_dims) = _split(args, sizes), _split(dims, sizes)
-    if pull.forward is not None:
+    if rule.forward is not None:
         tangents, x_dims = _mapped(tangents, x_dims, axis)
     in_front: list[Dim] = [0] * len(types)
-    new = pull.batched(axis, residual_dims, in_front, [d is not None for d in x_dims])
+    new = rule.batched(axis, residual_dims, in_front, [d is not None for d in x_dims])
     out_types = tuple(batched_type(t, axis) for t in types)
     return push_by_type(residuals, _in_front(tangents, x_dims), new, out_types), in_front
 
 
-def _push_lowering(context: Any, *args: Any, pull: Pull, **params: Any) -> Any:
+def _push_lowering(context: Any, *args: Any, rule: Rule, **params: Any) -> Any:
     def value(*args: Leaf) -> list[Leaf]:
-        return _push_value(*args, pull=pull, **params)
+        return _push_value(*args, rule=rule, **params)
 
     # JAX names the function that it traces here in the error of a rule that branches on values.
-    lowered = mlir.lower_fun(pull.source.named(value, ()), multiple_results=True)
-    with explained(pull.source):
-        return lowered(context, *args)
+    lowered = mlir.lower_fun(rule.source.named(value, ()), multiple_results=True)
+    return lowered(context, *args)
 
 
 # --- registration with JAX ----------------------------------------------------------------------
