@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
 from .._jax.compat import is_ref, tangent_type, zeros
@@ -28,7 +27,7 @@ from .._jax.types import (
 from .._messages import gradient_errors
 from .._messages.runs import annotate_derivative
 from .._messages.source import Source
-from .primitives import attach, depend, push
+from .primitives import attach, push
 from .rule import Rule, Run, replaced
 
 
@@ -85,9 +84,7 @@ def with_rule(
 ) -> tuple[list[Leaf], Rule]:
     """Return the leaves of a forward pass, and the rule."""
     leaves, outputs, run, residuals, gives = forward
-    refs = list(map(is_ref, operands))
-    can = [is_differentiable(o.dtype) for o in operands]
-    perturbed = [i for i in perturbed if can[i]]
+    perturbed = [i for i in perturbed if is_differentiable(operands[i].dtype)]
     are_numbers = (y.dtype == bool or is_kind(y.dtype, jnp.integer) for y in leaves)
     if perturbed and not outputs and any(are_numbers):  # and no keys
         gradient_errors.warn_of_no_output(source, sorted({str(y.dtype) for y in leaves}))
@@ -97,9 +94,7 @@ def with_rule(
         source,
         perturbed=tuple(i for i in perturbed if i in gives),
         outputs=tuple(outputs),
-        differentiable=tuple(i for i, has in enumerate(can) if has and not refs[i]),
         n_operands=len(operands),
-        pure=not any(refs),
         own=_places_of_y(residuals, [leaves[i] for i in outputs], operands),
     )
 
@@ -112,18 +107,11 @@ def attached(leaves: list[Leaf], rule: Rule, operands: Sequence[Leaf]) -> tuple[
     # Not only if an operand is traced: what `y` reads from a place that no walk reaches is none.
     if not is_traced((*operands, *rule.residuals, *leaves)):
         return leaves, rule
-    xs, outputs = [operands[i] for i in rule.differentiable], rule.outputs
+    xs = [i for i, o in enumerate(operands) if not is_ref(o)]
     alone, residuals = rule.apart()
-    ys = attach(alone.only(rule.differentiable), residuals, xs, [leaves[i] for i in outputs])
-    leaves = replaced(leaves, outputs, ys)
+    leaves = attach(alone.only(xs), residuals, [operands[i] for i in xs], leaves)
     if rule.own:
-        rule = dataclasses.replace(rule, residuals=rule.reading(rule.residuals, ys))
-    traced = [o for o in operands if isinstance(o, Tracer) and not is_ref(o)]
-    others = [o for o in traced if not is_differentiable(o.dtype)]
-    for i, leaf in enumerate(leaves):
-        ignored = others if i in outputs else traced
-        if ignored:
-            (leaves[i],) = depend([leaf], ignored)
+        rule = dataclasses.replace(rule, residuals=rule.reading(rule.residuals, leaves))
     return leaves, rule
 
 
@@ -145,13 +133,14 @@ def _places_of_y(
 def tangents_of(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Leaf]:
     """Return the tangents of the leaves for the tangents of the operands."""
     alone, residuals = rule.apart()
-    moving = [i for i in rule.differentiable if type(tangents[i]) is not SymbolicZero]
+    moving = [
+        i
+        for i, t in enumerate(tangents)
+        if type(t) is not SymbolicZero and t.dtype != jax.dtypes.float0
+    ]
     ys = [leaves[i] for i in rule.outputs]
     dxs = [tangents[i] for i in moving]
     none = (zeros(tangent_type(y)) for y in ys)
     dys = push(alone.only(moving), residuals, ys, dxs) if dxs else none
-    tangent_of = dict(zip(rule.outputs, dys, strict=True))
-    return [
-        tangent_of[i] if i in tangent_of else np.zeros(y.shape, jax.dtypes.float0)
-        for i, y in enumerate(leaves)
-    ]
+    every: list[Leaf] = [np.zeros(y.shape, jax.dtypes.float0) for y in leaves]
+    return replaced(every, rule.outputs, list(dys))

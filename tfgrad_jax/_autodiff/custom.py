@@ -6,10 +6,10 @@
     does not differentiate     Function.value
     does                       a custom_jvp: Function.forward, then `push` of the tangents
     drops the custom_jvp       the custom_vjp that we put below it (`KEEPS_CUSTOM_JVP` says when)
-    transposes                 a `push` whose value and transpose are known
+    transposes the call        a `push`, whose value is Function.value
 
-`record` is for what has run already, where JAX differentiates it: its result is a custom_vjp that
-records the rule, in reverse mode, or else `attach`, whose derivative is a `push`.
+`record` is for a forward pass that has run one level down already: a custom_vjp that records the
+rule, in reverse mode, or else `attach`, whose derivative is a `push`.
 
 `push` is the linear map that the rule is the transpose of, so reverse mode runs the rule.
 
@@ -37,7 +37,7 @@ from .._jax.compat import (
     weakly_typed,
     zeros,
 )
-from .._jax.jaxpr import dependence, evaluate, without_consts
+from .._jax.jaxpr import dependence
 from .._jax.trace import below, is_reverse, is_staging, is_transposed
 from .._jax.types import (
     AnyFunction,
@@ -59,11 +59,11 @@ from .transpose import at_any_point
 
 def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> list[Leaf]:
     """Run a function on operands so that its rule is its derivative."""
+    if any(map(is_ref, operands)):  # JAX accepts them in a custom_vjp alone
+        return _reverse(name, function.needs_perturbed)(function, [*operands])
     if any(map(is_transposed, operands)):
         return _linear(function, arrays(operands))
-    # JAX accepts Refs in a custom_vjp alone.
-    kind = _reverse if any(map(is_ref, operands)) else _any_mode
-    return kind(name, function.needs_perturbed)(function, [*operands])
+    return _any_mode(name, function.needs_perturbed)(function, [*operands])
 
 
 def record(
@@ -218,10 +218,9 @@ def _staged(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     closed = jax.jit(value).trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise errors.hidden_tracer(function.source)
-    jaxpr, first = without_consts(closed), len(closed.consts)
-    leaves = evaluate(jaxpr, *closed.consts, *operands)
-    for i, mask in enumerate(dependence(jaxpr, mapped=True)):
-        ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
+    leaves, first = jaxpr_as_fun(closed)(*operands), len(closed.consts)
+    for i, mask in enumerate(dependence(closed.jaxpr, mapped=True)):
+        ignored = [o for k, o in enumerate(operands, first) if not mask >> k & 1]
         if ignored:
             (leaves[i],) = depend([leaves[i]], ignored)
     return leaves

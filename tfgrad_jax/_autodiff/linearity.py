@@ -56,12 +56,6 @@ def _aval(atom: object) -> Aval:
     return cast("Aval", atom).aval
 
 
-def _with_derivative(eqn: Eqn, kinds: Kinds) -> list[Degree]:
-    """Return the kinds of the operands that have a derivative: no index is one."""
-    operands = zip(eqn.invars, kinds, strict=True)
-    return [k for a, k in operands if is_differentiable(_aval(a).dtype)] or list(kinds)
-
-
 def _join(name: str, a: Degree, b: Degree) -> Degree:
     if {a, b} == {CONSTANT, LINEAR}:
         raise NotLinearError(f"`{name}` of an upstream and a constant")
@@ -73,31 +67,22 @@ def _any_operand(eqn: Eqn, kinds: Kinds) -> Degree:
     return LINEAR if LINEAR in kinds else max(kinds, default=ZERO)
 
 
-def _sum(eqn: Eqn, kinds: Kinds) -> Degree:
-    """One that is linear in all operands together: an upstream plus a constant is not linear."""
-    join = functools.partial(_join, eqn.primitive.name)
-    return functools.reduce(join, _with_derivative(eqn, kinds))
-
-
-def _product(eqn: Eqn, kinds: Kinds) -> Degree:
-    """One that is linear in each operand, one at a time."""
-    kinds = _with_derivative(eqn, kinds)
-    if kinds.count(LINEAR) > 1:
-        raise NotLinearError(f"`{eqn.primitive.name}` of two upstreams")
-    # An upstream times zero counts as linear, not as zero: otherwise `dy * mask * dy` would pass
-    # where the mask is all zeros, and raise with the next batch. No value decides what is refused.
-    return LINEAR if LINEAR in kinds else min(kinds)
-
-
-def _only(places: slice) -> How:
-    """One that is linear in these operands together, and in no other."""
+def _linear_in(*groups: slice) -> How:
+    """One that is linear in the operands of each group together, and in one group at a time."""
 
     def how(eqn: Eqn, kinds: Kinds) -> Degree:
-        name, these = eqn.primitive.name, range(len(kinds))[places]
+        name, places = eqn.primitive.name, range(len(kinds))
         for i, kind in enumerate(kinds):
-            if kind == LINEAR and i not in these:
+            if kind == LINEAR and not any(i in places[group] for group in groups):
                 raise NotLinearError(f"`{name}`, which is not linear in its operand {i}")
-        return functools.reduce(functools.partial(_join, name), kinds[places])
+        join = functools.partial(_join, name)
+        each = [functools.reduce(join, kinds[group]) for group in groups]
+        if each.count(LINEAR) > 1:
+            raise NotLinearError(f"`{name}` of two upstreams")
+        # An upstream times zero counts as linear, not as zero: otherwise `dy * mask * dy` would
+        # pass where the mask is all zeros, and raise with the next batch. No value decides what is
+        # refused.
+        return LINEAR if LINEAR in each else min(each)
 
     return how
 
@@ -105,9 +90,8 @@ def _only(places: slice) -> How:
 def _gather(eqn: Eqn, kinds: Kinds) -> Degree:
     # What is out of bounds gets the fill value. JAX transposes a `gather` as if that were zero, so
     # another one is a constant beside the upstream. NaN, the default, marks what has no value.
-    operand = _with_derivative(eqn, kinds)[0]
     fill = eqn.params["fill_value"]
-    return _join("gather", operand, CONSTANT) if fill and not np.isnan(fill) else operand
+    return _join("gather", kinds[0], CONSTANT) if fill and not np.isnan(fill) else kinds[0]
 
 
 def _convert(eqn: Eqn, kinds: Kinds) -> Degree:
@@ -125,7 +109,7 @@ def _bit_cast(eqn: Eqn, kinds: Kinds) -> Degree:
 
 def _push(eqn: Eqn, kinds: Kinds) -> Degree:
     """The derivative of a decorated function: linear in its tangents."""
-    if LINEAR in kinds[: eqn.params["sizes"][0]]:
+    if LINEAR in kinds[len(eqn.params["rule"].perturbed) :]:
         raise NotLinearError("the derivative of a decorated function at an upstream")
     return _any_operand(eqn, kinds)
 
@@ -146,9 +130,10 @@ def _first(eqn: Eqn, kinds: Kinds) -> Degree:
     return kinds[0]
 
 
-_ADD = """add add_any complex concatenate dynamic_update_slice pad ragged_all_to_all scatter
-    scatter-add scatter-sub select_n stack sub"""
+_ADD = "add add_any complex concatenate pad stack sub"
 _MULTIPLY = "mul dot_general conv_general_dilated ragged_dot_general"
+_SCATTER = "scatter scatter-add scatter-sub"
+_FIRST = "div scatter-mul select_and_gather_add select_and_scatter_add"
 # These are linear, but some version of JAX does not transpose them by its registry.
 _ANY = "slice dynamic_slice copy_p stop_gradient reshard mesh_cast pcast relayout"
 _REF = "new_ref get swap addupdate freeze"
@@ -157,22 +142,23 @@ _REF = "new_ref get swap addupdate freeze"
 _CODE = "pure_callback io_callback ffi_call pallas_call mpmd_map"
 
 _OPERATIONS: dict[str, How] = {
-    **dict.fromkeys(_ADD.split(), _sum),
-    **dict.fromkeys(_MULTIPLY.split(), _product),
+    **dict.fromkeys(_ADD.split(), _linear_in(slice(None))),
+    **dict.fromkeys(_MULTIPLY.split(), _linear_in(slice(0, 1), slice(1, 2))),
+    **dict.fromkeys(_SCATTER.split(), _linear_in(slice(0, None, 2))),
+    **dict.fromkeys(_FIRST.split(), _linear_in(slice(0, 1))),
     **dict.fromkeys(_ANY.split(), _any_operand),
     **dict.fromkeys(_REF.split(), _first),
     **dict.fromkeys(_CODE.split(), _opaque),
     "bitcast_convert_type": _bit_cast,
     "convert_element_type": _convert,
-    "div": _only(slice(0, 1)),
+    "dynamic_update_slice": _linear_in(slice(2)),
     "gather": _gather,
-    "polynomial": _only(slice(1, None)),
+    "polynomial": _linear_in(slice(1, None)),
     "push": _push,
-    "scatter-mul": _only(slice(0, 1)),
-    "select_and_gather_add": _only(slice(0, 1)),
-    "select_and_scatter_add": _only(slice(0, 1)),
-    "triangular_solve": _only(slice(1, 2)),
-    "tridiagonal_solve": _only(slice(3, 4)),
+    "ragged_all_to_all": _linear_in(slice(2)),
+    "select_n": _linear_in(slice(1, None)),
+    "triangular_solve": _linear_in(slice(1, 2)),
+    "tridiagonal_solve": _linear_in(slice(3, 4)),
 }
 
 
@@ -277,10 +263,11 @@ class Linearity(Analysis[Degree]):
             raise
 
     def written(self, eqn: Eqn, operands: Kinds) -> Degree:
-        kinds = _with_derivative(eqn, operands)
         if eqn.primitive.name == "swap" and len(eqn.invars) == 2:  # all of it is written
-            return kinds[1]
-        if {CONSTANT, LINEAR} <= {*kinds}:
+            return operands[1]
+        atoms = zip(eqn.invars, operands, strict=True)
+        kinds = {k for a, k in atoms if is_differentiable(_aval(a).dtype)} or {*operands}
+        if {CONSTANT, LINEAR} <= kinds:
             raise NotLinearError("a Ref that holds an upstream and a constant", eqn)
         return max(kinds)
 

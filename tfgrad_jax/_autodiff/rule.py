@@ -43,10 +43,8 @@ class Rule:
     run: Run
     source: Source
     perturbed: Sequence[OperandIndex]  # those that are being differentiated, and may have one
-    outputs: Sequence[LeafIndex] = ()  # those that have cotangents, the `ys` of the primitives
-    differentiable: Sequence[OperandIndex] = ()  # those that can be, without Refs: the `xs`
+    outputs: Sequence[LeafIndex] = ()  # those that have cotangents
     n_operands: int = 0
-    pure: bool = True  # whether no operand is a Ref
     own: Sequence[int] = ()  # which residuals are the only one of the outputs
     forward: Run | None = None  # the linear map itself, if known; else the rule is transposed
 
@@ -76,9 +74,9 @@ class Rule:
         rule = dataclasses.replace(self, residuals=(), run=run, own=own)
         return rule, [every[k] for k in places]
 
-    def reading(self, residuals: Sequence[Leaf], ys: Sequence[Leaf]) -> list[Leaf]:
+    def reading(self, residuals: Sequence[Leaf], leaves: Sequence[Leaf]) -> list[Leaf]:
         """Return the residuals, with the only output where they have it."""
-        return replaced(residuals, self.own, [*ys] * len(self.own))
+        return replaced(residuals, self.own, [leaves[i] for i in self.outputs] * len(self.own))
 
     def only(self, perturbed: Iterable[OperandIndex]) -> "Rule":
         """Return the rule for these operands; the others are not being differentiated."""

@@ -16,7 +16,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var, jaxpr_as_fun
 
 from .._jax.compat import is_ref_type, zeros
-from .._jax.jaxpr import Atom, dependence, name_of, without_consts
+from .._jax.jaxpr import Atom, dependence, name_of, open_jaxpr, without_consts
 from .._jax.types import NEEDS_VALUES, Aval, Cotangents, Leaf, Tangents
 from .._jax.watching import recording
 from .._messages import errors
@@ -102,12 +102,10 @@ def at_any_point(f: Callable[..., Any], types: _Types, *args: Any) -> ClosedJaxp
     the same everywhere, and no other derivative is a transpose.
     """
     closed = jax.make_jaxpr(f)(types, *args)
-    jaxpr, first = _needed(without_consts(closed)), len(closed.consts)
-    last = first + len(types)
-    points = (1 << last) - (1 << first)
-    if any(mask & points for mask in dependence(jaxpr)):
+    jaxpr, n, first = _needed(without_consts(closed)), len(types), len(closed.consts)
+    if any(mask >> first & ((1 << n) - 1) for mask in dependence(jaxpr)):
         return None
-    constants, operands = jaxpr.invars[:last], jaxpr.invars[last:]
+    constants, operands = jaxpr.invars[: first + n], jaxpr.invars[first + n :]
     jaxpr = jaxpr.replace(constvars=constants, invars=operands)
     return ClosedJaxpr(jaxpr, [*closed.consts, *map(zeros, types)])
 
@@ -137,13 +135,12 @@ def _without(closed: ClosedJaxpr, stops: Collection[int]) -> ClosedJaxpr:
     done: dict[int, Jaxpr] = {}  # a function that is called twice is put together once
 
     def inside(value: Any) -> Any:
-        if isinstance(value, ClosedJaxpr):
-            return value.replace(jaxpr=inside(value.jaxpr))
-        if not isinstance(value, Jaxpr):
+        if not isinstance(value, ClosedJaxpr | Jaxpr):
             return value
         if id(value) not in done:
-            done[id(value)] = put_together(value)
-        return done[id(value)]
+            done[id(value)] = put_together(open_jaxpr(value))
+        jaxpr = done[id(value)]
+        return ClosedJaxpr(jaxpr, value.consts) if isinstance(value, ClosedJaxpr) else jaxpr
 
     def put_together(jaxpr: Jaxpr) -> Jaxpr:
         same: dict[Var, Atom] = {}

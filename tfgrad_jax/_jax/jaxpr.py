@@ -1,9 +1,9 @@
 """Follow a fact about values through a jaxpr, into the jaxprs that it calls.
 
-`flow` runs an `Analysis` over a jaxpr. Each variable gets a value, such as "linear in the
-upstreams" (`_autodiff/linearity.py`) or "depends on these operands" (`dependence`). Only this
-module knows how a `jit`, a `scan`, a `while_loop`, a `cond` and a `checkpoint` pass values to their
-bodies. A Ref has the value of everything that was written to it.
+`Analysis.follow` gives each variable a value, such as "linear in the upstreams"
+(`_autodiff/linearity.py`) or "depends on these operands" (`dependence`). Only this module knows how
+a `jit`, a `scan`, a `while_loop`, a `cond` and a `checkpoint` pass values to their bodies. A Ref
+has the value of everything that was written to it.
 """
 
 import functools
@@ -167,11 +167,11 @@ class Dependence(Analysis[Mask]):
 
 
 def dependence(jaxpr: Jaxpr, mapped: bool = False) -> list[Mask]:
-    """Return, for each result of a jaxpr without constants, which operands it depends on.
+    """Return, for each result of a jaxpr, which constants and operands it depends on.
 
-    Or, if `mapped`, with which operands `vmap` certainly maps it.
+    Or, if `mapped`, with which of them `vmap` certainly maps it.
     """
-    masks = [1 << i for i in range(len(jaxpr.invars))]
+    masks = [1 << i for i in range(len(_inputs(jaxpr)))]
     return Dependence(mapped).follow(jaxpr, masks)[0]
 
 

@@ -1,7 +1,7 @@
 """Which of JAX's traces is running: which work a call may skip, and at which level it runs.
 
-`is_idle` runs at every call, `is_live` for every tracer that a function holds, and `in_derivative`
-when a function is transformed. Every answer depends on the trace alone, never on earlier calls.
+`is_idle` runs at every call, and `is_live` for every tracer that a function holds. Every answer
+depends on the trace alone, never on earlier calls.
 """
 
 import contextlib
@@ -212,17 +212,3 @@ def is_reverse(trace: Any) -> bool:
     Not with JAX's new `custom_vjp`, which would stage code that now runs eagerly.
     """
     return getattr(trace, "is_vjp", False) and not getattr(jax.config, "jax_custom_vjp3", 0)
-
-
-def in_derivative(values: Sequence[Any]) -> tuple[Any, list[Any], list[Any]] | None:
-    """Return the current trace, the values, and those at the level below.
-
-    None if JAX does not differentiate any of these values at this level.
-    """
-    trace = _current_trace(())
-    if not hasattr(trace, "to_primal_tangent_pair"):
-        return None
-    values = [v if isinstance(v, jax.Array) or is_ref(v) else jax.numpy.asarray(v) for v in values]
-    primals = [primal(v, trace) for v in values]
-    is_any = any(p is not v for p, v in zip(primals, values, strict=True))
-    return (trace, values, primals) if is_any else None
