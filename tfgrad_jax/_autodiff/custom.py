@@ -90,10 +90,11 @@ def record(
         return attached(leaves, rule, operands)[0]
     if not rule.perturbed:
         return leaves
-    alone, residuals = rule.apart()  # a custom_vjp takes no Ref but its own operands
+    if any(map(is_ref, rule.residuals)):  # a custom_vjp takes none but its own operands
+        rule, residuals = rule.apart()
+        rule = dataclasses.replace(rule, residuals=residuals)
     with_vjp = jax.custom_vjp(_NOT_RUN)  # JAX would keep this function, and what it holds
-    alone = dataclasses.replace(alone, residuals=residuals)
-    with_vjp.defvjp(_returning(leaves, alone), _backward(name))
+    with_vjp.defvjp(_returning(leaves, rule), _backward(name))
     return with_vjp(*[operands[i] for i in rule.perturbed])
 
 

@@ -9,7 +9,7 @@ at every point. The vjp alone would accept `dy + c` and drop the `c`.
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -36,7 +36,8 @@ def push_forward(
     `rule` maps cotangents of these types to a gradient, or None, for each of the tangents.
     """
     try:
-        return _transposed(source.named(rule, ()), types, tangents)
+        with explained(source):
+            return _transposed(source.named(rule, ()), types, tangents)
     except NotLinearError as error:
         line = source.line_of(error.eqn)
         text = f"{error}{line and f', at {line}'}"
@@ -45,6 +46,21 @@ def push_forward(
         text = errors.has_no_value(source)
         if text not in getattr(error, "__notes__", ()):  # as in a `jvp` of a `jvp`
             error.add_note(text)
+        raise
+
+
+@contextlib.contextmanager
+def explained(source: Source) -> Iterator[None]:
+    """Add a note to what may be the error of an axis that is not bound.
+
+    A `vmap` whose axis the rule names may be on the way here, and JAX runs the rule outside of it:
+    then JAX knows the name, and each of its operations fails in another way.
+    """
+    try:
+        yield
+    except (AssertionError, NameError, NotImplementedError) as error:
+        if not hasattr(error, "__notes__"):
+            error.add_note(errors.unbound_axis(f"Maybe the rule of {source}"))
         raise
 
 
