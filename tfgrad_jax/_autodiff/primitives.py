@@ -1,10 +1,10 @@
 """Our three JAX primitives, registered as JAX's page on primitives says.
 
-`attach` is the identity on the leaves of a value. Its derivative, of those that are outputs of a
-rule, `ys`, with respect to the operands, `xs`, is that rule. `push` maps tangents of the `xs` to
-tangents of the `ys`. Its transpose is the rule, so reverse mode runs the
-rule as it is; forward mode evaluates `push` by transposing the rule (`transpose.py`). `depend` is
-the identity on `ys`; its results are batched if any operand is.
+`attach` is the identity on the leaves of a value. The derivative of some of them, `ys`, with
+respect to operands, `xs`, is a rule. `push` maps tangents of the `xs` to tangents of the `ys`. Its
+transpose is the rule, so reverse mode runs the rule as it is; forward mode evaluates `push` by
+transposing the rule (`transpose.py`). `depend` is the identity on `ys`; its results are batched if
+any operand is.
 
 Their operands are flat lists: of `attach` the leaves, the `xs` and the residuals, of `push` the
 tangents and the residuals. The rule among their parameters says how many `xs` there are.
@@ -107,7 +107,7 @@ def _depend_transpose(cotangents: Cotangents, *args: Leaf, count: int) -> list[L
 
 def _depend_batch(axis: Axis, args: _Values, dims: _Dims, *, count: int) -> _Batched:
     ys, at = _mapped(args[:count], dims[:count], axis)
-    return depend(ys, _in_front(args[count:], dims[count:])), at
+    return depend(ys, args[count:]), at
 
 
 # --- attach -------------------------------------------------------------------------------------

@@ -120,12 +120,18 @@ class Analysis(Generic[_V]):
                     values[atom] = value
         return [read(v) for v in jaxpr.outvars], [values[v] for v in _inputs(jaxpr)]
 
-    def called(self, jaxpr: Jaxpr, operands: Sequence[_V]) -> Followed[_V]:
-        """Return the same for what an equation calls."""
-        key = id(jaxpr), tuple(operands)
+    def called(self, body: Body, operands: Iterable[_V]) -> Followed[_V]:
+        """Return the same for what an equation calls, without its constants."""
+        jaxpr, consts = open_jaxpr(body), [self.constant(c) for c in getattr(body, "consts", ())]
+        key = id(jaxpr), *consts, *operands
         if key not in self._memo:
-            self._memo[key] = jaxpr, self.follow(jaxpr, operands)
-        return self._memo[key][1]
+            self._memo[key] = jaxpr, self.follow(jaxpr, key[1:])
+        results, after = self._memo[key][1]
+        return results, after[len(consts) :]
+
+    def joined(self, name: str, these: Sequence[_V], those: Sequence[_V]) -> list[_V]:
+        """Return the values of results that are either `these` or `those`."""
+        return [self.join(name, a, b) for a, b in zip(these, those, strict=True)]
 
 
 Follow: TypeAlias = Callable[[Eqn, Sequence[_V], Analysis[_V]], Followed[_V]]
@@ -200,18 +206,8 @@ def open_jaxpr(body: Body) -> Jaxpr:
     return body.jaxpr if isinstance(body, ClosedJaxpr) else body
 
 
-def _body(body: Body, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
-    consts = [analysis.constant(c) for c in getattr(body, "consts", ())]
-    results, after = analysis.called(open_jaxpr(body), [*consts, *operands])
-    return results, after[len(consts) :]
-
-
 def _call(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
-    return _body(cast("Body", call_body(eqn)), operands, analysis)
-
-
-def _joined(name: str, these: Sequence[_V], those: Sequence[_V], by: Analysis[_V]) -> list[_V]:
-    return [by.join(name, a, b) for a, b in zip(these, those, strict=True)]
+    return analysis.called(cast("Body", call_body(eqn)), operands)
 
 
 def _loop(
@@ -222,10 +218,10 @@ def _loop(
     # the values that it had before: a delay line passes an upstream on three steps late.
     consts, carry, xs = map(list, parts)
     while True:
-        results, after = _body(body, [*consts, *carry, *xs], analysis)
+        results, after = analysis.called(body, [*consts, *carry, *xs])
         before = consts, carry
-        consts = _joined(name, consts, after[: len(consts)], analysis)  # there may be Refs
-        carry = _joined(name, carry, results[: len(carry)], analysis)
+        consts = analysis.joined(name, consts, after[: len(consts)])  # there may be Refs
+        carry = analysis.joined(name, carry, results[: len(carry)])
         if (consts, carry) == before:
             return [*carry, *results[len(carry) :]], [*consts, *carry, *xs]
 
@@ -251,15 +247,15 @@ def _while(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed
     second = first + eqn.params["body_nconsts"]
     parts = operands[first:second], operands[second:], ()
     carry, after = _loop("while", eqn.params["body_jaxpr"], parts, analysis)
-    (end,), tests = _body(eqn.params["cond_jaxpr"], [*operands[:first], *carry], analysis)
+    (end,), tests = analysis.called(eqn.params["cond_jaxpr"], [*operands[:first], *carry])
     after = [*tests[:first], *after]
     return [analysis.branch("while", end, value) for value in carry], after
 
 
 def _cond(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
     predicate, *rest = operands
-    each = [_body(branch, rest, analysis) for branch in eqn.params["branches"]]
-    join = lambda these, those: _joined("cond", these, those, analysis)  # noqa: E731
+    each = [analysis.called(branch, rest) for branch in eqn.params["branches"]]
+    join = functools.partial(analysis.joined, "cond")
     results, after = (functools.reduce(join, parts) for parts in zip(*each, strict=True))
     return [analysis.branch("cond", predicate, value) for value in results], [predicate, *after]
 
