@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
 from .._jax.compat import is_ref, tangent_type, zeros
 from .._jax.types import (
@@ -131,16 +130,10 @@ def _places_of_y(
 
 
 def tangents_of(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Leaf]:
-    """Return the tangents of the leaves for the tangents of the operands."""
+    """Return the tangents of the leaves for those of the operands, of which some are perturbed."""
     alone, residuals = rule.apart()
-    moving = [
-        i
-        for i, t in enumerate(tangents)
-        if type(t) is not SymbolicZero and t.dtype != jax.dtypes.float0
-    ]
     ys = [leaves[i] for i in rule.outputs]
-    dxs = [tangents[i] for i in moving]
-    none = (zeros(tangent_type(y)) for y in ys)
-    dys = push(alone.only(moving), residuals, ys, dxs) if dxs else none
+    dxs = [tangents[i] for i in rule.perturbed]
+    dys = push(alone, residuals, ys, dxs) if dxs else [zeros(tangent_type(y)) for y in ys]
     every: list[Leaf] = [np.zeros(y.shape, jax.dtypes.float0) for y in leaves]
-    return replaced(every, rule.outputs, list(dys))
+    return replaced(every, rule.outputs, dys)
