@@ -257,6 +257,13 @@ LINEAR = {
     "a Ref in a loop": lambda dy: lax.fori_loop(0, 3, lambda i, c: refilled(c), dy),
     "stopped": lambda dy: dy + 2 * lax.stop_gradient(dy),
     "stopped in scan": scanned(lambda c, x: c + x * lax.stop_gradient(c)),
+    "stopped sum in scan": lambda dy: lax.scan(
+        lambda c, x: (lax.stop_gradient(c) + x * dy, None), ZEROS, X
+    )[0],
+    "stopped carry in scan": lambda dy: lax.scan(
+        lambda c, x: (2 * dy, x * lax.stop_gradient(c)), ZEROS, X
+    )[1],
+    "stopped in shard_map": on_a_device(lambda dy: dy + 2 * lax.stop_gradient(dy)),
     "stopped in cond": lambda dy: lax.cond(
         X[0] > 0, lambda d: d + lax.stop_gradient(d), jnp.flip, dy
     ),
@@ -275,7 +282,6 @@ LINEAR = {
     "device_put": lambda dy: operator.mul(*jax.device_put((dy, X))),
     "cg": lambda dy: cg(lambda v: MATRIX.T @ (MATRIX @ v), dy, tol=1e-7)[0],
     "bicgstab": lambda dy: bicgstab(lambda v: MATRIX @ v, dy, tol=1e-7)[0],
-    "custom_vmap": lambda dy: mapped_by_hand(dy),
     "shard_map of cg": on_a_device(lambda dy: cg(lambda v: 2 * v, 4 * dy, tol=1e-7)[0]),
     "shard_map of device_put": on_a_device(lambda dy: 2 * jax.device_put((dy, X))[0]),
     "shard_map of psum": on_a_device(lambda dy: sum(lax.psum((dy, dy), "i"))),
@@ -311,6 +317,7 @@ def added_to_a_constant(dy):
     return ref[...]
 
 
+stopped_there = jax.jit(lambda v: 2 * lax.stop_gradient(v))
 OUTSIDE = jax.new_ref(ZEROS)
 
 
@@ -379,6 +386,13 @@ NOT_LINEAR = {
         "`add` of an upstream and a constant",
     ),
     "callback": (lambda dy: called_back(lambda d: 7 * d, dy), "`pure_callback`, which JAX cannot"),
+    "custom_vmap": (mapped_by_hand, "`custom_vmap_call`, which JAX cannot transpose"),
+    "stopped in one call of two": (
+        lambda dy: lax.scan(
+            lambda c, x: (stopped_there(c) * stopped_there(x), None), dy, jnp.stack([X, X])
+        )[0],
+        "`stop_gradient` in a function that takes an upstream here, and a constant there",
+    ),
     "outside of JAX, a clip": (
         opaque(lambda y: np.clip(y, -1, 1), lambda y, d: jnp.where(abs(y) < 1, d, 0)),
         "`inner`, whose derivative depends on",
@@ -429,6 +443,7 @@ if hasattr(lax, "polynomial"):  # from JAX 0.12 on
     )
 # JAX itself has no derivative of these in reverse mode: the rule is right at the first order alone.
 FIRST_ORDER_ALONE = {
+    "custom_vmap",
     "a Ref from outside",
     "forward pass of a custom_vjp",
     "callback",

@@ -1,21 +1,22 @@
 """Run the forward pass of a function, and attach its rule to what it returns.
 
-`ran` returns the leaves of the value, and the rule. `attached` makes the rule their derivative, at
+A `Function` is what JAX is made to differentiate: `_call/program.py` has those that users write.
+`ran` returns the leaves of its value, and the rule. `attached` makes the rule their derivative, at
 the level at which it is called. `tangents_of` has those of the leaves, in forward mode.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jax.custom_derivatives import SymbolicZero
 
 from .._jax.compat import is_ref, tangent_type, zeros
 from .._jax.types import (
     Leaf,
+    LeafIndex,
     OperandIndex,
     Tangents,
     is_differentiable,
@@ -25,9 +26,38 @@ from .._jax.types import (
 from .._messages import gradient_errors
 from .._messages.runs import annotate_derivative
 from .._messages.source import Source
-from .function import Forward, Function
-from .primitives import attach, depend, push
-from .rule import Rule, replaced
+from .primitives import attach, push
+from .rule import Rule, Run, replaced
+
+
+class Forward(NamedTuple):
+    """The value of a function at a point, and its rule there."""
+
+    leaves: list[Leaf]
+    outputs: Sequence[LeafIndex]  # the leaves that have cotangents
+    run: Run
+    residuals: list[Leaf]
+    gives: Collection[OperandIndex]  # for which operands it may return a gradient
+
+
+class Function(Protocol):
+    """A function of operands, with a rule. JAX compares it by identity: a pytree without leaves."""
+
+    @property
+    def source(self) -> Source: ...
+    @property
+    def has_primal(self) -> bool: ...  # whether `value` runs other code than `forward`
+    @property
+    def needs_perturbed(self) -> bool: ...  # whether its rule must know what is differentiated
+
+    def names(self) -> Sequence[str]:
+        """Return the names of the operands, for JAX's own errors."""
+
+    def value(self, operands: Sequence[Leaf]) -> list[Leaf]:
+        """Return the leaves of the value, in a call that JAX does not differentiate."""
+
+    def forward(self, operands: Sequence[Leaf], perturbed: Sequence[OperandIndex]) -> Forward:
+        """Return the leaves of the value and the rule, for `perturbed` operands."""
 
 
 def arrays(operands: Sequence[Leaf]) -> list[Leaf]:
@@ -36,49 +66,34 @@ def arrays(operands: Sequence[Leaf]) -> list[Leaf]:
 
 
 def ran(
-    function: Function, operands: Sequence[Leaf], perturbed: Sequence[bool]
+    function: Function, operands: Sequence[Leaf], perturbed: Iterable[OperandIndex]
 ) -> tuple[list[Leaf], Rule]:
     """Run the forward pass: return the leaves, and the rule."""
-    forward = explained(function, operands, _positions(operands, perturbed))
+    perturbed = [i for i in perturbed if is_differentiable(operands[i].dtype)]
+    try:
+        forward = function.forward(operands, perturbed)
+    except Exception as error:  # JAX may be unable to differentiate its operations
+        annotate_derivative(error, function.source)
+        raise
     return with_rule(forward, function.source, operands, perturbed)
 
 
-def explained(
-    function: Function, operands: Sequence[Leaf], positions: Sequence[OperandIndex]
-) -> Forward:
-    """Run the forward pass, and name the function if JAX cannot differentiate its operations."""
-    try:
-        return function.forward(operands, positions)
-    except Exception as error:
-        annotate_derivative(error, function.source)
-        raise
-
-
-def _positions(operands: Sequence[Leaf], perturbed: Sequence[bool]) -> list[int]:
-    return [i for i, o in enumerate(operands) if perturbed[i] and is_differentiable(o.dtype)]
-
-
 def with_rule(
-    forward: Forward, source: Source, operands: Sequence[Leaf], perturbed: Sequence[bool]
+    forward: Forward, source: Source, operands: Sequence[Leaf], perturbed: Iterable[OperandIndex]
 ) -> tuple[list[Leaf], Rule]:
     """Return the leaves of a forward pass, and the rule."""
     leaves, outputs, run, residuals, gives = forward
-    has_tangents = [is_differentiable(o.dtype) for o in operands]
-    refs = list(map(is_ref, operands))
-    positions = _positions(operands, perturbed)
+    perturbed = [i for i in perturbed if is_differentiable(operands[i].dtype)]
     are_numbers = (y.dtype == bool or is_kind(y.dtype, jnp.integer) for y in leaves)
-    if positions and not outputs and any(are_numbers):  # and no keys
+    if perturbed and not outputs and any(are_numbers):  # and no keys
         gradient_errors.warn_of_no_output(source, sorted({str(y.dtype) for y in leaves}))
-    differentiable = [i for i, has in enumerate(has_tangents) if has and not refs[i]]
     return leaves, Rule(
         residuals,
         run,
-        tuple(outputs),
-        tuple(i for i in positions if i in gives),
-        tuple(differentiable),
-        len(operands),
         source,
-        pure=not any(refs),
+        perturbed=tuple(i for i in perturbed if i in gives),
+        outputs=tuple(outputs),
+        n_operands=len(operands),
         own=_places_of_y(residuals, [leaves[i] for i in outputs], operands),
     )
 
@@ -91,18 +106,11 @@ def attached(leaves: list[Leaf], rule: Rule, operands: Sequence[Leaf]) -> tuple[
     # Not only if an operand is traced: what `y` reads from a place that no walk reaches is none.
     if not is_traced((*operands, *rule.residuals, *leaves)):
         return leaves, rule
-    xs, outputs = [operands[i] for i in rule.differentiable], rule.outputs
-    ys = attach(*rule.pull(), xs, [leaves[i] for i in outputs])
-    leaves = replaced(leaves, outputs, ys)
+    xs = [i for i, o in enumerate(operands) if not is_ref(o)]
+    alone, residuals = rule.apart()
+    leaves = attach(alone.only(xs), residuals, [operands[i] for i in xs], leaves)
     if rule.own:
-        kept = replaced(rule.residuals, rule.own, ys * len(rule.own))
-        rule = dataclasses.replace(rule, residuals=kept)
-    traced = [o for o in operands if isinstance(o, Tracer) and not is_ref(o)]
-    others = [o for o in traced if not is_differentiable(o.dtype)]
-    for i, leaf in enumerate(leaves):
-        ignored = others if i in outputs else traced
-        if ignored:
-            (leaves[i],) = depend([leaf], ignored)
+        rule = dataclasses.replace(rule, residuals=rule.reading(rule.residuals, leaves))
     return leaves, rule
 
 
@@ -122,17 +130,10 @@ def _places_of_y(
 
 
 def tangents_of(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Leaf]:
-    """Return the tangents of the leaves for the tangents of the operands."""
-    pull, residuals = rule.pull()
-    nonzero = [
-        x for x, i in enumerate(rule.differentiable) if type(tangents[i]) is not SymbolicZero
-    ]
-    dxs = [tangents[rule.differentiable[x]] for x in nonzero]
+    """Return the tangents of the leaves for those of the operands, of which some are perturbed."""
+    alone, residuals = rule.apart()
     ys = [leaves[i] for i in rule.outputs]
-    none = (zeros(tangent_type(y)) for y in ys)
-    dys = push(pull.only(nonzero), residuals, ys, dxs) if dxs else none
-    tangent_of = dict(zip(rule.outputs, dys, strict=True))
-    return [
-        tangent_of[i] if i in tangent_of else np.zeros(y.shape, jax.dtypes.float0)
-        for i, y in enumerate(leaves)
-    ]
+    dxs = [tangents[i] for i in rule.perturbed]
+    dys = push(alone, residuals, ys, dxs) if dxs else [zeros(tangent_type(y)) for y in ys]
+    every: list[Leaf] = [np.zeros(y.shape, jax.dtypes.float0) for y in leaves]
+    return replaced(every, rule.outputs, dys)

@@ -4,12 +4,12 @@
 
     if JAX ...                 what runs is ...
     does not differentiate     Function.value
-    differentiates them here   Function.forward, one level down; then JAX differentiates its
-                               result: a custom_vjp that records the rule, in reverse mode, or
-                               else `attach`, whose derivative is a `push`
-    has recorded the call,     the custom_jvp: Function.forward, then `push` of the tangents
-    or maps it
+    does                       a custom_jvp: Function.forward, then `push` of the tangents
     drops the custom_jvp       the custom_vjp that we put below it (`KEEPS_CUSTOM_JVP` says when)
+    transposes the call        a `push`, whose value is Function.value
+
+`record` is for a forward pass that has run one level down already: a custom_vjp that records the
+rule, in reverse mode, or else `attach`, whose derivative is a `push`.
 
 `push` is the linear map that the rule is the transpose of, so reverse mode runs the rule.
 
@@ -22,11 +22,12 @@ one `attach`. Nothing runs twice, and `attach` compiles to no operation.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import jaxpr_as_fun
 
 from .._jax.compat import (
     KEEPS_CUSTOM_JVP,
@@ -37,12 +38,13 @@ from .._jax.compat import (
     weakly_typed,
     zeros,
 )
-from .._jax.jaxpr import dependence, depends_on, evaluate, mapped_with, without_consts
-from .._jax.trace import below, in_derivative, is_staging, is_transposed
+from .._jax.jaxpr import dependence
+from .._jax.trace import below, is_staging, is_transposed
 from .._jax.types import (
     AnyFunction,
     Cotangents,
     Leaf,
+    OperandIndex,
     is_differentiable,
     is_kind,
     is_traced,
@@ -50,10 +52,10 @@ from .._jax.types import (
 from .._messages import errors
 from .._messages.source import Source
 from .._messages.tracebacks import hidden
-from .attached import arrays, attached, explained, ran, tangents_of, with_rule
-from .function import Forward, Function
+from .attached import Forward, Function, arrays, attached, ran, tangents_of, with_rule
 from .primitives import depend, push_by_type
-from .rule import Pull, Rule, replaced
+from .rule import Rule, replaced
+from .transpose import at_any_point
 
 
 def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> list[Leaf]:
@@ -61,16 +63,7 @@ def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> l
     if any(map(is_ref, operands)):  # JAX accepts them in a custom_vjp alone
         return _reverse(name, function.needs_perturbed)(function, [*operands])
     if any(map(is_transposed, operands)):
-        return _linear(function, operands)
-    if (lowered := in_derivative(operands)) is not None:
-        of, operands, primals = lowered
-        with below(of), jax.named_scope(name):
-            primals = arrays(primals)
-            places = [
-                i for i, (p, o) in enumerate(zip(primals, operands, strict=True)) if p is not o
-            ]
-            forward = explained(function, primals, places)
-        return record(forward, name, function.source, operands, primals, of)
+        return _linear(function, arrays(operands))
     return _any_mode(name, function.needs_perturbed)(function, [*operands])
 
 
@@ -89,7 +82,7 @@ def record(
     function may close over all weights of a model and use one. In the trace of 64 such layers, the
     others took a third of the time.
     """
-    perturbed = [p is not o for p, o in zip(primals, operands, strict=True)]
+    perturbed = [i for i, (p, o) in enumerate(zip(primals, operands, strict=True)) if p is not o]
     with below(of):
         leaves, rule = with_rule(forward, source, primals, perturbed)
         if is_reverse(of):
@@ -98,20 +91,19 @@ def record(
         return attached(leaves, rule, operands)[0]
     if not rule.perturbed:
         return leaves
-    refs = [k for k, r in enumerate(rule.residuals) if is_ref(r)]
+    if any(map(is_ref, rule.residuals)):  # a custom_vjp takes none but its own operands
+        rule, residuals = rule.apart()
+        rule = dataclasses.replace(rule, residuals=residuals)
     with_vjp = jax.custom_vjp(_NOT_RUN)  # JAX would keep this function, and what it holds
-    with_vjp.defvjp(_returning(leaves, rule, refs), _backward(name, len(refs)))
-    return with_vjp(*[operands[i] for i in rule.perturbed], *[rule.residuals[k] for k in refs])
+    with_vjp.defvjp(_returning(leaves, rule), _backward(name))
+    return with_vjp(*[operands[i] for i in rule.perturbed])
 
 
-def _returning(leaves: Any, rule: Any, refs: Sequence[int] = ()) -> AnyFunction:
+def _returning(leaves: Any, rule: Any) -> AnyFunction:
     """Return a function that returns this, with its signature, which JAX would compute."""
 
-    def run(*args: Leaf) -> Any:
-        if not refs:
-            return leaves, rule
-        kept = replaced(rule.residuals, refs, args[-len(refs) :])  # JAX asks for its own
-        return leaves, dataclasses.replace(rule, residuals=kept)
+    def run(*_: Leaf) -> Any:
+        return leaves, rule
 
     run.__signature__ = _ANY  # type: ignore[attr-defined]
     return run
@@ -122,13 +114,13 @@ _NOT_RUN = _returning(None, None)
 
 
 @functools.cache
-def _backward(name: str, refs: int = 0) -> AnyFunction:
+def _backward(name: str) -> AnyFunction:
     """Return the backward pass of a custom_vjp of the perturbed operands of a rule."""
 
     def backward(rule: Rule, cotangents: Cotangents) -> list[Leaf]:
         upstreams = (cotangents[i] for i in rule.outputs)
-        gradients = rule([zeros(c.aval) if type(c) is SymbolicZero else c for c in upstreams])
-        return [*gradients, *[None] * refs]
+        upstreams = [zeros(c.aval) if type(c) is SymbolicZero else c for c in upstreams]
+        return rule(rule.residuals, upstreams)
 
     return _shown_as(name, backward)
 
@@ -143,9 +135,8 @@ def _any_mode(name: str, needs_perturbed: bool) -> AnyFunction:
 
     def jvp(primals: Any, tangents: Any) -> Any:
         (function, operands), (_, dots) = primals, tangents
-        operands, perturbed = arrays(operands), [type(dot) is not SymbolicZero for dot in dots]
-        leaves, rule = attached(*ran(function, operands, perturbed), operands)
-        leaves = _with_axis_in_front(function, leaves)
+        perturbed = [i for i, dot in enumerate(dots) if type(dot) is not SymbolicZero]
+        leaves, rule = _forward(function, operands, perturbed)
         return leaves, tangents_of(leaves, rule, dots)
 
     any_mode = jax.custom_jvp(_shown_as(name, value))
@@ -162,14 +153,12 @@ def _reverse(name: str, needs_perturbed: bool) -> AnyFunction:
     0.12 is the oldest supported.
     """
 
-    def forward(function: Function, operands: list[Leaf]) -> tuple[Any, Rule]:
-        perturbed = [True] * len(operands)
+    def forward(function: Function, operands: list[Any]) -> tuple[Any, Rule]:
+        perturbed = range(len(operands))
         if needs_perturbed:
-            perturbed = [o.perturbed for o in operands]
+            perturbed = [i for i, o in enumerate(operands) if o.perturbed]
             operands = [o.value for o in operands]
-        operands = arrays(operands)
-        leaves, rule = attached(*ran(function, operands, perturbed), operands)
-        leaves = _with_axis_in_front(function, leaves)
+        leaves, rule = _forward(function, operands, perturbed)
         if not KEEPS_CUSTOM_JVP:
             own = {id(o) for o in operands if not is_ref(o)}
             kept = [depend([r], [])[0] if id(r) in own else r for r in rule.residuals]
@@ -191,22 +180,35 @@ def _shown_as(name: str, f: AnyFunction) -> AnyFunction:
     With its signature, which JAX would compute at every call. (`Source.named` is for what JAX
     traces: it gives errors the names and the line of the user's function.)
     """
-
-    def named(*args: Any) -> Any:
-        return f(*args)
-
+    named: Any = hidden(jax.named_scope(name)(f))  # the name of the operations in profiles
     named.__name__ = named.__qualname__ = name
-    named.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
-    return hidden(jax.named_scope(name)(named))  # the name of the operations in profiles
+    named.__signature__ = inspect.signature(f)
+    del named.__wrapped__  # JAX would show its name
+    return named
+
+
+def _forward(
+    function: Function, operands: Sequence[Leaf], perturbed: Sequence[OperandIndex]
+) -> tuple[list[Leaf], Rule]:
+    """Run the forward pass of a function, with the rule attached to what it returns."""
+    operands = arrays(operands)
+    leaves, rule = attached(*ran(function, operands, perturbed), operands)
+    return _with_axis_in_front(function, leaves), rule
 
 
 def _value(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     """Return the leaves of the value, in a call that JAX does not differentiate."""
     operands = arrays(operands)
     if not is_traced(operands) or any(map(is_ref, operands)):
-        return _with_axis_in_front(function, function.value(operands))
-    if not is_staging():
-        return _with_axis_in_front(function, map(_not_transposable, function.value(operands)))
+        leaves = function.value(operands)
+    else:
+        leaves = _staged(function, operands) if is_staging() else function.value(operands)
+        leaves = list(map(_not_transposable, leaves))
+    return _with_axis_in_front(function, leaves)
+
+
+def _staged(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
+    """Return the leaves of the value, in a call that JAX records."""
     # JAX may map the staged call later, and then differentiate it. If an operand is mapped, each
     # output must be mapped: also one that ignores the operand, which the rule may use, and one that
     # all examples share, as they share a sum over them, while each has its own upstream.
@@ -218,13 +220,12 @@ def _value(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     closed = jax.jit(value).trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
         raise errors.hidden_tracer(function.source)
-    jaxpr, first = without_consts(closed), len(closed.consts)
-    masks, leaves = mapped_with(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
-    for i, mask in enumerate(masks):
-        ignored = [o for k, o in enumerate(operands) if not mask >> (first + k) & 1]
+    leaves, first = jaxpr_as_fun(closed)(*operands), len(closed.consts)
+    for i, mask in enumerate(dependence(closed.jaxpr, mapped=True)):
+        ignored = [o for k, o in enumerate(operands, first) if not mask >> k & 1]
         if ignored:
             (leaves[i],) = depend([leaves[i]], ignored)
-    return _with_axis_in_front(function, map(_not_transposable, leaves))
+    return leaves
 
 
 def _not_transposable(leaf: Leaf) -> Any:
@@ -247,53 +248,49 @@ def _not_transposable(leaf: Leaf) -> Any:
 def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     """Return the leaves under `jax.linear_transpose`, with the rule as their transpose.
 
-    The rule of a linear function is the same at every point, so it runs at zero; a gradient that
-    depends on the point raises.
+    The rule of a linear function is the same at every point; a gradient that depends on the point
+    raises.
     """
-    operands = arrays(operands)
-    is_linear = list(map(is_transposed, operands))
-    linear = [o for o in operands if is_transposed(o)]
+    linear = [i for i, o in enumerate(operands) if is_transposed(o)]
     known = [o for o in operands if not is_transposed(o)]
-    types = list(map(tangent_type, linear))
+    points = [operands[i] for i in linear]
+    types = list(map(tangent_type, points))
 
     def joined(values: Sequence[Leaf], points: Sequence[Leaf]) -> list[Leaf]:
-        rest = {False: iter(values), True: iter(points)}
-        return [next(rest[i]) for i in is_linear]
+        every = list(values)
+        for i, x in zip(linear, points, strict=True):
+            every.insert(i, x)
+        return every
 
     def gradients(
         points: Sequence[Leaf], values: Sequence[Leaf], cotangents: Cotangents
     ) -> list[Leaf]:
-        operands = joined(values, points)
-        _, rule = attached(*ran(function, operands, is_linear), operands)
-        gradients = rule([cotangents[i] for i in rule.outputs])
-        dxs = replaced([None] * rule.n_operands, rule.perturbed, gradients)
-        wanted = (dx for dx, is_x in zip(dxs, is_linear, strict=True) if is_x)
-        return [zero if dx is None else dx for dx, zero in zip(wanted, points, strict=True)]
+        _, rule = _forward(function, joined(values, points), linear)
+        dxs = rule(rule.residuals, [cotangents[i] for i in rule.outputs])
+        given = {i: dx for i, dx in zip(rule.perturbed, dxs, strict=True) if dx is not None}
+        return [given.get(i, zero) for i, zero in zip(linear, points, strict=True)]
 
     def transpose(values: Sequence[Leaf], cotangents: Cotangents, wanted: Any) -> list[Leaf]:
-        args = [*map(zeros, types)], [*values], [*cotangents]
-        closed = jax.make_jaxpr(gradients)(*args)
-        jaxpr, first = without_consts(closed), len(closed.consts)
-        if any(depends_on(mask, first, first + len(types)) for mask in dependence(jaxpr)):
+        closed = at_any_point(gradients, types, values, cotangents)
+        if closed is None:
             text = "a gradient that depends on its inputs"
             raise errors.not_linear(function.source, text)
-        every = evaluate(jaxpr, *closed.consts, *jax.tree.leaves(args))
+        every = jaxpr_as_fun(closed)(*values, *cotangents)
         return [every[x] for x in wanted]
 
     def value(values: Sequence[Leaf], points: Sequence[Leaf], _: Any) -> list[Leaf]:
         return function.value(joined(values, points))
 
     ys = jax.make_jaxpr(lambda *operands: function.value(operands))(*operands).out_avals
-    pull = Pull(transpose, range(len(linear)), function.source, forward=value)
-    return push_by_type(known, linear, pull, tuple(y.to_tangent_aval() for y in ys))
+    rule = Rule((), transpose, function.source, range(len(linear)), forward=value)
+    return push_by_type(known, points, rule, tuple(y.to_tangent_aval() for y in ys))
 
 
-def _with_axis_in_front(function: Function, values: Iterable[Leaf]) -> list[Leaf]:
+def _with_axis_in_front(function: Function, leaves: list[Leaf]) -> list[Leaf]:
     """Return the leaves with a mapped axis in front, so that `primal` and `f` agree about it.
 
     `expand_dims` forces it there; unlike `depend`, Pallas can lower it.
     """
-    leaves = list(values)
     if not (function.has_primal and is_traced(leaves)):
         return leaves
     return [jax.lax.squeeze(jax.lax.expand_dims(leaf, [0]), [0]) for leaf in leaves]

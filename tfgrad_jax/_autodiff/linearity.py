@@ -11,7 +11,7 @@ linear in some operands alone, has a row in `_OPERATIONS`, and no other place kn
 
 import enum
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
 import jax
@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive
 
 from .._jax.compat import can_differentiate, can_transpose, is_ref
-from .._jax.jaxpr import ONE_BY_ONE, Analysis, Followed, Identity, is_declared
+from .._jax.jaxpr import ONE_BY_ONE, Analysis, Follow, Followed, Identity, is_declared
 from .._jax.trace import is_staging
 from .._jax.types import Aval, Eqn, Leaf, is_differentiable, is_kind
 from .._messages.errors import Obstacle
@@ -56,12 +56,6 @@ def _aval(atom: object) -> Aval:
     return cast("Aval", atom).aval
 
 
-def _with_derivative(eqn: Eqn, kinds: Kinds) -> list[Degree]:
-    """Return the kinds of the operands that have a derivative: no index is one."""
-    operands = zip(eqn.invars, kinds, strict=True)
-    return [k for a, k in operands if is_differentiable(_aval(a).dtype)] or list(kinds)
-
-
 def _join(name: str, a: Degree, b: Degree) -> Degree:
     if {a, b} == {CONSTANT, LINEAR}:
         raise NotLinearError(f"`{name}` of an upstream and a constant")
@@ -73,31 +67,22 @@ def _any_operand(eqn: Eqn, kinds: Kinds) -> Degree:
     return LINEAR if LINEAR in kinds else max(kinds, default=ZERO)
 
 
-def _sum(eqn: Eqn, kinds: Kinds) -> Degree:
-    """One that is linear in all operands together: an upstream plus a constant is not linear."""
-    join = functools.partial(_join, eqn.primitive.name)
-    return functools.reduce(join, _with_derivative(eqn, kinds))
-
-
-def _product(eqn: Eqn, kinds: Kinds) -> Degree:
-    """One that is linear in each operand, one at a time."""
-    kinds = _with_derivative(eqn, kinds)
-    if kinds.count(LINEAR) > 1:
-        raise NotLinearError(f"`{eqn.primitive.name}` of two upstreams")
-    # An upstream times zero counts as linear, not as zero: otherwise `dy * mask * dy` would pass
-    # where the mask is all zeros, and raise with the next batch. No value decides what is refused.
-    return LINEAR if LINEAR in kinds else min(kinds)
-
-
-def _only(places: slice) -> How:
-    """One that is linear in these operands together, and in no other."""
+def _linear_in(*groups: slice) -> How:
+    """One that is linear in the operands of each group together, and in one group at a time."""
 
     def how(eqn: Eqn, kinds: Kinds) -> Degree:
-        name, these = eqn.primitive.name, range(len(kinds))[places]
+        name, places = eqn.primitive.name, range(len(kinds))
         for i, kind in enumerate(kinds):
-            if kind == LINEAR and i not in these:
+            if kind == LINEAR and not any(i in places[group] for group in groups):
                 raise NotLinearError(f"`{name}`, which is not linear in its operand {i}")
-        return functools.reduce(functools.partial(_join, name), kinds[places])
+        join = functools.partial(_join, name)
+        each = [functools.reduce(join, kinds[group]) for group in groups]
+        if each.count(LINEAR) > 1:
+            raise NotLinearError(f"`{name}` of two upstreams")
+        # An upstream times zero counts as linear, not as zero: otherwise `dy * mask * dy` would
+        # pass where the mask is all zeros, and raise with the next batch. No value decides what is
+        # refused.
+        return LINEAR if LINEAR in each else min(each)
 
     return how
 
@@ -105,9 +90,8 @@ def _only(places: slice) -> How:
 def _gather(eqn: Eqn, kinds: Kinds) -> Degree:
     # What is out of bounds gets the fill value. JAX transposes a `gather` as if that were zero, so
     # another one is a constant beside the upstream. NaN, the default, marks what has no value.
-    operand = _with_derivative(eqn, kinds)[0]
     fill = eqn.params["fill_value"]
-    return _join("gather", operand, CONSTANT) if fill and not np.isnan(fill) else operand
+    return _join("gather", kinds[0], CONSTANT) if fill and not np.isnan(fill) else kinds[0]
 
 
 def _convert(eqn: Eqn, kinds: Kinds) -> Degree:
@@ -125,7 +109,7 @@ def _bit_cast(eqn: Eqn, kinds: Kinds) -> Degree:
 
 def _push(eqn: Eqn, kinds: Kinds) -> Degree:
     """The derivative of a decorated function: linear in its tangents."""
-    if LINEAR in kinds[: eqn.params["sizes"][0]]:
+    if LINEAR in kinds[len(eqn.params["rule"].perturbed) :]:
         raise NotLinearError("the derivative of a decorated function at an upstream")
     return _any_operand(eqn, kinds)
 
@@ -146,9 +130,10 @@ def _first(eqn: Eqn, kinds: Kinds) -> Degree:
     return kinds[0]
 
 
-_ADD = """add add_any complex concatenate dynamic_update_slice pad ragged_all_to_all scatter
-    scatter-add scatter-sub select_n stack sub"""
+_ADD = "add add_any complex concatenate pad stack sub"
 _MULTIPLY = "mul dot_general conv_general_dilated ragged_dot_general"
+_SCATTER = "scatter scatter-add scatter-sub"
+_FIRST = "div scatter-mul select_and_gather_add select_and_scatter_add"
 # These are linear, but some version of JAX does not transpose them by its registry.
 _ANY = "slice dynamic_slice copy_p stop_gradient reshard mesh_cast pcast relayout"
 _REF = "new_ref get swap addupdate freeze"
@@ -157,22 +142,23 @@ _REF = "new_ref get swap addupdate freeze"
 _CODE = "pure_callback io_callback ffi_call pallas_call mpmd_map"
 
 _OPERATIONS: dict[str, How] = {
-    **dict.fromkeys(_ADD.split(), _sum),
-    **dict.fromkeys(_MULTIPLY.split(), _product),
+    **dict.fromkeys(_ADD.split(), _linear_in(slice(None))),
+    **dict.fromkeys(_MULTIPLY.split(), _linear_in(slice(0, 1), slice(1, 2))),
+    **dict.fromkeys(_SCATTER.split(), _linear_in(slice(0, None, 2))),
+    **dict.fromkeys(_FIRST.split(), _linear_in(slice(0, 1))),
     **dict.fromkeys(_ANY.split(), _any_operand),
     **dict.fromkeys(_REF.split(), _first),
     **dict.fromkeys(_CODE.split(), _opaque),
     "bitcast_convert_type": _bit_cast,
     "convert_element_type": _convert,
-    "div": _only(slice(0, 1)),
+    "dynamic_update_slice": _linear_in(slice(2)),
     "gather": _gather,
-    "polynomial": _only(slice(1, None)),
+    "polynomial": _linear_in(slice(1, None)),
     "push": _push,
-    "scatter-mul": _only(slice(0, 1)),
-    "select_and_gather_add": _only(slice(0, 1)),
-    "select_and_scatter_add": _only(slice(0, 1)),
-    "triangular_solve": _only(slice(1, 2)),
-    "tridiagonal_solve": _only(slice(3, 4)),
+    "ragged_all_to_all": _linear_in(slice(2)),
+    "select_n": _linear_in(slice(1, None)),
+    "triangular_solve": _linear_in(slice(1, 2)),
+    "tridiagonal_solve": _linear_in(slice(3, 4)),
 }
 
 
@@ -189,26 +175,28 @@ def _how(primitive: Primitive, has_results: bool) -> How:
 
 # --- the analysis -------------------------------------------------------------------------------
 
+# Calls that JAX cannot transpose.
+_NO_TRANSPOSE = {"while": Obstacle.LOOP, "custom_vmap_call": Obstacle.OPAQUE}
 # The size up to which we check whether all entries of a constant are zero.
 _READABLE = 1 << 16
 
 
-def check(closed: ClosedJaxpr, upstreams: int | None = None) -> "Linearity":
+def check(closed: ClosedJaxpr, is_transpose: bool = False) -> "Linearity":
     """Raise unless the traced rule is linear; return what was found.
 
-    `upstreams` says how many of the last arguments are upstreams. None: all of them, and the rule
-    is to be transposed, which code that is opaque to JAX cannot be.
+    It is to be transposed, unless it `is_transpose` already: then code that is opaque to JAX may be
+    in it.
     """
-    inputs, n = len(closed.jaxpr.invars), len(closed.consts)
-    found = Linearity(may_be_opaque=upstreams is not None)
-    others = 0 if upstreams is None else inputs - upstreams
-    kinds = [*map(found.constant, closed.consts), *[CONSTANT] * others]
-    kinds += [LINEAR] * (inputs - others)
+    found, n = Linearity(may_be_opaque=is_transpose), len(closed.consts)
+    kinds = [*map(found.constant, closed.consts), *[LINEAR] * len(closed.jaxpr.invars)]
     results, after = found.follow(closed.jaxpr, kinds)
     if CONSTANT in results:
         raise NotLinearError("a gradient that is not zero and does not depend on the upstreams")
-    if upstreams is None and LINEAR in after[:n]:
+    if not is_transpose and LINEAR in after[:n]:
         raise NotLinearError("an upstream that is written to a Ref, which outlives the rule")
+    for place in found.stops.keys() & found.holds:
+        text = "`stop_gradient` in a function that takes an upstream here, and a constant there"
+        raise NotLinearError(text, found.stops[place])
     return found
 
 
@@ -217,14 +205,11 @@ class Linearity(Analysis[Degree]):
 
     def __init__(self, may_be_opaque: bool = False) -> None:
         super().__init__()
-        # Calls with a derivative of their own that an upstream reaches: it is their transpose.
-        self.declared: list[Eqn] = []
+        self.declared: Eqn | None = None  # a call that has a derivative of its own, at an upstream
         self.declares = False  # whether there is such a call, at an upstream or not
-        self.stops = False  # whether something at an upstream only affects derivatives
-        self._may_be_opaque, self._in_shard_map = may_be_opaque, False
-
-    def state(self) -> Hashable:
-        return self._may_be_opaque
+        # By identity, what only affects derivatives: at an upstream, and at any other value.
+        self.stops, self.holds = dict[int, Eqn](), set[int]()
+        self._may_be_opaque = may_be_opaque
 
     def constant(self, value: Leaf) -> Degree:
         """Return whether a constant is zero; a large one counts as not zero."""
@@ -237,41 +222,40 @@ class Linearity(Analysis[Degree]):
         except (TypeError, ValueError, RuntimeError):  # cannot be read: a PRNG key, say
             return CONSTANT
 
-    def call(
-        self, eqn: Eqn, operands: Kinds, follow: Callable[..., Followed[Degree]]
-    ) -> Followed[Degree]:
-        if eqn.primitive.name == "while" and LINEAR in operands and not self._may_be_opaque:
-            text = "`while`, which JAX cannot transpose"
-            raise NotLinearError(text, eqn, Obstacle.LOOP)
-        around, has_own = (self._may_be_opaque, self._in_shard_map), is_declared(eqn)
-        # A wrong derivative in a decorated function does not make it linear: so its body is looked
-        # through, too. Only its rule transposes it, so there may be anything else in it.
-        self._may_be_opaque |= has_own
-        self._in_shard_map |= eqn.primitive.name == "shard_map"
+    def call(self, eqn: Eqn, operands: Kinds, follow: Follow[Degree]) -> Followed[Degree]:
+        name, analysis = eqn.primitive.name, self
+        if name in _NO_TRANSPOSE and LINEAR in operands and not self._may_be_opaque:
+            raise NotLinearError(f"`{name}`, which JAX cannot transpose", eqn, _NO_TRANSPOSE[name])
+        if is_declared(eqn):
+            # A wrong derivative in a decorated function does not make it linear: so its body is
+            # looked through, too. Only its rule transposes it, so there may be anything else in it.
+            analysis = self if self._may_be_opaque else self._of_bodies
+            self.declares = True
+            if LINEAR in operands:
+                self.declared = self.declared or eqn
         try:
-            followed = follow(eqn, operands, self)
+            return follow(eqn, operands, analysis)
         except NotLinearError as error:
-            if eqn.primitive.name == "jit":
+            if name == "jit":
                 # JAX traces it once for all calls: the lines inside may be of another call.
                 error.args, error.eqn = (f"{error} (in `{eqn.params['name']}`)",), eqn
             raise
-        finally:
-            self._may_be_opaque, self._in_shard_map = around
-        self.declares |= has_own
-        if LINEAR in operands:
-            self.declared += [eqn] * has_own
-            self.stops |= only_for_derivatives(eqn)
-        return followed
+
+    @functools.cached_property
+    def _of_bodies(self) -> "Linearity":
+        return Linearity(may_be_opaque=True)
 
     def step(self, eqn: Eqn, operands: Kinds) -> list[Degree]:
-        is_put = eqn.primitive.name == "device_put" and self._in_shard_map
-        self.stops |= LINEAR in operands and only_for_derivatives(eqn) and not is_put
-        if isinstance(eqn.primitive, Identity) or eqn.primitive.name in ONE_BY_ONE:
+        name = eqn.primitive.name
+        if LINEAR in operands and _only_for_derivatives(eqn):
+            self.stops[id(eqn)] = eqn
+        elif name == "stop_gradient" and CONSTANT in operands:
+            self.holds.add(id(eqn))
+        if isinstance(eqn.primitive, Identity) or name in ONE_BY_ONE:
             return list(operands[: len(eqn.outvars)])
         how = _how(eqn.primitive, bool(eqn.outvars))
         if how is _opaque and LINEAR in operands and eqn.outvars and not self._may_be_opaque:
-            text = f"`{eqn.primitive.name}`, which JAX cannot transpose"
-            raise NotLinearError(text, eqn, Obstacle.OPAQUE)
+            raise NotLinearError(f"`{name}`, which JAX cannot transpose", eqn, Obstacle.OPAQUE)
         try:
             return [how(eqn, operands)] * len(eqn.outvars)
         except NotLinearError as error:
@@ -279,10 +263,11 @@ class Linearity(Analysis[Degree]):
             raise
 
     def written(self, eqn: Eqn, operands: Kinds) -> Degree:
-        kinds = _with_derivative(eqn, operands)
         if eqn.primitive.name == "swap" and len(eqn.invars) == 2:  # all of it is written
-            return kinds[1]
-        if {CONSTANT, LINEAR} <= {*kinds}:
+            return operands[1]
+        atoms = zip(eqn.invars, operands, strict=True)
+        kinds = {k for a, k in atoms if is_differentiable(_aval(a).dtype)} or {*operands}
+        if {CONSTANT, LINEAR} <= kinds:
             raise NotLinearError("a Ref that holds an upstream and a constant", eqn)
         return max(kinds)
 
@@ -293,11 +278,11 @@ class Linearity(Analysis[Degree]):
         return result  # no predicate is an upstream: `step` has refused, or it is opaque
 
 
-def only_for_derivatives(eqn: Eqn) -> bool:
-    """Return whether an equation only affects how JAX differentiates or maps something.
+def _only_for_derivatives(eqn: Eqn) -> bool:
+    """Return whether an equation only affects how JAX differentiates something.
 
     A `device_put` that names no device is one: JAX may be unable to differentiate it.
     """
     if eqn.primitive.name == "device_put":
         return all(device is None for device in eqn.params["devices"])
-    return eqn.primitive.name in ("stop_gradient", "custom_vmap_call")
+    return eqn.primitive.name == "stop_gradient"

@@ -15,9 +15,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import tree_unflatten
 
-from .._autodiff.attached import arrays
+from .._autodiff.attached import Forward, arrays
 from .._autodiff.custom import record
-from .._autodiff.function import Forward
 from .._autodiff.rule import Run as RunOfRule
 from .._closure.walk import Matches, constants_of, survey
 from .._frontend.grad_fn import Call

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import jax
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from .._autodiff.function import Forward
+from .._autodiff.attached import Forward
 from .._autodiff.primitives import depend
 from .._autodiff.rule import Run
 from .._jax.types import Leaf, LeafIndex, OperandIndex, PyTree

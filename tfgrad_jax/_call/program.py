@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.tree_util import PyTreeDef, register_static, tree_flatten
 
-from .._autodiff.function import Forward
+from .._autodiff.attached import Forward
 from .._closure.functions import Apart, taken_apart
 from .._closure.traced import Traced, traced
 from .._closure.walk import ARRAYS, survey

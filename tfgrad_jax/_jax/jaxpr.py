@@ -1,9 +1,9 @@
 """Follow a fact about values through a jaxpr, into the jaxprs that it calls.
 
-`flow` runs an `Analysis` over a jaxpr. Each variable gets a value, such as "linear in the
-upstreams" (`_autodiff/linearity.py`) or "depends on these operands" (`dependence`). Only this
-module knows how a `jit`, a `scan`, a `while_loop`, a `cond` and a `checkpoint` pass values to their
-bodies. A Ref has the value of everything that was written to it.
+`Analysis.follow` gives each variable a value, such as "linear in the upstreams"
+(`_autodiff/linearity.py`) or "depends on these operands" (`dependence`). Only this module knows how
+a `jit`, a `scan`, a `while_loop`, a `cond` and a `checkpoint` pass values to their bodies. A Ref
+has the value of everything that was written to it.
 """
 
 import functools
@@ -63,17 +63,11 @@ class Analysis(Generic[_V]):
         # would be followed 65,536 times.
         self._memo: dict[Hashable, tuple[Jaxpr, Followed[_V]]] = {}
 
-    def state(self) -> Hashable:
-        """Return what the values depend on beside the operands."""
-        return None
-
     def constant(self, value: Leaf) -> _V:
         """Return the value of a constant."""
         raise NotImplementedError
 
-    def call(
-        self, eqn: Eqn, operands: Sequence[_V], follow: Callable[..., Followed[_V]]
-    ) -> Followed[_V]:
+    def call(self, eqn: Eqn, operands: Sequence[_V], follow: "Follow[_V]") -> Followed[_V]:
         """Return the values of an equation that calls something: `follow` computes them."""
         return follow(eqn, operands, self)
 
@@ -95,10 +89,9 @@ class Analysis(Generic[_V]):
 
     def equation(self, eqn: Eqn, operands: list[_V]) -> Followed[_V]:
         """Return the values of the results of one equation, and of its operands after it."""
-        if (follow := _LOOPS_AND_BRANCHES.get(eqn.primitive.name)) is not None:
-            return self.call(eqn, operands, follow)
-        if (body := call_body(eqn)) is not None:
-            return self.call(eqn, operands, lambda _, *others: _body(body, *others))
+        follow = _LOOPS_AND_BRANCHES.get(eqn.primitive.name)
+        if follow is not None or call_body(eqn) is not None:
+            return self.call(eqn, operands, follow or _call)
         results = self.step(eqn, operands)
         if not any(is_ref_type(a.aval) for a in eqn.invars):
             return results, operands
@@ -127,27 +120,50 @@ class Analysis(Generic[_V]):
                     values[atom] = value
         return [read(v) for v in jaxpr.outvars], [values[v] for v in _inputs(jaxpr)]
 
-    def called(self, jaxpr: Jaxpr, operands: Sequence[_V]) -> Followed[_V]:
-        """Return the same for what an equation calls."""
-        key = id(jaxpr), self.state(), tuple(operands)
+    def called(self, body: Body, operands: Iterable[_V]) -> Followed[_V]:
+        """Return the same for what an equation calls, without its constants."""
+        jaxpr, consts = open_jaxpr(body), [self.constant(c) for c in getattr(body, "consts", ())]
+        key = id(jaxpr), *consts, *operands
         if key not in self._memo:
-            self._memo[key] = jaxpr, self.follow(jaxpr, operands)
-        return self._memo[key][1]
+            self._memo[key] = jaxpr, self.follow(jaxpr, key[1:])
+        results, after = self._memo[key][1]
+        return results, after[len(consts) :]
+
+    def joined(self, name: str, these: Sequence[_V], those: Sequence[_V]) -> list[_V]:
+        """Return the values of results that are either `these` or `those`."""
+        return [self.join(name, a, b) for a, b in zip(these, those, strict=True)]
 
 
-def flow(jaxpr: Jaxpr, operands: Iterable[_V], analysis: Analysis[_V]) -> list[_V]:
-    """Return the values of the results of a jaxpr, from those of its constants and operands."""
-    return analysis.follow(jaxpr, operands)[0]
+Follow: TypeAlias = Callable[[Eqn, Sequence[_V], Analysis[_V]], Followed[_V]]
 
 
 class Dependence(Analysis[Mask]):
-    """Follow which operands a value depends on."""
+    """Follow which operands a value depends on.
+
+    Or, if `mapped`, with which operands `vmap` certainly maps it.
+    """
+
+    def __init__(self, mapped: bool) -> None:
+        super().__init__()
+        self._mapped = mapped
 
     def constant(self, value: Leaf) -> Mask:
         return 0
 
+    def call(self, eqn: Eqn, operands: Sequence[Mask], follow: Follow[Mask]) -> Followed[Mask]:
+        if self._mapped and eqn.primitive.name == "custom_vmap_call":  # its rule says what is
+            return [0] * len(eqn.outvars), list(operands)
+        return follow(eqn, operands, self)
+
     def step(self, eqn: Eqn, operands: Sequence[Mask]) -> list[Mask]:
         n = len(eqn.outvars)
+        # All examples share the result of a collective, which has an effect. So has what reads or
+        # writes a Ref, which says nothing here. Any other effect counts as a collective's: then
+        # `depend` is in vain, and compiles to nothing. To learn the type of a collective's effect
+        # takes a trace, and JAX fails to make one inside a checked `shard_map`.
+        touches_ref = any(is_ref_type(v.aval) for v in (*eqn.invars, *eqn.outvars))
+        if self._mapped and eqn.effects and not touches_ref:
+            return [0] * n
         if isinstance(eqn.primitive, Identity) or eqn.primitive.name in ONE_BY_ONE:
             return list(operands[:n])
         return [functools.reduce(operator.or_, operands, 0)] * n
@@ -156,40 +172,13 @@ class Dependence(Analysis[Mask]):
         return a | b
 
 
-def dependence(jaxpr: Jaxpr) -> list[Mask]:
-    """Return, for each result of a jaxpr without constants, which operands it depends on."""
-    return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], Dependence())
+def dependence(jaxpr: Jaxpr, mapped: bool = False) -> list[Mask]:
+    """Return, for each result of a jaxpr, which constants and operands it depends on.
 
-
-class _Mapped(Dependence):
-    """Follow for which operands `vmap` certainly maps a value, if it maps one of them."""
-
-    def call(
-        self, eqn: Eqn, operands: Sequence[Mask], follow: Callable[..., Followed[Mask]]
-    ) -> Followed[Mask]:
-        if eqn.primitive.name == "custom_vmap_call":  # its rule says what is mapped
-            return [0] * len(eqn.outvars), list(operands)
-        return follow(eqn, operands, self)
-
-    def step(self, eqn: Eqn, operands: Sequence[Mask]) -> list[Mask]:
-        # All examples share the result of a collective, which has an effect. So has what reads or
-        # writes a Ref, which says nothing here. Any other effect counts as a collective's: then
-        # `depend` is in vain, and compiles to nothing. To learn the type of a collective's effect
-        # takes a trace, and JAX fails to make one inside a checked `shard_map`.
-        if eqn.effects and not any(is_ref_type(v.aval) for v in (*eqn.invars, *eqn.outvars)):
-            return [0] * len(eqn.outvars)
-        return super().step(eqn, operands)
-
-
-def mapped_with(jaxpr: Jaxpr) -> list[Mask]:
-    """Return, for each result, with which operands `vmap` certainly maps it."""
-    return flow(jaxpr, [1 << i for i in range(len(jaxpr.invars))], _Mapped())
-
-
-def depends_on(mask: Mask, start: int, stop: int) -> bool:
-    """Return whether a value depends on any of the operands from `start` to `stop`."""
-    these = (1 << stop) - (1 << start)
-    return bool(mask & these)
+    Or, if `mapped`, with which of them `vmap` certainly maps it.
+    """
+    masks = [1 << i for i in range(len(_inputs(jaxpr)))]
+    return Dependence(mapped).follow(jaxpr, masks)[0]
 
 
 def call_body(eqn: Eqn) -> Body | None:
@@ -200,11 +189,6 @@ def call_body(eqn: Eqn) -> Body | None:
             if body is not None and len(open_jaxpr(body).invars) == len(eqn.invars):
                 return body
     return None
-
-
-def is_call(eqn: Eqn) -> bool:
-    """Return whether a fact is followed into what an equation calls."""
-    return eqn.primitive.name in _LOOPS_AND_BRANCHES or call_body(eqn) is not None
 
 
 def is_declared(eqn: Eqn) -> bool:
@@ -222,14 +206,8 @@ def open_jaxpr(body: Body) -> Jaxpr:
     return body.jaxpr if isinstance(body, ClosedJaxpr) else body
 
 
-def _body(body: Body, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
-    consts = [analysis.constant(c) for c in getattr(body, "consts", ())]
-    results, after = analysis.called(open_jaxpr(body), [*consts, *operands])
-    return results, after[len(consts) :]
-
-
-def _joined(name: str, these: Sequence[_V], those: Sequence[_V], by: Analysis[_V]) -> list[_V]:
-    return [by.join(name, a, b) for a, b in zip(these, those, strict=True)]
+def _call(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
+    return analysis.called(cast("Body", call_body(eqn)), operands)
 
 
 def _loop(
@@ -240,10 +218,10 @@ def _loop(
     # the values that it had before: a delay line passes an upstream on three steps late.
     consts, carry, xs = map(list, parts)
     while True:
-        results, after = _body(body, [*consts, *carry, *xs], analysis)
+        results, after = analysis.called(body, [*consts, *carry, *xs])
         before = consts, carry
-        consts = _joined(name, consts, after[: len(consts)], analysis)  # there may be Refs
-        carry = _joined(name, carry, results[: len(carry)], analysis)
+        consts = analysis.joined(name, consts, after[: len(consts)])  # there may be Refs
+        carry = analysis.joined(name, carry, results[: len(carry)])
         if (consts, carry) == before:
             return [*carry, *results[len(carry) :]], [*consts, *carry, *xs]
 
@@ -269,15 +247,15 @@ def _while(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed
     second = first + eqn.params["body_nconsts"]
     parts = operands[first:second], operands[second:], ()
     carry, after = _loop("while", eqn.params["body_jaxpr"], parts, analysis)
-    (end,), tests = _body(eqn.params["cond_jaxpr"], [*operands[:first], *carry], analysis)
+    (end,), tests = analysis.called(eqn.params["cond_jaxpr"], [*operands[:first], *carry])
     after = [*tests[:first], *after]
     return [analysis.branch("while", end, value) for value in carry], after
 
 
 def _cond(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
     predicate, *rest = operands
-    each = [_body(branch, rest, analysis) for branch in eqn.params["branches"]]
-    join = lambda these, those: _joined("cond", these, those, analysis)  # noqa: E731
+    each = [analysis.called(branch, rest) for branch in eqn.params["branches"]]
+    join = functools.partial(analysis.joined, "cond")
     results, after = (functools.reduce(join, parts) for parts in zip(*each, strict=True))
     return [analysis.branch("cond", predicate, value) for value in results], [predicate, *after]
 

@@ -1,8 +1,7 @@
 """Which of JAX's traces is running: which work a call may skip, and at which level it runs.
 
-`is_idle` runs at every call, `is_around` for every tracer that a function holds, and
-`in_derivative` when a function is transformed. Every answer depends on the trace alone, never on
-earlier calls.
+`is_idle` runs at every call, and `is_around` for every tracer that a function holds. Every answer
+depends on the trace alone, never on earlier calls.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ from jax.core import Tracer
 from jax.extend.core import find_top_trace as _current_trace
 from jax.extend.core import set_current_trace as _set_trace
 
-from .compat import LINEARIZED, is_ref, opens, parent_of, primal, tag_of, trace_of
+from .compat import LINEARIZED, is_ref, opens, parent_of, tag_of, trace_of
 
 # The trace that is current when no transformation is running. JAX has one for all threads. It is
 # not simply the trace of this moment: a program may import this package inside a function that it
@@ -176,17 +175,3 @@ def is_transposed(value: Any) -> bool:
 def is_forward(trace: Any) -> bool:
     """Return whether a trace is that of forward mode."""
     return type(trace) is derivatives()[0]
-
-
-def in_derivative(values: Sequence[Any]) -> tuple[Any, list[Any], list[Any]] | None:
-    """Return the current trace, the values, and those at the level below.
-
-    None if JAX does not differentiate any of these values at this level.
-    """
-    trace = _current_trace(())
-    if not opens(trace):
-        return None
-    values = [v if isinstance(v, jax.Array) or is_ref(v) else jax.numpy.asarray(v) for v in values]
-    primals = [primal(v, trace) for v in values]
-    is_any = any(p is not v for p, v in zip(primals, values, strict=True))
-    return (trace, values, primals) if is_any else None
