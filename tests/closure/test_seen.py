@@ -146,6 +146,28 @@ def test_elsewhere_they_see_what_jax_shows(caller):
         assert ("Layer.__call__" if caller == "self" else "product.f") in note
 
 
+NOT_SHOWN = ["float", "complex", "format", "asarray", "NumPy", "math", "item", "tolist"]
+
+
+@pytest.mark.parametrize("kind", NOT_SHOWN)
+def test_what_jax_differentiates_again_shows_no_value(kind):
+    """Python would take it for a constant: its derivative was 0, silently. A branch is right."""
+    by_weight = lambda look: lambda o, x: look(o.w * x / 2)  # noqa: E731
+    by_both = lambda w, x, look, **options: of_a_closure(w, x, by_weight(look), None, **options)  # noqa: E731
+    losses = {
+        "autodiff": lambda look: lambda x: by_both(x, X, look, variables="autodiff"),
+        "by x": lambda look: jax.grad(lambda x: by_both(W, x, look)),
+        "by w": lambda look: jax.grad(lambda w: by_both(w, X, look)),
+        "of an object": lambda look: jax.grad(
+            lambda w: Layer(w)(X, in_f=by_weight(look), in_rule=None)
+        ),
+    }
+    for loss in losses.values():
+        with pytest.raises(TypeError):
+            jax.grad(loss(SEEN[kind]))(W)
+        assert_same(jax.grad(loss(SEEN["if"]))(W), jax.grad(loss(lambda a: 1))(W))
+
+
 def test_what_is_not_traced_reaches_f_as_it_is():
     given = jnp.float32(3), np.float32(2), 4, "name", None, jnp.sin, jnp.float32
 

@@ -147,10 +147,13 @@ class Shown(Tracer):
 
     def _now(self) -> Any:
         is_valid(self)
-        return concrete(self.value)
+        # Not what a tracer stands for: JAX differentiates it, so NumPy must not take its value for
+        # a constant. With "autodiff", `np.exp(w * x)` had no gradient by `w`, and what a rule read
+        # by way of `float` had none at the second order. JAX's own tracer raises.
+        return self.value
 
     def to_concrete_value(self) -> Any:
-        value = self._now()
+        value = concrete(self._now())
         return None if isinstance(value, Tracer) else value
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
@@ -175,10 +178,10 @@ class Shown(Tracer):
         return format(self._now(), spec)
 
     def item(self, *args: int) -> Any:
-        return self._now().item(*args)
+        return np.asarray(self).item(*args)  # not that of a tracer, which does not raise
 
     def tolist(self) -> Any:
-        return self._now().tolist()
+        return np.asarray(self).tolist()
 
     def __repr__(self) -> str:
         return repr(self.value)
