@@ -219,15 +219,15 @@ class Model:
         "got primal=an array of dtype float32 and shape (3, 2); expected None or a function",
         **VALUE),
     misuse("Decorate twice", "@custom_gradient" + function("").rstrip(),
-        "is already decorated: decorate once"),
+        "is already decorated, or under `jax.jit`", "Decorate once"),
     misuse("Decorate what is decorated below `jax.jit`",
         "@custom_gradient\n@jax.jit" + function("").rstrip(),
-        "is under `jax.jit`", "Write `@jax.jit` above `@custom_gradient`"),
+        "under `jax.jit`, which cannot return a rule", "with `@jax.jit` above"),
     misuse("Decorate above `jax.jit`", function("").replace("\ndef", "\n@jax.jit\ndef").rstrip(),
-        "is under `jax.jit`, which cannot return a rule. Write `@jax.jit` above "
-        "`@custom_gradient`, as in `jax.jit(custom_gradient(f))`"),
+        "under `jax.jit`, which cannot return a rule. Decorate once, with `@jax.jit` above: "
+        "`jax.jit(custom_gradient(f))`"),
     misuse("Declare the rule as of a `jax.custom_vjp`", function("f.defvjp(None, None)"),
-        "has no attribute 'defvjp'. The function returns its rule: `return y, grad_fn`",
+        "has no attribute 'defvjp'. (It returns its rule: `return y, grad_fn`.)",
         error=AttributeError),
 ]  # fmt: skip
 
@@ -237,7 +237,7 @@ CALLING = [
     misuse("Forget a keyword-only argument", function("f(x)", args="x, *, scale"),
         "do not fit its signature, (x, *, scale): missing a required", "argument: 'scale'"),
     misuse("Pass a keyword-only argument by position", function("f(x, 2.0)", args="x, *, scale"),
-        "too many positional arguments. Pass `scale` by name, `scale=...`"),
+        "do not fit its signature, (x, *, scale): too many positional arguments"),
     misuse("Forget an argument", function("f()"), FITS + "missing a required argument"),
     misuse("Call a function that is an attribute of a class", """
 @custom_gradient
@@ -253,7 +253,7 @@ class Layer:
 Layer()(x)
 """,
         "do not fit its signature, (): too many positional arguments. It is an attribute of a "
-        "class, so Python passes the instance as its first argument, `x`. In the class, write "
+        "class, so Python passes the instance as its first argument. In the class, write "
         "`staticmethod(h)` instead of `h`"),
 ]  # fmt: skip
 
@@ -288,35 +288,36 @@ RETURNED_BY_F = [
         "A `primal` returns only `y`",
         of="<lambda>"),
     misuse("Give `primal` other arguments", function("f(x)", option="primal=lambda: 1.0"),
-        "`primal` of `f` (model.py:1), `<lambda>` (model.py:1), must take the same arguments: "
-        "too many positional arguments"),
+        "<lambda>() takes 0 positional arguments but 1 was given", of=""),
     misuse("Return another structure from `primal`",
         function("jax.vjp(jax.jit(f), x)[0]", option="primal=lambda x: (x**2, x)"),
         MISMATCH + "returned (*, *), of float32[3,2], float32[3,2], and the other *, of float32"),
 ]  # fmt: skip
 
-ONE = "cannot be called with 1 upstream gradient, one positional argument per leaf of y (dicts in "
-TWO = "cannot be called with 2 upstream gradients, one positional argument per leaf of y (dicts in "
-ALONE = ": a rule takes only upstreams, and reads anything else from the function around it"
+ALONE = ": a rule takes one upstream for each leaf of y (dicts in the order of sorted keys; with "
+ALONE += '`convention="jax"`, one in the structure of y) and reads anything else from the function'
 
 UPSTREAMS = [
     misuse("Take residuals, as for `jax.custom_vjp`",
         rule("return 2 * res * g", "x", "x**2", dys="res, g"),
-        ONE, "missing a required argument: 'g'", "Write `def grad(dy)`" + ALONE),
+        "cannot be called with 1 upstream gradient: ",
+        "missing 1 required positional argument: 'g'",
+        "Write `def grad(dy)`" + ALONE),
     misuse("Take one upstream of two outputs",
         rule("return dys[1]", "x", "(x, 2 * x)", "jnp.sum(f(x)[1])", "dys"),
-        TWO, "too many positional arguments", "Write `def grad(*dys)`"),
+        "cannot be called with 2 upstream gradients: ", "takes 1 positional argument but 2 were "
+        "given", "Write `def grad(*dys)`"),
     misuse('Take one upstream per output in `convention="jax"`',
         function(
             "jax.grad(lambda x: jnp.sum(f(x)[1]))(x)", "(x, 2 * x), lambda dy, dz: dy + 2 * dz",
             option='convention="jax"',
         ),
-        "cannot be called with one argument, the upstream gradients in the structure of y",
-        "missing a required argument: 'dz'"),
+        "cannot be called with 1 upstream gradient: ",
+        "missing 1 required positional argument: 'dz'"),
     misuse("Declare variables, and do not take them",
         weight("return dy @ w.T", "dy", "variables=[w]"),
-        "takes no `variables`, but `custom_gradient(variables=...)` declares them",
-        "Write `def grad(dy, variables)`, which returns (grad_xs, grad_vars)",
+        "cannot be called with 1 upstream gradient and `variables`: ",
+        "got an unexpected keyword argument 'variables'", "Write `def grad(dy, variables)`",
         of="loss.f"),
     misuse("Take one upstream of two outputs, and variables",
         weight("return dy @ w.T, [x.T @ dy]", y="(x @ w, x)").replace("f(x).sum()", "f(x)[1].sum()"
@@ -324,30 +325,29 @@ UPSTREAMS = [
         "Write `def grad(*dys, variables)`", of="loss.f"),
 ]  # fmt: skip
 
-STRUCTURE = "returned gradients in a structure that does not fit the inputs"
-FLAT = "or a flat list with one gradient for each input; None stands for no gradient"
-WANTED = "for the input `x`; expected an array of dtype float32 and shape (3, 2)"
+WANTED = "for the input `x`; expected float32[3,2], or None"
 NONE = "Did it forget its `return`? `return {}` means no gradient without this warning"
 WARNING: Any = {"error": UserWarning}
 COUNT: Any = {"error": ValueError}
 NO_ORDER = "returned a flat list of gradients whose order is unknown: "
-SORTED = NO_ORDER + "JAX has sorted the keys of a dict. "
-MISPLACED = "returned None for an array, and a gradient for `{}`, which JAX does not "
-MISPLACED += "differentiate; expected None. Return the gradients in the order of the inputs"
-CONVERT = "Convert it, by `jnp.real` or `.astype`, or return None for no gradient"
+NO_ORDER += "JAX has sorted the keys of a dict, or a None may stand for one array or for several. "
+MISPLACED = (
+    "returned None for the input `x`, and a gradient of its shape for a value that JAX does "
+)
+MISPLACED += "not differentiate; expected None for that. Return the gradients in the order of the"
+CONVERT = "Convert it, by `jnp.real` or `.astype`"
 
 GRADIENTS = [
     misuse("Return two gradients of one input", of_one("dy, dy"),
         "returned 2 gradients; expected 1, for the input `x`",
         "None stands for no gradient", **COUNT),
     misuse("Return a gradient too few", rule("return dy"),
-        "returned 1 gradient; expected 2, for the inputs `x`, `b`. Return `(dx, db)`; None stands",
-        **COUNT),
+        "returned an array of dtype float32 and shape (3, 2); expected 2, for the inputs `x`, `b`. "
+        "Return `(dx, db)`; None stands"),
     misuse("Return one gradient of an array and a number, which `jax.jit` traces",
         function("jax.grad(lambda x: f(x, 3.0).sum())(x)", "n * x, lambda dy: n * dy", "x, n"),
-        "returned 1 gradient; expected 2, for the inputs `x`, `n`. Return `(dx, dn)`; None stands "
-        "for no gradient. If a number is a setting, pass it by keyword: put it behind a `*`",
-        **COUNT),
+        "expected 2, for the inputs `x`, `n`. Return `(dx, dn)`; None stands for no gradient. If a "
+        "number is a setting, pass it by keyword: put it behind a `*`"),
     misuse("Forget the `return` of the rule", rule("dx = 2 * dy", "x", "2 * x"),
         "returned None, which means no gradient for the input `x`", NONE.format("(None,)"),
         **WARNING),
@@ -357,14 +357,15 @@ GRADIENTS = [
     misuse("Forget to sum over an axis, beside integers of its shape",
         function("jax.grad(lambda r: f(jnp.ones((3, 2), int), r).sum())(b)",
                  "k * r, lambda dy: (None, dy * k)", "k, r"),
-        "of shape (3, 2) for the input `r`; expected its own shape, (2,), or None. The gradient "
-        "has more entries", "as in `g.sum(axis=0)`?", **COUNT),
+        "of type float32[3,2] for the input `r`; expected float32[2], or None. It has more entries",
+        "as in `g.sum(axis=0)`?", **COUNT),
     misuse("Return a generator", rule("return (g for g in (dy, dy.sum(0)))"),
-        "returned an object of type generator; expected 2, for the inputs `x`, `b`", **COUNT),
+        "returned an object of type generator; expected 2, for the inputs `x`, `b`"),
     misuse("Yield the gradient", rule("yield 2 * dy", "x", "2 * x"),
         f"returned an object of type generator {WANTED}"),
     misuse("Return a dictionary by argument", rule('return {"x": dy, "b": dy.sum(0)}'),
-        STRUCTURE, "expected: (*, *), for the inputs `x`, `b`", "got:      {'b': *, 'x': *}", FLAT),
+        "returned gradients as `{'b': *, 'x': *}`; expected 2, for the inputs `x`, `b`. Return "
+        "`(dx, db)`; None stands for no gradient"),
     misuse("Return a flat list for a dict",
         """
 @custom_gradient
@@ -373,15 +374,15 @@ def f(x, p):
 
 jax.grad(f, 1)(2.0, {"scale": 3.0, "bias": 1.0})
 """,
-        SORTED + "Return `(dx, {'bias': ..., 'scale': ...})` for the inputs"),
+        NO_ORDER + "Return `(dx, {'bias': ..., 'scale': ...})` for the inputs"),
     misuse("Return None for a list, in a list that could be one for its arrays",
         function("jax.grad(lambda p: f(p).sum())([x, x])", "p[0] + scale * p[1], "
                  "lambda dy: (None, dy)", "p, scale=2.0"),
-        NO_ORDER + "a None may stand for one array or for several. Return `[..., ...]`"),
+        NO_ORDER + "Return `[..., ...]`"),
     misuse("Return the gradient in the place of what is None",
         function("jax.grad(lambda x: f(None, x).sum())(x)", "2 * x, lambda dy: (2 * dy, None)",
                  "mask, x"),
-        MISPLACED.format("mask")),
+        MISPLACED),
     misuse("Take upstreams in the order in which the keys of y were written",
         """
 @custom_gradient
@@ -401,11 +402,11 @@ jax.grad(lambda x: f(x)["mean"].sum())(x)
     misuse("Swap the gradients of an array and a number",
         function("jax.grad(lambda x: f(x, 0.5).sum())(x)",
                  "jnp.clip(x, -limit, limit), lambda dy: (None, dy)", "x, limit"),
-        MISPLACED.format("limit")),
+        MISPLACED),
     misuse("Forget to sum over a broadcast axis", rule("return dy, dy"),
-        "returned a gradient of shape (3, 2) for the input `b`; expected its own shape, (2,), or "
-        "None. The gradient has more entries than the input, along axis 0",
-        "did you forget to sum over it, as in `g.sum(axis=0)`?", **COUNT),
+        "returned a gradient of type float32[3,2] for the input `b`; expected float32[2], or None. "
+        "It has more entries than the input, along axis 0: did you forget to sum over it, as in "
+        "`g.sum(axis=0)`?", **COUNT),
     misuse("Give a constant a gradient of another shape",
         """
 @custom_gradient
@@ -414,7 +415,7 @@ def f(x, b):
 
 jax.grad(lambda x: f(x, jnp.ones(2)).sum())(x)
 """,
-        "of shape (3, 2) for the input `b`; expected its own shape, (2,), or None",
+        "of type float32[3,2] for the input `b`; expected float32[2], or None",
         "did you forget to sum over it, as in `g.sum(axis=0)`?",
         error=ValueError, jitted=False),
     misuse("Shard a gradient unlike its input",
@@ -430,17 +431,17 @@ def f(x):
 with jax.set_mesh(mesh):
     jax.grad(lambda x: f(x).sum())(jax.device_put(x, P("data", None)))
 """,
-        "a gradient of type float32[3,2@data] for the input `x`; expected its own sharding, "
-        "float32[3@data,2]. Return `jax.sharding.reshard(g, jax.P", "('data', None))`",
+        "a gradient of type float32[3,2@data] for the input `x`; expected float32[3@data,2], or "
+        "None. Return `jax.sharding.reshard(g, jax.P", "('data', None))`",
         error=ValueError, jitted=False),
     misuse("Swap two gradients", rule("return x.T @ dy, dy @ w.T", "x, w", "x @ w"),
-        "returned a gradient of shape (2, 4) for the input `x`; expected its own shape, (3, 2), or "
-        "None. It fits the input `w`: return the gradients in the order of these", **COUNT),
+        "returned a gradient of type float32[2,4] for the input `x`; expected float32[3,2], or "
+        "None. It fits the input `w`: return the gradients in their order", **COUNT),
     misuse("Return a complex gradient of a real input", of_one("2j * dy"),
-        f"returned an array of dtype complex64 and shape (3, 2) {WANTED}. {CONVERT}"),
+        f"returned a gradient of type complex64[3,2] {WANTED}. {CONVERT}"),
     misuse("Return a real gradient of a complex input",
         rule("return dy", "z", "z.real").replace("(z)\n", "(x + 1j)\n"),
-        "returned an array of dtype float32 and shape (3, 2) for the input `z`",
+        "returned a gradient of type float32[3,2] for the input `z`; expected complex64[3,2]",
         CONVERT),
     misuse("Return a function", of_one("lambda dy: 2 * dy"),
         f"returned the callable `f.grad.<lambda>` (model.py:4) {WANTED}",
@@ -450,14 +451,14 @@ with jax.set_mesh(mesh):
 UNDECLARED = "is differentiated with respect to values that it closes over"
 REMEDIES = ("pass them as arguments", "`def grad(dy, variables): ... return grad_xs, grad_vars`")
 GROUPS = "was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned "
-FEW = "for the undeclared variable `variables[0]: float32[2,4]`"
+FEW = "for the undeclared variable `variables[0]`"
 LOSS: Any = {"of": "loss.f"}
 LOSS_COUNT: Any = {"of": "loss.f", "error": ValueError}
 
 VARIABLES = [
     misuse("Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
         UNDECLARED, "takes no `variables`", "  `w`: float32[2,4], first used at model.py:6\n",
-        "Declare them, `custom_gradient(variables=w)`, and return their gradients", *REMEDIES,
+        "Declare them, `custom_gradient(variables=[...])`", *REMEDIES,
         'Or decorate with `custom_gradient(variables="autodiff")`', **LOSS),
     misuse("Close over what is computed from a weight", """
 def loss(w, x):
@@ -479,7 +480,7 @@ jax.grad(loss, (0, 1))(w, x)
         UNDECLARED, "float32[2], first used at model.py:3"),
     misuse("Declare other variables than those in use",
         weight("return dy @ w.T, [None]", option="variables=[b]"),
-        UNDECLARED, "missing from its `variables`", "Add them, or pass them as arguments",
+        UNDECLARED, "missing from its `variables`", "Declare them",
         **LOSS),
     misuse("Return the gradient of the input alone", weight("return dy @ w.T"),
         GROUPS + "an array of dtype float32 and shape (3, 2). Write `return dx, [...]`", **LOSS),
@@ -491,39 +492,36 @@ jax.grad(loss, (0, 1))(w, x)
     misuse("Return a gradient for a list of variables that is empty",
         function("jax.grad(lambda x: f(x).sum())(x)",
                  "x**2, lambda dy, variables: (2 * x * dy, [dy])"),
-        "got an empty list of `variables`, because none is being differentiated in this call, and "
-        "returned gradients for them, which would be lost. Return one for each", **COUNT),
+        "returned 1 gradient; expected 0, for the undeclared variables. Return `[]`", **COUNT),
     misuse("Return the gradient of a frozen weight too",
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v").replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
-        f"returned 2 gradients; expected 1, {FEW}. A frozen weight is not one",
+        f"returned 2 gradients; expected 1, {FEW}. Return `[...]`", "A frozen weight is not one: "
         "`custom_gradient(variables=...)` lists it always", **LOSS_COUNT),
     misuse("Return the gradients of variables in another order than that of their first use",
         weight("return dy @ w.T, [dy.sum(0), x.T @ dy]", y="x @ w + v").replace(
             "(w, x):", "(w, v, x):").replace("(0, 1))(w, x)", "(0, 1, 2))(w, jnp.ones(4), x)"),
-        "returned a gradient of shape (4,) for the undeclared variable `variables[0]`",
-        "It fits the undeclared variable `variables[1]`: return the gradients in the order of "
-        "these", **LOSS_COUNT),
+        "returned a gradient of type float32[4] for the undeclared variable `variables[0]`",
+        "It fits the undeclared variable `variables[1]`: return the gradients in their order",
+        **LOSS_COUNT),
     misuse("Return a dictionary for the list of variables",
         weight('return dy @ w.T, {"w": x.T @ dy}'),
-        "returned gradients in a structure that does not fit the undeclared variables",
-        "expected: [*], for the undeclared variable `variables[0]: float32[2,4]`",
-        "got:      {'w': *}", **LOSS),
+        f"returned gradients as `{{'w': *}}`; expected 1, {FEW}. Return `[...]`", **LOSS),
     misuse("Misspell a key of the variables",
         weight('return dy @ w.T, {"w": x.T @ dy, "bias": dy.sum(0)}', y="x @ w + v",
                option='variables={"w": w, "v": v}').replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
-        "expected: {'v': *, 'w': *}, for the variables `variables['v']`, `variables['w']`",
-        "got:      {'bias': *, 'w': *}\nReturn `{'v': ..., 'w': ...}`; None stands for",
+        "returned gradients as `{'bias': *, 'w': *}`; expected 2, for the variables "
+        "`variables['v']`, `variables['w']`. Return `{'v': ..., 'w': ...}`; None stands for",
         **LOSS),
     misuse("Return a list for the variables in a dict",
         weight("return dy @ w.T, [x.T @ dy, dy.sum(0)]", y="x @ w + v",
                option='variables={"w": w, "v": v}').replace(
             "def loss", "v = jnp.ones(4)\n\ndef loss"),
-        SORTED + "Return `{'v': ..., 'w': ...}` for the variables", **LOSS),
+        NO_ORDER + "Return `{'v': ..., 'w': ...}` for the variables", **LOSS),
     misuse("Declare variables by their names",
         weight("return dy @ w.T, [x.T @ dy]", option='variables=["w"]'),
-        "`variables` of `loss.f`", "holds 'w' and no array. Pass arrays, not their names",
+        UNDECLARED, "missing from its `variables`", "arrays, not the objects that hold them",
         **LOSS),
     misuse("Declare an object that holds an array, such as an nnx Param",
         """
@@ -534,7 +532,7 @@ class Param:
 jax.tree_util.register_dataclass(Param, ["value"], [])
 """
         + weight("return dy @ w.T, {'w': x.T @ dy}", option='variables={"w": Param(w)}'),
-        "structure that does not fit the variables", "for the variable `variables['w'].value`",
+        "expected 1, for the variable `variables['w'].value`",
         **LOSS),
     misuse("Declare an attribute that a model does not have",
         """
@@ -550,8 +548,7 @@ class Layer:
 
 jax.grad(lambda w: jnp.sum(Layer(w).f(x)))(w)
 """,
-        "no attribute 'params'", "The function given as `variables` of `Layer.f`",
-        "It takes the instance for a method", error=AttributeError, of="Layer.f",
+        "no attribute 'params'", error=AttributeError, of="",
     ),
     misuse("Read what a function has left behind", """
 import functools
@@ -615,8 +612,8 @@ def loss(w, x):
 
 jax.jit(jax.grad(loss))(1.0, 2.0)
 """,
-        "changed a list or a dict of an outer function", "and the change would be lost. Keep notes "
-        "in a list or a dict that holds no traced values, or in a `jax.new_ref`",
+        "changed a list or a dict of an outer function", "so the change would be lost. Keep notes "
+        "in one that holds no traced values, or in a `jax.new_ref`",
         of="loss.f.grad"),
     misuse("Assign a weight to a layer that outlives the loss", """
 class Layer:
@@ -647,7 +644,7 @@ def loss(w, x):
 
 jax.grad(loss, (0, 1))(x, x)
 """,
-        "closes over a `Ref` that was made where JAX differentiates. Pass it as an argument.",
+        "uses a `Ref` that was made where JAX traces or differentiates. Make it before the call",
         **LOSS),
     misuse("Branch in the rule of a method, under `jax.jit`", """
 class Layer:
@@ -679,8 +676,8 @@ def loss(x):
 
 jax.grad(loss)(b)
 """,
-        "but nothing in the thread that calls it, so its gradient would be lost", "call the "
-        "function there, and not in a thread pool",
+        "but nothing in the thread that calls it, so its gradient would be lost", "Call the "
+        "function in the thread that differentiates it, and not in a thread pool",
         of="reverse", error=jax.errors.UnexpectedTracerError),
     misuse("Loop over `variables` where none is differentiated", """
 def loss(w, x):
@@ -693,8 +690,7 @@ def loss(w, x):
 
 jax.grad(loss, 1)(w, x)
 """,
-        "'NoneType' object is not iterable", "got no `variables`, because none is being "
-        "differentiated in this call. Write `variables or []`", of="loss.f"),
+        "'NoneType' object is not iterable", of=""),
     misuse("Use NumPy on a weight that is not declared", """
 class Layer:
     def __init__(self, w):
@@ -707,8 +703,8 @@ class Layer:
 
 jax.grad(lambda w: Layer(w).f(x).sum())(w)
 """,
-        "`Layer.f` (model.py:5) needs the value of a weight that it closes over, and that JAX is "
-        "differentiating. Any operation on it, such as `jnp.asarray(w)`, gives an array that shows",
+        "`Layer.f` (model.py:5) needs the value of an array that JAX is tracing", "If it is a "
+        "weight that the function closes over: any operation on it, such as `jnp.asarray(w)`",
         of="Layer.f", error=jax.errors.TracerArrayConversionError, jitted=False),
     misuse("Read a learned temperature in the rule alone", """
 def loss(w, t, x):
@@ -731,7 +727,6 @@ LINEAR = "is not linear in its upstream gradients: it contains"
 WHY = "Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) transposes the rule."
 REVERSE = "or use reverse mode (`jax.grad`; for `jax.hessian(f)`, `jax.jacrev(jax.jacrev(f))`; for "
 REVERSE += "its product with `v`, `jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), v))(x)`)."
-FIRST = "or use reverse mode, which gives first derivatives (`jax.grad`, `jax.vjp`)."
 
 FORWARD_MODE = [
     *(
@@ -763,15 +758,15 @@ FORWARD_MODE = [
     misuse("Compute the gradient outside of JAX",
         forward("jax.pure_callback(lambda dy: 2 * dy, dy, dy)"),
         "(model.py:1) contains `pure_callback`, which JAX cannot transpose, at model.py:3.", WHY,
-        "Decorate this operation and its adjoint as each other's rules", FIRST),
+        "Decorate this operation and its adjoint as each other's rules", REVERSE),
     misuse("Loop until the upstream is small",
         forward("jax.lax.while_loop(lambda d: d.sum() > 1, lambda d: d / 2, dy)"),
         "(model.py:1) contains `while`, which JAX cannot transpose, at model.py:3.", WHY,
         "Write the loop as a `scan`, or as a `fori_loop` whose bounds are Python integers",
-        FIRST),
+        REVERSE),
 ]  # fmt: skip
 
-BODY = "computes something that JAX cannot differentiate, at model.py:"
+BODY = "computes something that JAX cannot differentiate"
 STOP = "nothing of it but `y`, write `jax.lax.stop_gradient` around its arguments"
 
 
@@ -799,14 +794,14 @@ squared.defvjp(lambda x: (x**2, x), lambda x, dy: (2 * x * dy,))
 
 BODIES = [
     misuse("Call back to Python in the function, and ask for the second order", outside(CUBED),
-        "ValueError: `f` (model.py:1) " + BODY + "3.", STOP,
+        "`f` (model.py:1) " + BODY, STOP,
         error=ValueError),
     misuse("Call a `jax.custom_vjp` in the function, and ask for a Hessian",
         VJP + function("jax.hessian(lambda x: f(x).sum())(x)", "squared(x), lambda dy: 2 * x * dy"),
-        BODY + "9.", STOP),
+        BODY, STOP),
     misuse("Return what a `custom_vmap` computes, and ask for the second order",
         outside("cubed(x), lambda dy: 3 * x**2 * dy", VMAPPED),
-        BODY + "9.", STOP, error=ValueError),
+        BODY, STOP, error=ValueError),
 ]  # fmt: skip
 
 MATCH = "the gradient of the corresponding output, so inputs and outputs must match in number"
@@ -821,7 +816,7 @@ HELPERS = [
     misuse("Pass through the result of a call", "grad_pass_through(jnp.round(x))",
         "grad_pass_through takes a function, but got an array",
         "Write `grad_pass_through(f)(x)`, not `grad_pass_through(f(x))`", of=""),
-    misuse("Pass through a sum", "grad_pass_through(lambda x: x.sum())(x)",
+    misuse("Pass through a sum", "jax.grad(grad_pass_through(lambda x: x.sum()))(x)",
         MATCH, "inputs:  float32[3,2]", "outputs: float32[]",
         "or write the rule with `custom_gradient`", error=ValueError, of="<lambda>"),
 ]  # fmt: skip
@@ -912,11 +907,6 @@ JAX_ITSELF = [
         "`f` (model.py:1) needs the value of an array that JAX is tracing. Write it with "
         "`jax.numpy`, `jnp.where` instead of `if` and `jax.debug.print` "
         "instead of `print`", error=jax.errors.TracerBoolConversionError),
-    misuse("Format a value under `jax.jit`",
-        function("jax.jit(f)(1.0)", "x**2, lambda dy: dy").replace(
-            "    return", '    print(f"x = {x:g}")\n    return'),
-        "unsupported format string passed to", "`f` (model.py:1) formats an array that JAX is "
-        "tracing: drop what follows the colon", "or use `jax.debug.print`"),
     misuse("Fill an array of NumPy in a rule, and ask for the second order", """
 @custom_gradient
 def f(x):
@@ -954,7 +944,7 @@ jax.grad(jax.grad(f))(1.0)
             "jax.grad(jax.grad(f))(1.0)",
             "x**2, lambda dy: dy * jax.pure_callback(lambda x: 2 * x, x, x)",
         ),
-        "computes something that JAX cannot differentiate, at",
+        "computes something that JAX cannot differentiate",
         "let the rule call a decorated function for it", error=ValueError),
     misuse("Call back to Python in a jitted rule, and ask for the second order",
         function(

@@ -23,7 +23,7 @@ from .._jax.types import (
     is_traced,
 )
 from .._messages import gradient_errors
-from .._messages.runs import annotate_derivative
+from .._messages.runs import annotate
 from .._messages.source import Source
 from .function import Forward, Function
 from .primitives import attach, depend, push
@@ -50,7 +50,7 @@ def explained(
     try:
         return function.forward(operands, positions)
     except Exception as error:
-        annotate_derivative(error, function.source)
+        annotate(error, function.source)
         raise
 
 

@@ -44,13 +44,6 @@ def tree_of(treedef: PyTreeDef) -> str:
     return str(treedef).removeprefix("PyTreeDef(").removesuffix(")")
 
 
-def is_written(treedef: PyTreeDef) -> bool:
-    """Return whether one can write a structure down: it has tuples, lists and dicts alone."""
-    data = treedef.node_data()
-    is_known = data is None or issubclass(data[0], (tuple, list, dict, type(None)))
-    return is_known and all(map(is_written, treedef.children()))
-
-
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Write the rows of a table as lines, with columns of equal width."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
