@@ -40,7 +40,7 @@ from ._jax.trace import is_idle, is_plain
 from ._jax.types import Copied
 from ._jax.watching import standing_for
 from ._messages import errors
-from ._messages.source import Source, describe
+from ._messages.source import Source
 from ._messages.tracebacks import hidden, hide, is_raised_here
 
 _P = ParamSpec("_P")
@@ -174,7 +174,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
         return made
 
     def __repr__(self) -> str:
-        return f"<custom_gradient of {describe(self._declaration.f)}>"
+        return f"<custom_gradient of {Source.of(self._declaration.f)}>"
 
     def _called(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature

@@ -185,7 +185,7 @@ def command(options: str, *says: str, script: str = "train_digits") -> Misuse:
 
 # --- the table ------------------------------------------------------------------------------------
 
-NO_FUNCTION = "custom_gradient takes a function that returns a pair (y, grad_fn), but got"
+NO_FUNCTION = "custom_gradient takes a function, but got"
 VALUE: Any = {"error": ValueError, "of": ""}
 
 DECORATING = [

@@ -80,6 +80,11 @@ def none_and_variables(n, x, y):
 
 
 @custom_gradient
+def none_for_setting(mode, x, scale=1.0, mask=None):
+    return x * scale, lambda dy: (None, 7 * dy)
+
+
+@custom_gradient
 def none_for_first(n, x):
     return x * 2, lambda dy, variables=None: ((None, 7 * dy), None)
 
@@ -101,6 +106,10 @@ CALLS = {  # of two differentiated numbers, and their gradients
     "variadic": (lambda a, b: variadic(a, 2.0, b), (7, 3)),
     "variadic with options": (lambda a, b: variadic(a, b, start=1.0, other="o"), (7, 5)),
     "no gradient for a pair, a default left out": (lambda a, b: none_for_a_pair((a, b)), (0, 0)),
+    "beside a setting, defaults left out": (
+        lambda a, b: none_for_setting("m", a) + 0 * none_for_setting("m", b),
+        (7, 0),
+    ),
     "beside None and unasked variables": (lambda a, b: none_and_variables(None, a, b), (7, 5)),
     "two of them": (lambda a, b: none_for_first(None, a) + none_for_first(None, b), (7, 7)),
     "beside unasked variables": (lambda a, b: with_variables(a, b), (7, 5)),

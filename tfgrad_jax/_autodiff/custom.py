@@ -216,7 +216,7 @@ def _value(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     value = function.source.named(run, function.names())
     closed = jax.jit(value).trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
-        raise errors.hidden_tracer(function.source)
+        raise errors.leaked(function.source)
     jaxpr, first = without_consts(closed), len(closed.consts)
     masks, leaves = mapped_with(jaxpr), evaluate(jaxpr, *closed.consts, *operands)
     for i, mask in enumerate(masks):

@@ -134,7 +134,7 @@ def _attach_jvp(
     # as one in a global variable. Its derivative would be that of `f`'s own operations. A Ref may
     # have such tangents, so a function with Refs is let pass.
     if pull.pure and _nonzero(dys):
-        raise errors.hidden_tracer(pull.source)
+        raise errors.leaked(pull.source)
     return out, [ad.Zero(tangent_type(y)) for y in ys]
 
 

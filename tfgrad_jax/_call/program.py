@@ -297,7 +297,7 @@ class Late(Inert):
         call = dataclasses.replace(self.call, held=held, operands=[*operands])
         program, every = traced_call(call)
         if len(every) > len(operands):
-            raise errors.hidden_tracer(self.source)
+            raise errors.leaked(self.source)
         forward = program.forward(every, perturbed)
         self.types.note(self.source, program.treedef, forward.leaves)
         return forward

@@ -24,7 +24,7 @@ def run(call: Call, name: str) -> PyTree:
     """Return `y`, under a transformation."""
     of = innermost()
     if not all(map(is_live, call.declared[1])):
-        raise errors.hidden_tracer(call.spec.source)
+        raise errors.leaked(call.spec.source)
     if _is_direct(call, of):
         return direct(call, name, of)
     program, operands = late(call) if _is_late(call, of) else traced_call(call)

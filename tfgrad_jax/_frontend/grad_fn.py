@@ -16,16 +16,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
 from .._jax.compat import summed_over, varying
-from .._jax.types import (
-    AnyFunction,
-    Aval,
-    Copied,
-    Cotangents,
-    Inert,
-    Leaf,
-    PyTree,
-    is_array,
-)
+from .._jax.types import AnyFunction, Aval, Copied, Cotangents, Inert, Leaf, PyTree, is_array
 from .._messages import errors, gradient_errors
 from .._messages.runs import annotate
 from .._messages.source import Source, Where

@@ -18,7 +18,7 @@ def annotate(error: Exception, who: Source | Where) -> None:
     elif not frames_of_jax(error):
         return
     elif isinstance(error, UnexpectedTracerError):
-        note(error, errors.leaked(who))
+        note(error, str(errors.leaked(who)))
     elif isinstance(error, NameError):
         note(error, errors.unbound_axis(who))
     elif is_of_derivative(error):

@@ -13,11 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 
-def describe(f: Callable[..., Any]) -> str:
-    """Name a function and where it is written, as in "`f` (model.py:12)"."""
-    return str(Source.of(f))
-
-
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yield the code of a function, and of the functions that are written inside it."""
     yield code
@@ -87,4 +82,4 @@ class Where(NamedTuple):
     of: str = "input"  # what the rule gives gradients for: "input" or "variable"
 
     def __str__(self) -> str:
-        return f"The rule {describe(self.grad_fn)} of {self.source}"
+        return f"The rule {Source.of(self.grad_fn)} of {self.source}"

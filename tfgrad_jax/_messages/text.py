@@ -7,7 +7,7 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from .._jax.types import Aval, Leaf
-from .source import describe
+from .source import Source
 
 
 def counted(n: int, noun: str) -> str:
@@ -26,7 +26,7 @@ def kind_of(value: Any) -> str:
     if isinstance(value, bool | int | float | complex | str | bytes):
         return f"the {type(value).__name__} {value!r}"
     if callable(value):
-        return f"the callable {describe(value)}"
+        return f"the callable {Source.of(value)}"
     return f"an object of type {type(value).__qualname__}"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .source import describe
+from .source import Source
 
 _Function = Callable[..., Any]
 
@@ -17,22 +17,22 @@ def formats(line: str) -> str:
 
 def checks_values(h: _Function) -> TypeError:
     return TypeError(
-        f"check_gradient compares values, but {describe(h)} got an argument that JAX is tracing. "
+        f"check_gradient compares values, but {Source.of(h)} got an argument that JAX is tracing. "
         "Call it outside of `jax.jit`, `jax.grad` and the like: it runs them itself."
     )
 
 
 def nothing_to_check(h: _Function, among: str) -> ValueError:
     return ValueError(
-        f"check_gradient found nothing to differentiate in {describe(h)}: there is no floating "
+        f"check_gradient found nothing to differentiate in {Source.of(h)}: there is no floating "
         f"array among its {among}. Pass floats: integer inputs and outputs have no gradient."
     )
 
 
 def bad_reference(reference: _Function, h: _Function, wanted: object, got: object) -> ValueError:
     return ValueError(
-        f"The reference {describe(reference)} of check_gradient must return arrays of the shapes "
-        f"that {describe(h)} returns, {wanted}, but returned {got}."
+        f"The reference {Source.of(reference)} of check_gradient must return arrays of the shapes "
+        f"that {Source.of(h)} returns, {wanted}, but returned {got}."
     )
 
 
@@ -50,5 +50,5 @@ def not_checked(report: object, unchecked: Sequence[str], example: str) -> Asser
 def explain_needs_values(h: _Function, line: str) -> TypeError:
     why = formats(line) if line else "it branches on one, say"
     return TypeError(
-        f"explain traces {describe(h)}, as `jax.jit` does, and it needs a value: {why}."
+        f"explain traces {Source.of(h)}, as `jax.jit` does, and it needs a value: {why}."
     )
