@@ -334,7 +334,7 @@ NO_ORDER += "JAX has sorted the keys of a dict, or a None may stand for one arra
 MISPLACED = (
     "returned None for the input `x`, and a gradient of its shape for a value that JAX does "
 )
-MISPLACED += "not differentiate; expected None for that. Return the gradients in the order of the"
+MISPLACED += "not differentiate. Return them in the order of the inputs"
 CONVERT = "Convert it, by `jnp.real` or `.astype`"
 
 GRADIENTS = [
@@ -343,11 +343,11 @@ GRADIENTS = [
         "None stands for no gradient", **COUNT),
     misuse("Return a gradient too few", rule("return dy"),
         "returned an array of dtype float32 and shape (3, 2); expected 2, for the inputs `x`, `b`. "
-        "Return `(dx, db)`; None stands"),
+        "Return `(dx, db)`; None stands", **COUNT),
     misuse("Return one gradient of an array and a number, which `jax.jit` traces",
         function("jax.grad(lambda x: f(x, 3.0).sum())(x)", "n * x, lambda dy: n * dy", "x, n"),
         "expected 2, for the inputs `x`, `n`. Return `(dx, dn)`; None stands for no gradient. If a "
-        "number is a setting, pass it by keyword: put it behind a `*`"),
+        "number is a setting, pass it by keyword: put it behind a `*`", **COUNT),
     misuse("Forget the `return` of the rule", rule("dx = 2 * dy", "x", "2 * x"),
         "returned None, which means no gradient for the input `x`", NONE.format("(None,)"),
         **WARNING),
@@ -360,7 +360,7 @@ GRADIENTS = [
         "of type float32[3,2] for the input `r`; expected float32[2], or None. It has more entries",
         "as in `g.sum(axis=0)`?", **COUNT),
     misuse("Return a generator", rule("return (g for g in (dy, dy.sum(0)))"),
-        "returned an object of type generator; expected 2, for the inputs `x`, `b`"),
+        "returned an object of type generator; expected 2, for the inputs `x`, `b`", **COUNT),
     misuse("Yield the gradient", rule("yield 2 * dy", "x", "2 * x"),
         f"returned an object of type generator {WANTED}"),
     misuse("Return a dictionary by argument", rule('return {"x": dy, "b": dy.sum(0)}'),
@@ -644,7 +644,7 @@ def loss(w, x):
 
 jax.grad(loss, (0, 1))(x, x)
 """,
-        "uses a `Ref` that was made where JAX traces or differentiates. Make it before the call",
+        "closes over a `Ref` that was made where JAX traces or differentiates. Make it before the",
         **LOSS),
     misuse("Branch in the rule of a method, under `jax.jit`", """
 class Layer:
@@ -704,7 +704,7 @@ class Layer:
 jax.grad(lambda w: Layer(w).f(x).sum())(w)
 """,
         "`Layer.f` (model.py:5) needs the value of an array that JAX is tracing", "If it is a "
-        "weight that the function closes over: any operation on it, such as `jnp.asarray(w)`",
+        "weight that the function closes over: eagerly, any operation on it, such as `jnp.asarray",
         of="Layer.f", error=jax.errors.TracerArrayConversionError, jitted=False),
     misuse("Read a learned temperature in the rule alone", """
 def loss(w, t, x):

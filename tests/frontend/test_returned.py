@@ -208,9 +208,7 @@ def test_gradients_of_a_node_are_such_a_node_or_flat(node, mode):
 def test_gradients_in_another_class_are_refused(wrong):
     """Of the same leaves: their order need not be that of the input's."""
     h = summed(lambda dy: (wrong, 1.0))
-    with pytest.raises(
-        (TypeError, ValueError), match=r"; expected 3, for the inputs `x\[0\].w`|: "
-    ):
+    with pytest.raises((TypeError, ValueError), match="; expected 3, for the inputs `args"):
         gradients(h, (Layer(1.0, 1.0), 1.0), lambda f: f)
     assert gradients(summed(lambda dy: (Layer(7.0, 5.0), 1.0)), (Layer(1.0, 1.0), 1.0), jax.jit)
 

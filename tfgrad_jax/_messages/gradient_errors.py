@@ -57,11 +57,12 @@ def no_variable_pair(where: Where, result: PyTree, inputs: Layout, variables: La
 
 def wrong_structure(where: Where, result: PyTree, layout: Layout) -> Exception:
     needed = list(itertools.compress(layout.leaf_paths(), layout.counted))
-    error, came = TypeError, kind_of(result)
+    error, came = ValueError, kind_of(result)
     if isinstance(result, list | tuple) and all(g is None or all_leaves([g]) for g in result):
-        error, came = ValueError, counted(len(result), "gradient")
+        came = counted(len(result), "gradient")
     elif isinstance(result, list | tuple | dict):
-        came = f"gradients as `{tree_of(tree_structure(result, is_leaf=lambda g: g is None))}`"
+        tree = tree_structure(result, is_leaf=lambda g: g is None)
+        error, came = TypeError, f"gradients as `{tree_of(tree)}`"
     hint = ""
     if where.of == "undeclared variable":
         hint = " A frozen weight is not one: `custom_gradient(variables=...)` lists it always."
@@ -84,8 +85,7 @@ def no_order(where: Where, layout: Layout) -> TypeError:
 def misplaced(where: Where, path: str) -> TypeError:
     return TypeError(
         f"{where} returned None for the {where.of} `{path}`, and a gradient of its shape for a "
-        "value that JAX does not differentiate; expected None for that. Return the gradients in "
-        f"the order of the {where.of}s."
+        f"value that JAX does not differentiate. Return them in the order of the {where.of}s."
     )
 
 
@@ -113,10 +113,11 @@ def wrong_type(where: Where, given: Sequence[Any], leaf: int, layout: Layout) ->
         f"{where} returned {shown} for the {where.of} `{paths[leaf]}`; expected "
         f"{type_name(wanted)}, or None."
     )
+    convert = TypeError(f"{text} Convert it, by `jnp.real` or `.astype`.")
     if callable(gradient):
         return TypeError(f"{text} Maybe you wrote `return g` instead of `return g(dy)`.")
-    if came is None or came.dtype.kind != wanted.dtype.kind:
-        return TypeError(f"{text} Convert it, by `jnp.real` or `.astype`.")
+    if came is None:
+        return convert
     if came.shape != wanted.shape:
         text += _sum_hint(where.of, came.shape, wanted.shape)
         every = zip(paths, layout.types, layout.differentiable, map(np.shape, given), strict=True)
@@ -130,11 +131,11 @@ def wrong_type(where: Where, given: Sequence[Any], leaf: int, layout: Layout) ->
             "to='varying')`. In a rule for `shard_map(..., check_vma=False)`, check every `psum` "
             "too: a checked one has already summed the upstreams of what all devices share."
         )
+    elif (by := explicit_sharding(wanted)) != explicit_sharding(came):
+        by = by or f"P{(None,) * len(wanted.shape)}"
+        text += f" Return `jax.sharding.reshard(g, jax.{by})`, or use this `out_sharding`."
     else:
-        by = explicit_sharding(wanted) or f"P{(None,) * len(wanted.shape)}"
-        text += (
-            f" Return `jax.sharding.reshard(g, jax.{by})`, or compute it with this `out_sharding`."
-        )
+        return convert
     return ValueError(text)
 
 
