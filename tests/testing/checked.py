@@ -126,7 +126,7 @@ WRONG = [
     Row("clipped far out", lambda x: x, lambda dy, y, x: jnp.clip(dy, -5, 5), (X,),
         "no: grad(1000 dy) is not 1000 grad(dy). If the gradient differs on purpose"),
     Row("a wrong shape", jnp.sin, lambda dy, y, x: jnp.zeros(7), (X,),
-        "of shape (7,) for the input `xs[0]`"),
+        "of type float32[7] for the input `xs[0]`"),
     Row("x stopped", jnp.square, lambda dy, y, x: dy * 2 * STOP(x), (X,),
         "|declared no gradient, expected one|", SECOND),
     Row("dy stopped", lambda x: 3 * x, lambda dy, y, x: 3 * STOP(dy), (X,),
