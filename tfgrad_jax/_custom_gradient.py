@@ -32,15 +32,15 @@ from jax.tree_util import all_leaves, tree_leaves
 
 from ._call.run import run
 from ._closure.walk import JITTED, is_importable
-from ._frontend.grad_fn import Call, CallSpec, Held, checked_outputs, checked_pair, primal_value
+from ._frontend.grad_fn import Call, CallSpec, Held, value
 from ._frontend.signature import Signature
-from ._frontend.structure import counted_leaves, split
+from ._frontend.structure import split
 from ._frontend.within import Within, written_within
 from ._jax.trace import is_idle, is_plain
 from ._jax.types import Copied
 from ._jax.watching import standing_for
 from ._messages import errors
-from ._messages.source import Source, describe
+from ._messages.source import Source
 from ._messages.tracebacks import hidden, hide, is_raised_here
 
 _P = ParamSpec("_P")
@@ -174,7 +174,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
         return made
 
     def __repr__(self) -> str:
-        return f"<custom_gradient of {describe(self._declaration.f)}>"
+        return f"<custom_gradient of {Source.of(self._declaration.f)}>"
 
     def _called(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
@@ -189,20 +189,17 @@ class CustomGradient(Copied, Generic[_P, _R]):
         """Return `y` where nothing can be differentiated: Python binds the arguments."""
         declared, source = self._declaration, self._source
         try:
-            if declared.primal is not None:
-                y = primal_value(source, declared.primal, (*bound_to, *args), kwargs)
-            else:
-                every = (*bound_to, *args)
-                y, _ = checked_pair(declared.f, every, kwargs, source, declared.within)
+            every = (*bound_to, *args)
+            y = value(declared.f, declared.primal, every, kwargs, source, declared.within)
         except TypeError as error:
             if is_raised_here(error):  # Python did not enter `f`: say what its signature is
                 signature.bind(declared.f, args, kwargs)
             raise
         # JAX traces in one thread. In another one it would not ask the rule, and differentiate what
         # `f` returns: its argument, if it is an identity.
-        leaves = (y,) if isinstance(y, Array) else tree_leaves(checked_outputs(declared.f, y))
-        for value in (*args, *kwargs.values(), *leaves):
-            if isinstance(value, Tracer) and not is_plain():
+        leaves = (y,) if isinstance(y, Array) else tree_leaves(y)
+        for v in (*args, *kwargs.values(), *leaves):
+            if isinstance(v, Tracer) and not is_plain():
                 raise errors.traced_elsewhere(source)
         return y
 
@@ -213,19 +210,15 @@ class CustomGradient(Copied, Generic[_P, _R]):
         bound = signature.bind(self._declaration.f, args, kwargs)
         variables = self._declaration.variables
         if callable(variables) and all_leaves([variables]):
-            try:
-                variables = variables(*bound_to)
-            except Exception as error:
-                error.add_note(errors.variables_failed(self._source))
-                raise
+            variables = variables(*bound_to)
         variables = standing_for(variables)
         operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
-        inputs.omitted = {i: counted_leaves(default) for i, default in bound.omitted.items()}
+        if bound.omitted:
+            inputs.add_omitted(bound.inputs, bound.omitted)
         declared = self._declaration
         spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.within)
-        primal = None if declared.primal is None else spec.primal
         held = Held(declared.f, declared.primal, constants, bound.rest, bound_to)
-        return Call(spec, spec.apply, primal, held, operands, variables)
+        return Call(spec, held, operands, variables)
 
 
 class _Options(TypedDict, total=False):
@@ -338,13 +331,11 @@ def custom_gradient(
             custom_gradient, variables=variables, primal=primal, convention=convention
         )
     if isinstance(variables, str | bool) and variables != "autodiff":
-        raise errors.bad_variables(f, variables)
+        raise errors.bad_option("variables", variables, "arrays, not their names, or 'autodiff'")
     if isinstance(f, staticmethod | classmethod):
         return type(f)(CustomGradient(Declaration.of(f.__func__, variables, primal, convention)))
     if not callable(f):
         raise errors.not_callable(f)
-    if isinstance(f, CustomGradient):
-        raise errors.decorated_twice(f)
-    if isinstance(f, JITTED):
-        raise errors.jitted(f)
+    if isinstance(f, CustomGradient | JITTED):
+        raise errors.cannot_decorate(f)
     return CustomGradient(Declaration.of(f, variables, primal, convention))

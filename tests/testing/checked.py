@@ -90,7 +90,7 @@ WRONG = [
     Row("clipped far out", lambda x: x, lambda dy, y, x: jnp.clip(dy, -5, 5), (X,),
         "no: grad(1000 (dy1 + dy2)) is not 1000 (grad(dy1) + grad(dy2)). If the gradient"),
     Row("a wrong shape", jnp.sin, lambda dy, y, x: jnp.zeros(7), (X,),
-        "of shape (7,) for the input `xs[0]`"),
+        "of type float32[7] for the input `xs[0]`"),
     Row("x stopped", jnp.square, lambda dy, y, x: dy * 2 * STOP(x), (X,),
         "|declared is zero|", SECOND),
     Row("dy stopped", lambda x: 3 * x, lambda dy, y, x: 3 * STOP(dy), (X,),

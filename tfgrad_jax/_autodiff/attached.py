@@ -24,7 +24,7 @@ from .._jax.types import (
     is_traced,
 )
 from .._messages import gradient_errors
-from .._messages.runs import annotate_derivative
+from .._messages.runs import annotate
 from .._messages.source import Source
 from .primitives import attach, push
 from .rule import Rule, Run, replaced
@@ -73,7 +73,7 @@ def ran(
     try:
         forward = function.forward(operands, perturbed)
     except Exception as error:  # JAX may be unable to differentiate its operations
-        annotate_derivative(error, function.source)
+        annotate(error, function.source)
         raise
     return with_rule(forward, function.source, operands, perturbed)
 

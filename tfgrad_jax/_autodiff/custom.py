@@ -219,7 +219,7 @@ def _staged(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     value = function.source.named(run, function.names())
     closed = jax.jit(value).trace(*operands).jaxpr
     if len(closed.jaxpr.invars) > len(operands):  # JAX makes operands of captured tracers
-        raise errors.hidden_tracer(function.source)
+        raise errors.leaked(function.source)
     leaves, first = jaxpr_as_fun(closed)(*operands), len(closed.consts)
     for i, mask in enumerate(dependence(closed.jaxpr, mapped=True)):
         ignored = [o for k, o in enumerate(operands, first) if not mask >> k & 1]

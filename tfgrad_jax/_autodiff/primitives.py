@@ -133,7 +133,7 @@ def _attach_jvp(
     # as one in a global variable. Its derivative would be that of `f`'s own operations. A Ref may
     # have such tangents, so a function with Refs is let pass.
     if len(dxs) == rule.n_operands and _nonzero(dys):
-        raise errors.hidden_tracer(rule.source)
+        raise errors.leaked(rule.source)
     return out, dots
 
 

@@ -39,7 +39,7 @@ def push_forward(
         with explained(source):
             return _transposed(source.named(rule, ()), types, tangents)
     except NotLinearError as error:
-        line = source.line_of(error.eqn)
+        line = source.line(getattr(error.eqn, "source_info", None))
         text = f"{error}{line and f', at {line}'}"
         raise errors.not_linear(source, text, error.obstacle) from None
     except NEEDS_VALUES as error:

@@ -26,7 +26,6 @@ from .._jax.trace import at, below, has_values, is_forward, is_of, plainly
 from .._jax.types import Leaf, PyTree, has_gradient
 from .._jax.watch import Watch
 from .._messages import errors
-from .._messages.runs import annotate_derivative
 from .rule import kept
 from .weights import Weights, names_of
 
@@ -53,15 +52,11 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
         primals = arrays([primal(at_level(v), of) for v in call.operands])
         with _placed(call, of, outer, primals) as (inputs, watch, lower, is_made):
             run = None if watch is None else watch.run
-            try:
-                # JAX does not differentiate values again: functions inside need no rules.
-                needs_none = are_values and not call.autodiff
-                with plainly() if needs_none else contextlib.nullcontext():
-                    filled = call.held.filled(call.spec.inputs, inputs)
-                    leaves, outputs, grad_fn = call.apply(filled)
-            except Exception as error:
-                annotate_derivative(error, source)
-                raise
+            # JAX does not differentiate values again: functions inside need no rules.
+            needs_none = are_values and not call.autodiff
+            with plainly() if needs_none else contextlib.nullcontext():
+                filled = call.held.filled(call.spec.inputs, inputs)
+                leaves, outputs, grad_fn = call.spec.apply(filled)
             if watch is not None:
                 leaves = watch.returned(leaves)
             weights, y = Weights.of(call, grad_fn, run), grad_fn.y

@@ -28,7 +28,6 @@ from .._jax.jaxpr import dependence
 from .._jax.shown import is_live
 from .._jax.trace import plainly
 from .._jax.types import (
-    AnyFunction,
     Aval,
     Inert,
     Leaf,
@@ -138,7 +137,7 @@ def traced_call(call: Call) -> tuple[Program, list[Leaf]]:
     of_call, held, n_inputs = call.spec, call.held, len(call.operands)
 
     def f(watch: Watch, *xs: Leaf) -> tuple[list[Leaf], _Aside]:
-        leaves, outputs, grad_fn = call.apply(held.filled(of_call.inputs, xs))
+        leaves, outputs, grad_fn = of_call.apply(held.filled(of_call.inputs, xs))
         y, places = grad_fn.y, {id(x): i for i, x in enumerate(xs)}
         if isinstance(y, Tracer):
             is_made = id(y) not in places and not watch.is_outside(y)
@@ -152,7 +151,7 @@ def traced_call(call: Call) -> tuple[Program, list[Leaf]]:
             residuals[k] = outputs.only(leaves)
         refs = {k: r for k, r in enumerate(residuals) if is_ref(r)}
         if any(id(r) not in places and not watch.is_outside(r) for r in refs.values()):
-            raise errors.makes_ref(of_call.source)
+            raise errors.foreign_ref(of_call.source)
         refs = {k: places.get(id(r), r) for k, r in refs.items()}
         arrays = [r for r in residuals if not is_ref(r)]
         held_ids, read = ({id(v) for v in some} for some in (residuals, found.read or ()))
@@ -196,10 +195,10 @@ def traced_call(call: Call) -> tuple[Program, list[Leaf]]:
             alone[i] = type_of(v)
         elif id(v) not in aside.held:
             refused[i] = Refused(type_of(v), False, None)
-    if call.primal is not None:
-        types, of = TypeOfY(), call.primal
+    if held.primal is not None:
+        types = TypeOfY()
         types.note(of_call.source, aside.outputs.treedef, done.jaxpr.outvars[: aside.outputs.count])
-        run_primal = lambda _, *xs: (_leaves(call, of, types, xs), None)  # noqa: E731
+        run_primal = lambda _, *xs: (_leaves(call, types, xs), None)  # noqa: E731
         primal = evaluated(traced(run_primal, *call.operands, source=of_call.source))
     n = len(captured)
     refs = {k: n + r if isinstance(r, int) else place[id(r)] for k, r in aside.refs.items()}
@@ -251,9 +250,9 @@ class TypeOfY:
         self.treedef, self._types, self._shown = treedef, types, shown
 
 
-def _leaves(call: Call, run: AnyFunction, types: TypeOfY, inputs: Values) -> list[Leaf]:
+def _leaves(call: Call, types: TypeOfY, inputs: Values) -> list[Leaf]:
     """Return what `primal`, or `f`, returns as `y`."""
-    leaves, treedef = tree_flatten(run(call.held.filled(call.spec.inputs, inputs)))
+    leaves, treedef = tree_flatten(call.spec.value(call.held.filled(call.spec.inputs, inputs)))
     leaves = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
     types.note(call.spec.source, treedef, leaves)
     return leaves
@@ -280,24 +279,23 @@ class Late(Inert):
 
     @property
     def has_primal(self) -> bool:
-        return self.call.primal is not None
+        return self.call.held.primal is not None
 
     def names(self) -> list[str]:
         return _paths(self.spec)
 
     def value(self, operands: Values) -> list[Leaf]:
         with plainly():
-            run = self.call.primal or self.spec.value
-            return _leaves(self.call, run, self.types, operands)
+            return _leaves(self.call, self.types, operands)
 
     def forward(self, operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
         if (found := self.held.rebound()) is not None:
             raise errors.rebound(self.source, found.function, found.name)
-        held, _ = self.held.rebuilt(None)
-        call = dataclasses.replace(self.call, primal=None, held=held, operands=[*operands])
+        held = self.held.rebuilt(None)[0]._replace(primal=None)
+        call = dataclasses.replace(self.call, held=held, operands=[*operands])
         program, every = traced_call(call)
         if len(every) > len(operands):
-            raise errors.hidden_tracer(self.source)
+            raise errors.leaked(self.source)
         forward = program.forward(every, perturbed)
         self.types.note(self.source, program.treedef, forward.leaves)
         return forward

@@ -26,7 +26,7 @@ def run(call: Call, name: str) -> PyTree:
     """Return `y`, under a transformation."""
     of = innermost()
     if not all(map(is_live, call.declared[1])):
-        raise errors.hidden_tracer(call.spec.source)
+        raise errors.leaked(call.spec.source)
     if _is_direct(call, of):
         return direct(call, name, of)
     program, operands = late(call) if _is_late(call, of) else traced_call(call)
@@ -40,7 +40,7 @@ def _is_direct(call: Call, of: Any) -> bool:
         return False
     if call.autodiff and not has_values(parent_of(of)):
         return False  # at the next order, `y` has the rule where its own operations are recorded
-    if call.primal is None:
+    if call.held.primal is None:
         return True
     # A primal runs where nothing is differentiated.
     watch = Watch.now()
@@ -59,9 +59,9 @@ def _is_late(call: Call, now: Any) -> bool:
     Where JAX maps the call, `f` may have a value for each example, by the name of the axis, though
     none of its operands is mapped.
     """
-    if not (is_recording(now) or call.primal):
-        return False
     held, variables = call.held, call.variables
+    if not (is_recording(now) or held.primal):
+        return False
     if held.bound_to or any(map(is_live, tree_leaves(variables))):
         return False
     roots = [held.f, held.primal, *held.inputs, *held.keywords.values()]

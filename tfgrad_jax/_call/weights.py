@@ -83,7 +83,7 @@ class Weights(NamedTuple):
         if not found:
             return
         if all(one.is_ref for one in found.values()):
-            raise errors.captured_ref(self.source)
+            raise errors.foreign_ref(self.source)
         every = [(names.get(i, ""), r.type, self.source.line(r.line)) for i, r in found.items()]
         raise errors.no_gradient_for_captured(self.source, every, self.declared is not None)
 

@@ -1,7 +1,8 @@
 """Read the gradients that a rule returned: which form they have, and whether they are right.
 
-The accepted forms are `structured` and the two of `flat`; those that fit must agree. `gradients`
-reads a result, checks each gradient against its leaf, and returns those of the operands.
+The accepted forms are `_by_structure` and the two of `_by_list`; those that fit must agree.
+`gradients` reads a result, checks each gradient against its leaf, and returns those of the
+operands.
 """
 
 import collections
@@ -14,8 +15,8 @@ import numpy as np
 from jax import lax
 from jax.tree_util import PyTreeDef, all_leaves, tree_flatten, tree_leaves, tree_structure
 
-from .._jax.compat import NUMPY, tangent_dtype
-from .._jax.types import Aval, Leaf, LeafIndex, is_kind
+from .._jax.compat import NUMPY, explicit_sharding, varying
+from .._jax.types import Aval, Leaf, is_kind
 from .._messages import gradient_errors
 from .._messages.source import Source, Where
 from .structure import Layout
@@ -30,6 +31,7 @@ class Reading(NamedTuple):
     """The gradients of all leaves, as a form reads them."""
 
     gradients: Sequence[Gradient]
+    in_place: bool  # whether what never has a gradient, such as a string, gets none
     for_none: Sequence[Gradient] = ()  # what it has for inputs, and fields, that are None
     in_a_dict: bool = False  # of a flat list: whether only keys of a dict would name its entries
 
@@ -41,70 +43,50 @@ class PassedThrough(tuple[Leaf, ...]):
 # --- the forms ----------------------------------------------------------------------------------
 
 
-def structured(layout: Layout, result: Returned) -> Iterator[Reading]:
-    """`f(p)` returns `{"w": dw, "b": db}`, and `f(x, p)` returns `(dx, {"w": dw, "b": db})`.
-
-    `f(x, scale=1.0)`, called as `f(x)`, may return `(dx, dscale)`.
-    """
-    values, parts = layout.treedef.children(), _listed(result)
-    tries = [(layout.treedef, result)]
-    if len(values) == 1:
-        tries.append((values[0], result))
-    if layout.omitted and len(parts) == len(values) + len(layout.omitted):
-        settings = [parts[i] for i, counts in layout.omitted.items() if counts and not any(counts)]
-        if not any(map(_is_gradient, tree_leaves(settings))):
-            given = [g for i, g in enumerate(parts) if i not in layout.omitted]
-            tries.append((layout.treedef, given))
-    for treedef, given in tries:
-        found: list[Gradient] = []
-        for_none: list[Gradient] = []
-        if _match(treedef, given, found, for_none):
-            yield Reading(found, for_none)
-
-
-def flat(layout: Layout, result: Returned) -> Iterator[Reading]:
-    """`f(x, mode, p)` returns `[dx, None, db, dw]`, or `[dx, db, dw]` for what counts alone."""
-    yield from _listing(layout, range(len(layout.types)), result)
-    yield from _listing(layout, layout.counting(full=False), result)
-    if layout.omitted:
-        yield from _listing(layout, layout.counting(full=True), result)
-
-
-def _listing(
-    layout: Layout, slots: Sequence[LeafIndex | None], result: Returned
-) -> Iterator[Reading]:
-    """Read a list with one entry for each of these leaves; None stands for one that is left out."""
-    parts = _listed(result)
-    if len(slots) == len(parts) and all(g is None or all_leaves([g]) for g in parts):
-        given = dict(zip(slots, parts, strict=True))
-        every = [given.get(i) for i in range(len(layout.types))]
-        named = [i for i in slots if i is not None and layout.counted[i]]
-        yield Reading(every, (), layout.are_in_a_dict(named))
-
-
 def read(layout: Layout, result: Returned) -> list[Reading]:
     """Return the gradients of all leaves, as each form reads them that fits."""
-    values = layout.treedef.children()
-    if values == [_LEAF] and not isinstance(result, (list, tuple, dict)):  # the common case
-        return [Reading([result])]
-    found = list(structured(layout, result))
-    fits = _in_place(layout, found)
+    if layout.treedef.children() == [_LEAF] and not isinstance(result, (list, tuple, dict)):
+        return [Reading([result], True)]  # the common case
+    parts = list(result) if isinstance(result, (list, tuple)) else [result]
+    layouts = [layout] if layout.full is None else [layout, layout.full]
+    found = [r for each in layouts for r in _by_structure(each, result)]
+    fits = any(r.in_place for r in found)
     # Only a None may stand for several leaves by structure, and for one of them in a list.
-    may_be_both = any(g is None for g in _listed(result)) and any(v != _LEAF for v in values)
-    if fits and not may_be_both:
-        return fits
-    listed = [r for r in flat(layout, result) if not (fits and r.in_a_dict)]
-    if fits:  # one for each array, and none for a float, is no form; but it may be what is meant
-        arrays = [i for i, has in enumerate(layout.differentiable) if has]
-        listed += _listing(layout, arrays, result)
-    return _in_place(layout, [*found, *listed]) or [*found, *listed]
+    if not fits or (any(g is None for g in parts) and not layout.is_flat):
+        found += [r for each in layouts for r in _by_list(each, parts, fits)]
+    return [r for r in found if r.in_place] or found
 
 
-def _in_place(layout: Layout, readings: Sequence[Reading]) -> list[Reading]:
-    """Return the readings without a gradient for what never has one, such as a string."""
-    both = zip(layout.types, layout.counted, strict=True)
-    never = [t is None and not counts for t, counts in both]
-    return [r for r in readings if not any(map(_is_gradient, _where(never, r.gradients)))]
+def _by_structure(layout: Layout, result: Returned) -> Iterator[Reading]:
+    """`f(p)` returns `{"w": dw, "b": db}`, and `f(x, p)` returns `(dx, {"w": dw, "b": db})`."""
+    values = layout.treedef.children()
+    for treedef in (layout.treedef, *(values if len(values) == 1 else ())):
+        found: list[Gradient] = []
+        for_none: list[Gradient] = []
+        if _match(treedef, result, found, for_none):
+            yield from _reading(layout, found, for_none)
+
+
+def _by_list(layout: Layout, parts: Sequence[Gradient], in_doubt: bool) -> Iterator[Reading]:
+    """`f(x, mode, p)` returns `[dx, None, db, dw]`, or `[dx, db, dw]` for what counts alone."""
+    masks = [[True] * len(layout.types), layout.counted]
+    if in_doubt:  # none for a float is no form, but it may be meant
+        masks.append(layout.differentiable)
+    for mask in masks:
+        leaves = _where(mask, range(len(mask)))
+        if len(leaves) == len(parts) and all(g is None or all_leaves([g]) for g in parts):
+            given = dict(zip(leaves, parts, strict=True))
+            in_a_dict = layout.are_in_a_dict([i for i in leaves if layout.counted[i]])
+            if not (in_doubt and in_a_dict):
+                yield from _reading(layout, [*map(given.get, range(len(mask)))], (), in_a_dict)
+
+
+def _reading(layout: Layout, every: Sequence[Gradient], *others: Any) -> Iterator[Reading]:
+    each = zip(layout.types, layout.counted, every, strict=True)
+    in_place = not any(t is None and not counts and _is_gradient(g) for t, counts, g in each)
+    # What a full set has for omitted defaults is ignored, if it may be for them.
+    if in_place or len(layout.given) == len(every):
+        yield Reading([every[i] for i in layout.given], in_place, *others)
 
 
 def is_pair(layout: Layout, result: Returned) -> bool:
@@ -130,8 +112,6 @@ def _match(
     if treedef == _LEAF:
         found.append(got)
         return not isinstance(got, (list, tuple, dict))
-    if treedef.num_leaves == 0 and not tree_leaves(got):
-        return True
     kind, keys = treedef.node_data()
     children = treedef.children()
     if issubclass(kind, (tuple, list)):
@@ -149,10 +129,6 @@ def _match(
     return all(_match(c, p, found, for_none) for c, p in zip(children, parts, strict=True))
 
 
-def _listed(result: Returned) -> list[Gradient]:
-    return list(result) if isinstance(result, (list, tuple)) else [result]
-
-
 def _where(mask: Sequence[bool], values: Sequence[Any]) -> list[Any]:
     return [v for holds, v in zip(mask, values, strict=True) if holds]
 
@@ -165,48 +141,40 @@ def _is_gradient(value: Returned) -> bool:
 
 
 def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
-    """Give each operand its gradient, of its own shape and dtype, or None.
+    """Give each operand its gradient, of its own type, or None.
 
     Gradients for arrays that are not operands are checked, too.
     """
     if isinstance(result, PassedThrough):
-        dys = passed_through(layout, result, where.source)
-        return [
-            _cast_kind(dys[i], layout.types[i]) if layout.differentiable[i] else None
-            for i in layout.operands
-        ]
+        given = _passed_through(layout, result, where.source)
+        return [_cast(given[i], layout.types[i]) for i in layout.operands]
     readings = read(layout, result)
     if not readings:
         raise gradient_errors.wrong_structure(where, result, layout)
-    reading, *others = readings
-    firsts = _where(layout.counted, reading.gradients)
-    is_unknown = any(
-        a is not b
-        for other in others
-        for a, b in zip(firsts, _where(layout.counted, other.gradients), strict=True)
-    )
-    if is_unknown or reading.in_a_dict:
-        raise gradient_errors.no_order(where, layout, is_unknown)
-    _refuse_swapped(layout, reading, where)
-    has = layout.differentiable
-    given = [g if h else None for h, g in zip(has, reading.gradients, strict=True)]
+    firsts, *others = (_where(layout.counted, r.gradients) for r in readings)
+    in_doubt = any(a is not b for o in others for a, b in zip(firsts, o, strict=True))
+    if in_doubt or readings[0].in_a_dict:
+        raise gradient_errors.no_order(where, layout)
+    _refuse_swapped(layout, readings[0], where)
+    both = zip(layout.differentiable, readings[0].gradients, strict=True)
+    given = [g if has else None for has, g in both]
     for i, gradient in enumerate(given):
-        if gradient is not None:
-            _check(layout, i, given, where)
+        if gradient is not None and not _fits(gradient, layout.types[i].to_ct_aval()):
+            raise gradient_errors.wrong_type(where, given, i, layout)
     return [_cast(given[i], layout.types[i]) for i in layout.operands]
 
 
-def passed_through(layout: Layout, given: Sequence[Leaf], source: Source) -> dict[LeafIndex, Leaf]:
-    """Return which of these, outputs or upstreams, stands for which leaf; raise if they differ."""
-    both = zip(layout.types, layout.counted, strict=True)
-    inputs = [i for i, (t, counts) in enumerate(both) if t is not None or counts]
-    types = [layout.types[i] for i in inputs]
-    wanted = [() if t is None else t.shape for t in types]
-    # A PRNG key has no upstream.
-    came = [s if g is None else np.shape(g) for s, g in zip(wanted, given, strict=False)]
-    if len(given) != len(inputs) or came != wanted:
-        raise gradient_errors.pass_through_mismatch(source, types, given)
-    return dict(zip(inputs, given, strict=True))
+def _passed_through(layout: Layout, dys: PassedThrough, source: Source) -> list[Gradient]:
+    both = enumerate(zip(layout.types, layout.counted, strict=True))
+    inputs = {i: t for i, (t, counts) in both if t is not None or counts}
+    if [*map(np.shape, inputs.values())] != [*map(np.shape, dys)]:
+        raise gradient_errors.pass_through_mismatch(source, [*inputs.values()], dys)
+    found: list[Gradient] = [None] * len(layout.types)
+    for i, dy in zip(inputs, dys, strict=True):
+        if layout.differentiable[i] and _is_gradient(dy):
+            is_complex = is_kind(layout.types[i].dtype, jnp.complexfloating)
+            found[i] = dy if is_complex else jnp.real(dy)
+    return found
 
 
 def _refuse_swapped(layout: Layout, reading: Reading, where: Where) -> None:
@@ -214,64 +182,40 @@ def _refuse_swapped(layout: Layout, reading: Reading, where: Where) -> None:
 
     A Python number may have a gradient, as another call may differentiate it; but it is a scalar.
     """
-    given = reading.gradients
-    every = zip(layout.types, layout.differentiable, given, strict=True)
-    shapes = {t.shape for t, has, g in every if t is not None and has and g is None}
-    for i, (has, counts, g) in enumerate(
-        zip(layout.differentiable, layout.counted, given, strict=True)
-    ):
-        if not has and _is_gradient(g) and g.shape in shapes - ({()} if counts else set()):
-            raise gradient_errors.misplaced(where, layout.leaf_paths()[i])
+    given, has = reading.gradients, layout.differentiable
+    each = zip(given, has, layout.counted, strict=True)
+    spare = [g for g, has_one, counts in each if not has_one and not (counts and np.ndim(g) == 0)]
     # What is None has no shape of its own. But if it alone gets a gradient, this is for an array.
     if all(g is None for g in _where(layout.counted, given)):
-        for_none = filter(_is_gradient, tree_leaves(reading.for_none))
-        if any(g.shape in shapes for g in for_none):
-            both = zip(layout.names, layout.treedef.children(), strict=True)
-            raise gradient_errors.misplaced(where, *(n for n, child in both if child == _NONE))
+        spare += tree_leaves(reading.for_none)
+    shapes = {g.shape for g in spare if _is_gradient(g)}
+    for i, g in enumerate(given):
+        if has[i] and g is None and layout.types[i].shape in shapes:
+            raise gradient_errors.misplaced(where, layout.leaf_paths()[i])
 
 
-def _check(layout: Layout, leaf: LeafIndex, given: Sequence[Gradient], where: Where) -> None:
-    """Raise unless a gradient has the kind and the shape of its leaf."""
-    gradient = given[leaf]
-    expected: Any = layout.types[leaf]
-    wanted = tangent_dtype(expected.dtype)
-    if isinstance(gradient, (jax.Array, *NUMPY)):
-        shape, dtype = gradient.shape, gradient.dtype
-        if dtype == wanted and shape == expected.shape:
-            return
-        same_kind = any(
-            is_kind(dtype, kind) and is_kind(wanted, kind)
-            for kind in (jnp.floating, jnp.complexfloating)
-        ) or (is_kind(wanted, jax.dtypes.extended) and is_kind(dtype, jnp.floating))
-    else:
+def _fits(gradient: Gradient, expected: Aval) -> bool:
+    """Return whether a gradient may be one of this type; `_cast` changes its precision."""
+    wanted = expected.dtype
+    is_complex = is_kind(wanted, jnp.complexfloating)
+    if not isinstance(gradient, (jax.Array, *NUMPY)):
         # Python numbers are weakly typed: they adopt the dtype that they are added to.
-        shape, kinds = (), (int, float, complex)
-        kinds = kinds if is_kind(wanted, jnp.complexfloating) else kinds[:2]
-        same_kind = isinstance(gradient, kinds) and not isinstance(gradient, bool)
-    if not same_kind:
-        raise gradient_errors.wrong_kind(where, gradient, expected, layout.leaf_paths()[leaf])
-    if shape != expected.shape:
-        every = zip(layout.leaf_paths(), layout.types, layout.differentiable, given, strict=True)
-        others = [
-            path
-            for path, t, has, g in every
-            if t is not None and has and t.shape == shape and getattr(g, "shape", None) != shape
-        ]
-        path = layout.leaf_paths()[leaf]
-        raise gradient_errors.wrong_shape(where, shape, expected.shape, path, others)
+        kinds = (int, float, complex) if is_complex else (int, float)
+        return isinstance(gradient, kinds) and type(gradient) is not bool and expected.shape == ()
+    kind = jnp.complexfloating if is_complex else jnp.floating
+    came: Aval = jax.typeof(gradient)
+    return (
+        (came.dtype == wanted or is_kind(came.dtype, kind))
+        and came.shape == expected.shape
+        and explicit_sharding(came) == explicit_sharding(expected)
+        and varying(expected) <= varying(came)
+    )
 
 
-def _cast_kind(dy: Leaf, expected: Aval) -> Gradient:
-    """Give an upstream the dtype of a leaf; None if it has no derivative."""
-    if not _is_gradient(dy):
-        return None
-    return _cast(dy if is_kind(expected.dtype, jnp.complexfloating) else jnp.real(dy), expected)
-
-
-def _cast(gradient: Gradient, expected: Any) -> Gradient:
+def _cast(gradient: Gradient, expected: Aval) -> Gradient:
     if gradient is None:
         return None
-    dtype = tangent_dtype(expected.dtype)
+    dtype = expected.to_ct_aval().dtype
     if isinstance(gradient, NUMPY):  # a copy: the rule may write to it again, and JAX may share it
         return jnp.array(gradient, dtype)
     if getattr(gradient, "dtype", None) == dtype:  # the common case

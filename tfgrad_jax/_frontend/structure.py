@@ -5,8 +5,9 @@ leaves the constants: all else, as it is. `Layout.join` puts them together again
 `returned.py` reads the gradients that a rule returns for the leaves.
 """
 
+import collections
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +31,6 @@ from .._jax.types import (
     Inert,
     Leaf,
     LeafIndex,
-    Path,
     PyTree,
     is_array,
     is_differentiable,
@@ -49,37 +49,29 @@ class Layout:
     trace one in another call, as under `jit`, and a rule should return the same list for both.
     """
 
-    __slots__ = (
-        "_paths",
-        "counted",
-        "differentiable",
-        "holes",
-        "names",
-        "omitted",
-        "operands",
-        "template",
-        "treedef",
-        "types",
-    )
-
-    def __init__(self, values: PyTree, names: Sequence[str]) -> None:
-        leaves, self.treedef = tree_flatten(values)
+    def __init__(
+        self, values: PyTree, names: Sequence[str], types: Sequence[Aval] | None = None
+    ) -> None:
+        """Of leaves that all are operands, `types` are those at the call."""
+        # The user's own values say where their leaves are: a class of theirs may convert or look up
+        # what it is made of, so that it cannot be made of anything else, such as positions.
+        flat, self.treedef = tree_flatten_with_path(values)
+        self._paths, leaves = [path for path, _ in flat], [leaf for _, leaf in flat]
         self.names = names
-        self.operands: Sequence[LeafIndex] = [i for i, v in enumerate(leaves) if is_operand(v)]
+        every = enumerate(leaves)
+        self.operands = [i for i, v in every if types is not None or is_operand(v)]
         # The structure around the constants: among its leaves, the operands are at the holes.
         self.template = self.treedef
-        self.holes: Sequence[LeafIndex] = self.operands
-        self.types = [type_of(v) if is_array(v) else None for v in leaves]
+        self.holes = self.operands
+        if types is None:
+            types = [type_of(v) if is_array(v) else None for v in leaves]
+        self.types = types
         self.differentiable = [t is not None and is_differentiable(t.dtype) for t in self.types]
         both = zip(self.differentiable, leaves, strict=True)
         self.counted = [has or issubclass(type(v), _FLOATS) for has, v in both]
-        # The user's own values say where their leaves are: a class of theirs may convert or look up
-        # what it is made of, so that it cannot be made of anything else, such as positions.
-        self._paths: list[Path] | None = None
-        if not self.is_flat:
-            self._paths = [path for path, _ in tree_flatten_with_path(values)[0]]
-        # By position among all parameters: of a default that is left out, which leaves count.
-        self.omitted: dict[int, list[bool]] = {}
+        # Of all parameters, with the defaults that are left out; `given` are the leaves of others.
+        self.full: Layout | None = None
+        self.given: Sequence[LeafIndex] = range(len(leaves))
 
     @property
     def is_flat(self) -> bool:
@@ -95,19 +87,17 @@ class Layout:
 
     def leaf_paths(self) -> list[str]:
         """Name every leaf as the user would write it, such as `params['w'][0]`."""
-        if self._paths is None:
-            return list(self.names)
         return [self.names[path[0].idx] + keystr(path[1:]) for path in self._paths]
 
-    def counting(self, full: bool) -> list[LeafIndex | None]:
-        """Return the positions of the leaves that count; if `full`, None for omitted ones."""
-        leaves = iter(enumerate(self.counted))
-        children = self.treedef.children()
-        each: list[list[LeafIndex | None]]
-        each = [[i for i, n in itertools.islice(leaves, c.num_leaves) if n] for c in children]
-        for position, counted in self.omitted.items() if full else ():
-            each.insert(position, [None] * sum(counted))
-        return [*itertools.chain(*each)]
+    def add_omitted(self, values: Sequence[PyTree], defaults: Mapping[int, PyTree]) -> None:
+        """Note the defaults that are left out, by their positions among all parameters."""
+        every = list(values)
+        for i, default in defaults.items():
+            every.insert(i, default)
+        self.full = Layout((*every,), ())
+        sizes = [child.num_leaves for child in self.full.treedef.children()]
+        owners = [i for i, size in enumerate(sizes) for _ in range(size)]
+        self.full.given = [leaf for leaf, i in enumerate(owners) if i not in defaults]
 
     def are_in_a_dict(self, leaves: Sequence[LeafIndex]) -> bool:
         """Return whether a list for these leaves would not tell the keys of a dict apart.
@@ -115,7 +105,7 @@ class Layout:
         Who wrote {"scale": ..., "bias": ...} may list its gradients in that order, and JAX has
         sorted the keys before we see them: each would be the other's.
         """
-        two = itertools.pairwise([self._paths[i] for i in leaves] if self._paths else ())
+        two = itertools.pairwise([self._paths[i] for i in leaves])
         parted = (next(a for a, b in zip(*p, strict=False) if a != b) for p in two)
         return any(isinstance(key, DictKey) for key in parted)
 
@@ -137,38 +127,23 @@ def split(values: PyTree, names: Sequence[str]) -> tuple[list[Leaf], list[Leaf],
     return operands, leaves, layout
 
 
-def counted_leaves(value: PyTree) -> list[bool]:
-    """Return which leaves of a value count as inputs."""
-    return Layout((value,), ()).counted
-
-
 def conjugate(value: Leaf, expected: Aval) -> Leaf:
     """Convert a complex gradient from TensorFlow's convention to JAX's, or back."""
     return jnp.conj(value) if is_kind(expected.dtype, jnp.complexfloating) else value
 
 
-def _as_written(value: PyTree, first: LeafIndex = 0) -> list[LeafIndex]:
-    """Return the positions of the leaves in the order in which the keys of dicts were written.
+def _as_written(y: PyTree) -> PyTree:
+    """Return `y` with the keys of dicts in the order in which they were written.
 
-    Other pytrees than dicts, lists and tuples are not looked at.
+    Of its own classes JAX knows the order, and of the user's: these are not looked at.
     """
-    if not isinstance(value, (dict, list, tuple)):
-        return list(range(first, first + len(tree_leaves(value))))
-    orders: dict[Any, list[LeafIndex]] = {}
-    for path, part in tree_flatten_with_path(value, is_leaf=lambda node: node is not value)[0]:
-        if not path:  # of a class that JAX takes for a leaf
-            return [first]
-        orders[getattr(path[0], "key", path[0])] = order = _as_written(part, first)
-        first += len(order)
-    # Not of a dict that a class of the user's flattens in its own way.
-    is_dict = isinstance(value, dict) and value.keys() == orders.keys()
-    return [*itertools.chain(*(orders[k] for k in (value if is_dict else orders)))]
+    if type(y) in (dict, collections.defaultdict):
+        return collections.OrderedDict((key, _as_written(part)) for key, part in y.items())
+    return [*map(_as_written, y)] if type(y) in (list, tuple) else y
 
 
 class Outputs(Inert):
     """The structure of what `f` returned, and how to call a rule for it."""
-
-    __slots__ = ("_convention", "_plain", "_types", "count", "differentiable", "swapped", "treedef")
 
     def __init__(
         self, y: PyTree, leaves: Sequence[Leaf], treedef: PyTreeDef, convention: str
@@ -179,8 +154,6 @@ class Outputs(Inert):
         self._types = list(map(jax.typeof, leaves))
         # Positions of the outputs that have a derivative: only these have cotangents.
         self.differentiable = [i for i, t in enumerate(self._types) if is_differentiable(t.dtype)]
-        # If all outputs are real, the cotangents are the upstreams.
-        self._plain = all(is_kind(t.dtype, jnp.floating) for t in self._types)
         self.swapped = self._swapped(y) if self.count > 1 and convention == "tf" else None
 
     def only(self, leaves: Sequence[Leaf]) -> Leaf | None:
@@ -193,13 +166,15 @@ class Outputs(Inert):
 
     def upstreams(self, cotangents: Cotangents) -> Sequence[PyTree]:
         """Return the positional arguments of `grad_fn` for the cotangents."""
-        mirrored = self._convention == "tf"
-        if not self._plain:
-            given = iter(cotangents)
-            cotangents = [self._upstream(given, t, mirrored) for t in self._types]
-        if mirrored:
-            return cotangents
-        return (tree_unflatten(self.treedef, cotangents),)
+        is_tf, given, dys = self._convention == "tf", iter(cotangents), list[Any]()
+        for t in self._types:
+            if is_differentiable(t.dtype):
+                dys.append(conjugate(next(given), t) if is_tf else next(given))
+            elif is_tf:
+                dys.append(None if is_kind(t.dtype, jax.dtypes.extended) else zeros(t))  # of a key
+            else:
+                dys.append(np.zeros(t.shape, jax.dtypes.float0))
+        return dys if is_tf else (tree_unflatten(self.treedef, dys),)
 
     def _swapped(self, y: PyTree) -> tuple[list[str], list[str]] | None:
         """Return which upstreams would be others in the order in which `f` wrote the keys.
@@ -207,19 +182,12 @@ class Outputs(Inert):
         First what they are, then what they would be. JAX flattens a dict by its sorted keys. None
         if there are none, or if their shapes tell them apart.
         """
-        moved = [(i, w) for i, w in enumerate(_as_written(y)) if i != w]
-        shapes = [t.shape for t in self._types]
-        if not moved or any(shapes[i] != shapes[w] for i, w in moved):
+        paths, written = (
+            [path for path, _ in tree_flatten_with_path(tree)[0]] for tree in (y, _as_written(y))
+        )
+        shapes = {path: t.shape for path, t in zip(paths, self._types, strict=True)}
+        moved = [(a, b) for a, b in zip(paths, written, strict=True) if a != b]
+        if not moved or any(shapes[a] != shapes[b] for a, b in moved):
             return None
-        paths = [f"y{keystr(path)}" for path, _ in tree_flatten_with_path(y)[0]]
-        are, would_be = ([paths[k] for k in order] for order in zip(*moved, strict=True))
+        are, would_be = ([f"y{keystr(p)}" for p in each] for each in zip(*moved, strict=True))
         return are, would_be
-
-    def _upstream(self, given: Iterator[Leaf], expected: Aval, mirrored: bool) -> Any:
-        if is_differentiable(expected.dtype):
-            return conjugate(next(given), expected) if mirrored else next(given)
-        if not mirrored:
-            return np.zeros(expected.shape, jax.dtypes.float0)
-        if is_kind(expected.dtype, jax.dtypes.extended):
-            return None  # a PRNG key has no zero
-        return zeros(expected)

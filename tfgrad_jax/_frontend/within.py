@@ -1,17 +1,17 @@
 """Whether a decorated function is written inside a rule, or is one.
 
-`enter` runs before each rule of ours, and notes it until `leave`. `written_within` asks, once, when
-a function is decorated.
+Each rule of ours is `running`. `written_within` asks, once, when a function is decorated.
 """
 
+import contextlib
 import enum
 import functools
 import types
-from contextvars import ContextVar, Token
-from typing import TypeAlias
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 from .._jax.types import AnyFunction
-from .._messages.source import Source, is_within
+from .._messages.source import Source, codes_in
 
 
 class Within(enum.Enum):
@@ -22,13 +22,13 @@ class Within(enum.Enum):
     IS_RULE = enum.auto()  # nothing: it is the rule of another one itself
 
 
-Running: TypeAlias = tuple[types.CodeType, ...]
-_now: ContextVar[Running] = ContextVar(
+_now: ContextVar[tuple[types.CodeType, ...]] = ContextVar(
     "the code of the rules that are running, and of functions decorated in one", default=()
 )
 
 
-def enter(f: AnyFunction) -> Token[Running]:
+@contextlib.contextmanager
+def running(f: AnyFunction) -> Iterator[None]:
     """Note that a rule runs: what is decorated now may be written in it.
 
     A decorated function that is a rule, such as an operator that is its own, is not inside itself.
@@ -40,14 +40,14 @@ def enter(f: AnyFunction) -> Token[Running]:
     while isinstance(f, functools.partial):
         f = f.func
     code = getattr(f, "__code__", None)
-    return _now.set((*_now.get(), code) if code else _now.get())
-
-
-def leave(token: Token[Running]) -> None:
-    _now.reset(token)
+    token = _now.set((*_now.get(), code) if code else _now.get())
+    try:
+        yield
+    finally:
+        _now.reset(token)
 
 
 def written_within(source: Source) -> Within:
     """Return what a function that is being decorated is written inside."""
-    is_in_rule = any(is_within(code, source.code) for code in _now.get())
-    return Within.RULE if is_in_rule else Within.NOTHING
+    codes = (code for rule in _now.get() for code in codes_in(rule) if code is not rule)
+    return Within.RULE if any(code is source.code for code in codes) else Within.NOTHING

@@ -7,7 +7,7 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from .._jax.types import Aval, Leaf
-from .source import describe
+from .source import Source
 
 
 def counted(n: int, noun: str) -> str:
@@ -26,7 +26,7 @@ def kind_of(value: Any) -> str:
     if isinstance(value, bool | int | float | complex | str | bytes):
         return f"the {type(value).__name__} {value!r}"
     if callable(value):
-        return f"the callable {describe(value)}"
+        return f"the callable {Source.of(value)}"
     return f"an object of type {type(value).__qualname__}"
 
 
@@ -42,13 +42,6 @@ def types_of(avals: Sequence[Aval]) -> str:
 
 def tree_of(treedef: PyTreeDef) -> str:
     return str(treedef).removeprefix("PyTreeDef(").removesuffix(")")
-
-
-def is_written(treedef: PyTreeDef) -> bool:
-    """Return whether one can write a structure down: it has tuples, lists and dicts alone."""
-    data = treedef.node_data()
-    is_known = data is None or issubclass(data[0], (tuple, list, dict, type(None)))
-    return is_known and all(map(is_written, treedef.children()))
 
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:

@@ -7,6 +7,7 @@ JAX gives each operation the innermost source line outside of excluded files; we
 
 import functools
 import itertools
+import os
 import traceback
 import types
 from collections.abc import Callable
@@ -22,22 +23,20 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _CONFIG: Any = jax.config
-_OURS, _JAX = Path(__file__).parents[1], Path(jax.__file__).parent
+_OURS, _JAX = str(Path(__file__).parents[1]) + os.sep, str(Path(jax.__file__).parent) + os.sep
 _OWN = "_tfgrad_jax_own"  # an attribute of our errors, whose traceback no longer shows it
 _NOTED = "_tfgrad_jax_noted"  # one of errors that have a note of ours
-source_info_util.register_exclusion(str(_OURS / "_")[:-1])  # JAX compares prefixes
+source_info_util.register_exclusion(_OURS)
 
 
-@functools.cache
 def is_ours(file: str) -> bool:
     """Return whether a file is one of this package."""
-    return _OURS in Path(file).parents
+    return file.startswith(_OURS)
 
 
-@functools.cache
 def is_of_jax(file: str) -> bool:
     """Return whether a file is one of JAX."""
-    return _JAX in Path(file).parents
+    return file.startswith(_JAX)
 
 
 def is_own(error: BaseException) -> bool:
@@ -73,17 +72,10 @@ def is_of_derivative(error: BaseException) -> bool:
     return next((file for file in files if file in (DIFFERENTIATES, BINDS)), "") == DIFFERENTIATES
 
 
-def note(error: Exception, text: str, instead: bool = False) -> None:
-    """Add a note to an error, unless it has one of the function in which it was raised.
-
-    Or say this `instead` of its message if that, which is JAX's, would mislead.
-    """
-    if is_own(error) or hasattr(error, _NOTED):
-        return
-    setattr(error, _NOTED, True)
-    if instead:
-        error.args = (text,)
-    else:
+def note(error: Exception, text: str) -> None:
+    """Add a note to an error, unless it has one of the function in which it was raised."""
+    if not (is_own(error) or hasattr(error, _NOTED)):
+        setattr(error, _NOTED, True)
         error.add_note(text)
 
 
