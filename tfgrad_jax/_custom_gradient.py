@@ -224,7 +224,8 @@ class CustomGradient(Copied, Generic[_P, _R]):
 class _Options(TypedDict, total=False):
     """The options of `custom_gradient`."""
 
-    variables: Any
+    # Any would do, but that a strict pyright does not know the type of `self` in a lambda then.
+    variables: Callable[[Any], Any] | Callable[[], Any] | Any
     primal: Callable[..., Any] | None
     convention: Literal["tf", "jax"]
 

@@ -12,7 +12,7 @@ from jax.errors import UnexpectedTracerError
 from .._jax.types import NEEDS_VALUES
 from . import errors
 from .source import Source, Where
-from .tracebacks import frames_of_jax, is_of_derivative, note
+from .tracebacks import frames_of_jax, is_of_derivative, is_ours, note
 
 
 def annotate(error: Exception, who: Source | Where) -> None:
@@ -43,11 +43,13 @@ def needs_value(error: BaseException) -> bool:
     """
     if isinstance(error, NEEDS_VALUES) or isinstance(error.__cause__, NEEDS_VALUES):
         return True
-    tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None:
+    tb = last = error.__traceback__
+    while tb is not None:
+        last = last if is_ours(tb.tb_frame.f_code.co_filename) else tb
         tb = tb.tb_next
-    if tb is None or not isinstance(error, TypeError):
+    if last is None or not isinstance(error, TypeError):
         return False
-    here = (i.opname for i in dis.get_instructions(tb.tb_frame.f_code) if i.offset == tb.tb_lasti)
-    holds_tracer = any(isinstance(v, Tracer) for v in tb.tb_frame.f_locals.values())
-    return holds_tracer and any(name.startswith("FORMAT_") for name in here)
+    code, held = last.tb_frame.f_code, [*last.tb_frame.f_locals.values()]
+    here = (i.opname for i in dis.get_instructions(code) if i.offset == last.tb_lasti)
+    held += [v for one in held for v in getattr(one, "__dict__", {}).values()]  # `self.w`
+    return any(n.startswith("FORMAT_") for n in here) and any(isinstance(v, Tracer) for v in held)

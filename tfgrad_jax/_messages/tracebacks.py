@@ -24,6 +24,7 @@ _R = TypeVar("_R")
 
 _CONFIG: Any = jax.config
 _OURS, _JAX = str(Path(__file__).parents[1]) + os.sep, str(Path(jax.__file__).parent) + os.sep
+_SHOWN = str(Path(_OURS) / "_jax" / "shown.py")
 _OWN = "_tfgrad_jax_own"  # an attribute of our errors, whose traceback no longer shows it
 _NOTED = "_tfgrad_jax_noted"  # one of errors that have a note of ours
 source_info_util.register_exclusion(_OURS)
@@ -45,8 +46,12 @@ def is_own(error: BaseException) -> bool:
 
 
 def is_raised_here(error: BaseException) -> bool:
-    """Return whether an error comes from this package, or from a call that Python did not make."""
-    return is_ours(frames(error)[0].f_code.co_filename)
+    """Return whether an error comes from this package, or from a call that Python did not make.
+
+    Not from a value that `f` shows to Python, such as a format: that is code of the user's.
+    """
+    files = (frame.f_code.co_filename for frame in frames(error))
+    return is_ours(next((file for file in files if file != _SHOWN), ""))
 
 
 def frames(error: BaseException) -> list[types.FrameType]:

@@ -157,7 +157,7 @@ def distance(d: Matrix, e: Matrix) -> str:
         return "expected is zero" if d.any() else "declared is zero"
     size = np.linalg.norm(e)
     off, cosine = np.linalg.norm(d - e) / size, np.sum(d * e) / (size * np.linalg.norm(d))
-    return f"differs by {off:.2g} * expected, cosine {cosine:.3f}"
+    return f"relative error {off:.2g}, cosine {cosine:.3f}"
 
 
 def mistake(i: Argument, names: Sequence[str], points: Sequence[Point]) -> str:

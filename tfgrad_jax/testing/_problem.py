@@ -84,6 +84,9 @@ class Problem:
         self._call = call = Call.of(h, args, kwargs)
         self.name, owner = name_of(call.h), decorated(call.h)
         y = call.run(call.h, {})  # an error of the user's stays as it is
+        if owner is None and any(map(callable, tree_leaves(y))):
+            pair = "a decorated function: this one returns a pair (forgot `@custom_gradient`?)"
+            raise bad_option("h", call.h, pair, "check_gradient")
         inputs = [(i, v) for i, v in enumerate(call.leaves) if call.is_input[i]]
         self._at = [i for i, v in inputs if isinstance(v, float | complex) or _is_floating(v)]
         self.names, self.declared = [call.names[i] for i in self._at], list[jax.Array]()
