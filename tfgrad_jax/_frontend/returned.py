@@ -182,16 +182,17 @@ def _refuse_swapped(layout: Layout, reading: Reading, where: Where) -> None:
 
     A Python number may have a gradient, as another call may differentiate it; but it is a scalar.
     """
-    given, has = reading.gradients, layout.differentiable
-    each = zip(given, has, layout.counted, strict=True)
-    spare = [g for g, has_one, counts in each if not has_one and not (counts and np.ndim(g) == 0)]
+    given, has, counted = reading.gradients, layout.differentiable, layout.counted
+    spare: list[tuple[Gradient, int | None]] = [
+        (g, i) for i, g in enumerate(given) if not has[i] and not (counted[i] and np.ndim(g) == 0)
+    ]
     # What is None has no shape of its own. But if it alone gets a gradient, this is for an array.
-    if all(g is None for g in _where(layout.counted, given)):
-        spare += tree_leaves(reading.for_none)
-    shapes = {g.shape for g in spare if _is_gradient(g)}
+    if all(g is None for g in _where(counted, given)):
+        spare += [(g, None) for g in tree_leaves(reading.for_none)]
+    shapes = {g.shape: i for g, i in spare if _is_gradient(g)}
     for i, g in enumerate(given):
         if has[i] and g is None and layout.types[i].shape in shapes:
-            raise gradient_errors.misplaced(where, layout.leaf_paths()[i])
+            raise gradient_errors.misplaced(where, layout, i, shapes[layout.types[i].shape])
 
 
 def _fits(gradient: Gradient, expected: Aval) -> bool:

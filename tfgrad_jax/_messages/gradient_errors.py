@@ -40,6 +40,7 @@ def _written_out(layout: Layout) -> str:
     leaves = zip(layout.leaf_paths(), layout.counted, strict=True)
     each = (("d" + p if p.isidentifier() else "...") if has else "None" for p, has in leaves)
     text = tree_of(values[0] if len(values) == 1 else tree)
+    text = re.sub(r"CustomNode\((?:namedtuple\[)?(\w+).*?\], \[", r"\1([", text)  # of a class
     return re.sub(r"\*", lambda _: next(each, "*"), text)
 
 
@@ -82,10 +83,14 @@ def no_order(where: Where, layout: Layout) -> TypeError:
     )
 
 
-def misplaced(where: Where, path: str) -> TypeError:
+def misplaced(where: Where, layout: Layout, leaf: int, other: int | None) -> TypeError:
+    """`other`: the leaf that got the gradient of this one; None if it was an argument of None."""
+    paths = layout.leaf_paths()
+    instead = "None" if other is None else f"`{paths[other]}`"
     return TypeError(
-        f"{where} returned None for the {where.of} `{path}`, and a gradient of its shape for a "
-        f"value that JAX does not differentiate. Return them in the order of the {where.of}s."
+        f"{where} returned None for the {where.of} `{paths[leaf]}`, and a gradient of its shape "
+        f"for {instead}, which JAX does not differentiate. Return them in the order of the "
+        f"{where.of}s."
     )
 
 
