@@ -456,7 +456,7 @@ def functions_behind_many_objects(instead):
     return jax.grad(loss)(X)
 
 
-CAPTURED_REF = "closes over a `Ref` that was made where JAX differentiates. Pass it as an argument"
+CAPTURED_REF = "closes over a `Ref` that was made where JAX traces or differentiates"
 
 
 @limit(TypeError, CAPTURED_REF, jnp.float32(21))

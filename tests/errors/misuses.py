@@ -146,7 +146,7 @@ VALUE: Any = {"error": ValueError, "of": ""}
 
 MISUSES["decorating"] = [
     misuse("Decorate the result of a call", "custom_gradient(jnp.sin(x))",
-        "custom_gradient takes a function that returns a pair (y, grad_fn), but got an array",
+        "custom_gradient takes a function, but got an array",
         "is not callable. Write `custom_gradient(f)(x)`, not `custom_gradient(f(x))`",
         of=""),
     misuse("Ask for another convention", 'custom_gradient(convention="torch")',
@@ -155,27 +155,26 @@ MISUSES["decorating"] = [
         "got primal=an array of dtype float32 and shape (3, 2); expected None or a function",
         **VALUE),
     misuse("Misspell autodiff", function("", option='variables="auto"').rstrip(),
-        "`variables` of `f` (model.py:1) is 'auto'; expected None, a pytree of arrays, a function "
-        "that returns one, or 'autodiff'", error=ValueError),
+        "got variables='auto'; expected arrays, not their names, or 'autodiff'", **VALUE),
     misuse("Decorate twice", "@custom_gradient" + function("").rstrip(),
-        "is already decorated: decorate once"),
+        "is already decorated, or under `jax.jit`", "Decorate once"),
     misuse("Decorate above `jax.jit`", function("").replace("\ndef", "\n@jax.jit\ndef").rstrip(),
-        "is under `jax.jit`, which cannot return a rule. Write `@jax.jit` above "
-        "`@custom_gradient`, as in `jax.jit(custom_gradient(f))`"),
+        "under `jax.jit`, which cannot return a rule. Decorate once, with `@jax.jit` above: "
+        "`jax.jit(custom_gradient(f))`"),
     misuse("Declare the rule as of a `jax.custom_vjp`", function("f.defvjp(None, None)"),
-        "has no attribute 'defvjp'. The function returns its rule: `return y, grad_fn`",
+        "has no attribute 'defvjp'. (It returns its rule: `return y, grad_fn`.)",
         error=AttributeError),
 ]  # fmt: skip
 
 MISUSES["calling"] = [
     misuse("Pass a keyword-only argument by position", function("f(x, 2.0)", args="x, *, scale"),
-        "too many positional arguments. Pass `scale` by name, `scale=...`"),
+        "do not fit its signature, (x, *, scale): too many positional arguments"),
     misuse("Forget an argument", function("f()"),
         "got arguments that do not fit its signature, (x): missing a required argument"),
     misuse("Call a function that is an attribute of a class",
         function("class Layer:\n    act = f\n\nLayer().act(x)"),
         "do not fit its signature, (): too many positional arguments. It is an attribute of a "
-        "class, so Python passes the instance as its first argument, `x`. In the class, write "
+        "class, so Python passes the instance as its first argument. In the class, write "
         "`staticmethod(h)` instead of `h`"),
 ]  # fmt: skip
 
@@ -203,44 +202,43 @@ MISUSES["returned by f"] = [
         "A `primal` returns only `y`",
         of="<lambda>"),
     misuse("Give `primal` other arguments", function("f(x)", option="primal=lambda: 1.0"),
-        "`primal` of `f` (model.py:1), `<lambda>` (model.py:1), must take the same arguments: "
-        "too many positional arguments"),
+        "<lambda>() takes 0 positional arguments but 1 was given", of=""),
     misuse("Return another structure from `primal`",
         function("jax.vjp(jax.jit(f), x)[0]", option="primal=lambda x: (x**2, x)"),
         MISMATCH + "returned (*, *), of float32[3,2], float32[3,2], and the other *, of float32"),
 ]  # fmt: skip
 
-EACH = ", one positional argument per leaf of y (dicts in the order of sorted keys)"
+ALONE = ": a rule takes one upstream for each leaf of y (dicts in the order of sorted keys; with "
+ALONE += '`convention="jax"`, one in the structure of y) and reads anything else from the function'
 
 MISUSES["upstreams"] = [
     misuse("Take residuals, as for `jax.custom_vjp`",
         rule("return 2 * res * g", "x", "x**2", dys="res, g"),
-        f"cannot be called with 1 upstream gradient{EACH}", "missing a required argument: 'g'",
-        "Write `def grad(dy)`: a rule takes only upstreams, and reads anything else from the "
-        "function around it"),
+        "cannot be called with 1 upstream gradient: ",
+        "missing 1 required positional argument: 'g'", "Write `def grad(dy)`" + ALONE),
     misuse("Take one upstream of two outputs",
         function("jax.grad(lambda x: jnp.sum(f(x)[1]))(x)", "(x, 2 * x), lambda dy: 2 * dy"),
-        f"cannot be called with 2 upstream gradients{EACH}", "too many positional arguments",
-        "Write `def grad(*dys)`"),
+        "cannot be called with 2 upstream gradients: ", "takes 1 positional argument but 2 were "
+        "given", "Write `def grad(*dys)`" + ALONE),
     misuse('Take one upstream per output in `convention="jax"`',
         function(
             "jax.grad(lambda x: jnp.sum(f(x)[1]))(x)", "(x, 2 * x), lambda dy, dz: dy + 2 * dz",
             option='convention="jax"',
         ),
-        "cannot be called with one argument, the upstream gradients in the structure of y",
-        "missing a required argument: 'dz'"),
+        "cannot be called with 1 upstream gradient: ",
+        "missing 1 required positional argument: 'dz'", "Write `def grad(dy)`" + ALONE),
     misuse("Declare variables, and do not take them",
         weight("return dy @ w.T", "dy", "variables=[w]"),
-        "takes no `variables`, but `custom_gradient(variables=...)` declares them",
-        "Write `def grad(dy, variables)`, which returns (grad_xs, grad_vars)",
+        "cannot be called with 1 upstream gradient and `variables`: ",
+        "got an unexpected keyword argument 'variables'", "Write `def grad(dy, variables)`",
         of="loss.f"),
 ]  # fmt: skip
 
-WANTED = "for the input `x`; expected an array of dtype float32 and shape (3, 2)"
+WANTED = "for the input `x`; expected float32[3,2], or None"
 WARNING: Any = {"error": UserWarning}
 COUNT: Any = {"error": ValueError}
-SORTED = "returned a flat list of gradients whose order is unknown: JAX has sorted the keys of a "
-SORTED += "dict. "
+NO_ORDER = "returned a flat list of gradients whose order is unknown: JAX has sorted the keys of a "
+NO_ORDER += "dict, or a None may stand for one array or for several. "
 
 MISUSES["gradients"] = [
     misuse("Return two gradients of one input", of_one("dy, dy"),
@@ -248,9 +246,9 @@ MISUSES["gradients"] = [
         "None stands for no gradient", **COUNT),
     misuse("Return one gradient of an array and a number, which `jax.jit` traces",
         function("jax.grad(lambda x: f(x, 3.0).sum())(x)", "n * x, lambda dy: n * dy", "x, n"),
-        "returned 1 gradient; expected 2, for the inputs `x`, `n`. Return `(dx, dn)`; None stands "
-        "for no gradient. If a number is a setting, pass it by keyword: put it behind a `*`",
-        **COUNT),
+        "returned an array of dtype float32 and shape (3, 2); expected 2, for the inputs `x`, `n`. "
+        "Return `(dx, dn)`; None stands for no gradient. If a number is a setting, pass it by "
+        "keyword: put it behind a `*`", **COUNT),
     misuse("Forget the `return` of the rule", rule("dx = 2 * dy", "x", "2 * x"),
         "returned None, which means no gradient for the input `x`", "Did it forget its `return`? "
         "`return (None,)` means no gradient without this warning",
@@ -258,13 +256,12 @@ MISUSES["gradients"] = [
     misuse("Return a generator", rule("return (g for g in (dy, dy.sum(0)))"),
         "returned an object of type generator; expected 2, for the inputs `x`, `b`", **COUNT),
     misuse("Return a dictionary by argument", rule('return {"x": dy, "b": dy.sum(0)}'),
-        "returned gradients in a structure that does not fit the inputs",
-        "expected: (*, *), for the inputs `x`, `b`", "got:      {'b': *, 'x': *}",
-        "or a flat list with one gradient for each input; None stands for no gradient"),
+        "returned gradients as `{'b': *, 'x': *}`; expected 2, for the inputs `x`, `b`. Return "
+        "`(dx, db)`; None stands for no gradient"),
     misuse("Return a flat list for a dict",
         function("jax.grad(f, 1)(2.0, {'scale': 3.0, 'bias': 1.0})",
                  "x * p['scale'] + p['bias'], lambda dy: (dy * p['scale'], dy * x, dy)", "x, p"),
-        SORTED + "Return `(dx, {'bias': ..., 'scale': ...})` for the inputs"),
+        NO_ORDER + "Return `(dx, {'bias': ..., 'scale': ...})` for the inputs"),
     misuse("Take upstreams in the order in which the keys of y were written",
         function("jax.grad(lambda x: f(x)['mean'].sum())(x)",
                  "{'mean': x, 'bound': 2 * x}, lambda dmean, dbound: dmean + 2 * dbound"),
@@ -279,12 +276,12 @@ MISUSES["gradients"] = [
     misuse("Swap the gradients of an array and a number",
         function("jax.grad(lambda x: f(x, 0.5).sum())(x)",
                  "jnp.clip(x, -limit, limit), lambda dy: (None, dy)", "x, limit"),
-        "returned None for an array, and a gradient for `limit`, which JAX does not "
-        "differentiate; expected None. Return the gradients in the order of the inputs"),
+        "returned None for the input `x`, and a gradient of its shape for `limit`, which JAX does "
+        "not differentiate. Return them in the order of the inputs"),
     misuse("Forget to sum over a broadcast axis", rule("return dy, dy"),
-        "returned a gradient of shape (3, 2) for the input `b`; expected its own shape, (2,), or "
-        "None. The gradient has more entries than the input, along axis 0",
-        "did you forget to sum over it, as in `g.sum(axis=0)`?", **COUNT),
+        "returned a gradient of type float32[3,2] for the input `b`; expected float32[2], or None. "
+        "It has more entries than the input, along axis 0: did you forget to sum over it, as in "
+        "`g.sum(axis=0)`?", **COUNT),
     misuse("Shard a gradient unlike its input", """
 from jax.sharding import AxisType, PartitionSpec as P
 
@@ -295,15 +292,15 @@ def f(x):
 with jax.set_mesh(jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))):
     jax.grad(lambda x: f(x).sum())(jax.device_put(x, P("data", None)))
 """,
-        "a gradient of type float32[3,2@data] for the input `x`; expected its own sharding, "
-        "float32[3@data,2]. Return `jax.sharding.reshard(g, jax.P", "('data', None))`",
+        "a gradient of type float32[3,2@data] for the input `x`; expected float32[3@data,2], or "
+        "None. Return `jax.sharding.reshard(g, jax.P", "('data', None))`",
         error=ValueError, jitted=False),
     misuse("Swap two gradients", rule("return x.T @ dy, dy @ w.T", "x, w", "x @ w"),
-        "returned a gradient of shape (2, 4) for the input `x`; expected its own shape, (3, 2), or "
-        "None. It fits the input `w`: return the gradients in the order of these", **COUNT),
+        "returned a gradient of type float32[2,4] for the input `x`; expected float32[3,2], or "
+        "None. It fits the input `w`: return the gradients in their order", **COUNT),
     misuse("Return a complex gradient of a real input", of_one("2j * dy"),
-        f"returned an array of dtype complex64 and shape (3, 2) {WANTED}. Convert it, by "
-        "`jnp.real` or `.astype`, or return None for no gradient"),
+        f"returned a gradient of type complex64[3,2] {WANTED}. Convert it, by `jnp.real` or "
+        "`.astype`"),
     misuse("Return a function", of_one("lambda dy: 2 * dy"),
         f"returned the callable `f.grad.<lambda>` (model.py:4) {WANTED}",
         "Maybe you wrote `return g` instead of `return g(dy)`"),
@@ -315,41 +312,39 @@ LOSS: Any = {"of": "loss.f"}
 MISUSES["variables"] = [
     misuse("Close over a weight, and give it no gradient", weight("return dy @ w.T", "dy"),
         UNDECLARED, "takes no `variables`", "  `w`: float32[2,4], first used at model.py:6\n",
-        "Declare them, `custom_gradient(variables=w)`, and return their gradients",
+        "Declare them, `custom_gradient(variables=[...])`",
         "pass them as arguments", "`def grad(dy, variables): ... return grad_xs, grad_vars`",
         'Or decorate with `custom_gradient(variables="autodiff")`', **LOSS),
     misuse("Declare other variables than those in use",
         weight("return dy @ w.T, [None]", option="variables=[b]"),
-        UNDECLARED, "missing from its `variables`", "Add them, or pass them as arguments",
-        **LOSS),
+        UNDECLARED, "missing from its `variables`", "Declare them", **LOSS),
     misuse("Return the gradient of the input alone", weight("return dy @ w.T"),
         "was called with `variables=` and must return a pair (grad_xs, grad_vars), but returned "
         "an array of dtype float32 and shape (3, 2). Write `return dx, [...]`", **LOSS),
     misuse("Return a gradient for a list of variables that is empty",
         function("jax.grad(lambda x: f(x).sum())(x)",
                  "x**2, lambda dy, variables: (2 * x * dy, [dy])"),
-        "got an empty list of `variables`, because none is being differentiated in this call, and "
-        "returned gradients for them, which would be lost. Return one for each", **COUNT),
+        "returned 1 gradient; expected 0, for the undeclared variables. Return `[]`", **COUNT),
     misuse("Return the gradient of a frozen weight too",
         weight("return dy @ w.T, [x.T @ dy, dy.sum()]", y="x @ w * b[0]"),
-        "returned 2 gradients; expected 1, for the undeclared variable `variables[0]: "
-        "float32[2,4]`. A frozen weight is not one",
-        "`custom_gradient(variables=...)` lists it always", error=ValueError, **LOSS),
+        "returned 2 gradients; expected 1, for the undeclared variable `variables[0]`. "
+        "Return `[...]`", "A frozen weight is not one: `custom_gradient(variables=...)` lists it "
+        "always", error=ValueError, **LOSS),
     misuse("Misspell a key of the variables",
         weight('return dy @ w.T, {"w": None, "bias": None}', option='variables={"w": w, "b": b}'),
-        "expected: {'b': *, 'w': *}, for the variables `variables['b']`, `variables['w']`",
-        "got:      {'bias': *, 'w': *}\nReturn `{'b': ..., 'w': ...}`; None stands for", **LOSS),
+        "returned gradients as `{'bias': *, 'w': *}`; expected 2, for the variables "
+        "`variables['b']`, `variables['w']`. Return `{'b': ..., 'w': ...}`; None stands for",
+        **LOSS),
     misuse("Return a list for the variables in a dict",
         weight("return dy @ w.T, [x.T @ dy, dy.sum()]", option='variables={"w": w, "b": b}'),
-        SORTED + "Return `{'b': ..., 'w': ...}` for the variables", **LOSS),
+        NO_ORDER + "Return `{'b': ..., 'w': ...}` for the variables", **LOSS),
     misuse("Declare variables by their names",
         weight("return dy @ w.T, [x.T @ dy]", option='variables=["w"]'),
-        "`variables` of `loss.f`", "holds 'w' and no array. Pass arrays, not their names",
+        UNDECLARED, "missing from its `variables`", "arrays, not the objects that hold them",
         **LOSS),
     misuse("Declare an attribute that is not there",
         weight("return dy @ w.T, x.T @ dy", option="variables=lambda: w.params"),
-        "has no attribute", "The function given as `variables` of `loss.f`",
-        "It takes the instance for a method", error=AttributeError, **LOSS),
+        "has no attribute", error=AttributeError, of=""),
     misuse("Change a variable that the rule reads through an object", """
 from types import SimpleNamespace
 
@@ -385,8 +380,8 @@ def loss(w):
 
 jax.jit(jax.grad(loss))(1.0)
 """,
-        "changed a list or a dict of an outer function", "and the change would be lost. Keep notes "
-        "in a list or a dict that holds no traced values, or in a `jax.new_ref`",
+        "changed a list or a dict of an outer function", "so the change would be lost. Keep notes "
+        "in one that holds no traced values, or in a `jax.new_ref`",
         of="loss.f.grad"),
     misuse("Assign a weight to a layer that outlives the loss", """
 class Layer:
@@ -432,18 +427,17 @@ def loss(x):
 
 jax.grad(loss)(b)
 """,
-        "but nothing in the thread that calls it, so its gradient would be lost", "call the "
-        "function there, and not in a thread pool",
+        "but nothing in the thread that calls it, so its gradient would be lost", "Call the "
+        "function in the thread that differentiates it, and not in a thread pool",
         of="<lambda>", error=jax.errors.UnexpectedTracerError),
     misuse("Loop over `variables` where none is differentiated",
         weight("return dy @ w.T, [x.T @ dy for v in variables]", "dy, variables=None",
                args="x, w").replace("(0, 1)", "0"),
-        "'NoneType' object is not iterable", "got no `variables`, because none is being "
-        "differentiated in this call. Write `variables or []`", **LOSS),
+        "'NoneType' object is not iterable", of=""),
     misuse("Use NumPy on a weight that is not declared",
         weight("return dy @ w.T, [x.T @ dy]", y="x @ np.asarray(w)"),
-        "`loss.f` (model.py:2) needs the value of a weight that it closes over, and that JAX is "
-        "differentiating. Any operation on it, such as `jnp.asarray(w)`, gives an array that shows",
+        "`loss.f` (model.py:2) needs the value of an array that JAX is tracing", "If it is a "
+        "weight that the function closes over: eagerly, any operation on it, such as `jnp.asarray",
         error=jax.errors.TracerArrayConversionError, jitted=False, **LOSS),
     misuse("Read a learned temperature in the rule alone",
         weight("return dy @ w.T / b, [x.T @ dy for _ in variables]", args="b, w, x"),
@@ -486,7 +480,7 @@ MISUSES["forward mode"] = [
         FIRST),
 ]  # fmt: skip
 
-BODY = "computes something that JAX cannot differentiate, at model.py:"
+BODY = "computes something that JAX cannot differentiate"
 STOP = "nothing of it but `y`, write `jax.lax.stop_gradient` around its arguments"
 
 VJP = """
@@ -501,11 +495,11 @@ MISUSES["bodies"] = [
     misuse("Call back to Python in the function, and ask for the second order",
         function("jax.jacrev(jax.grad(lambda x: f(x).sum()))(x)",
                  "jax.pure_callback(lambda x: x**3, x, x), lambda dy: 3 * x**2 * dy"),
-        "ValueError: `f` (model.py:1) " + BODY + "3.", STOP,
+        "`f` (model.py:1) " + BODY, STOP,
         error=ValueError),
     misuse("Call a `jax.custom_vjp` in the function, and ask for a Hessian",
         VJP + function("jax.hessian(lambda x: f(x).sum())(x)", "squared(x), lambda dy: 2 * x * dy"),
-        BODY + "9.", STOP),
+        BODY, STOP),
 ]  # fmt: skip
 
 MISUSES["helpers"] = [
@@ -517,7 +511,7 @@ MISUSES["helpers"] = [
         "such as those in jax.checkpoint_policies", **VALUE),
     misuse("Pass through the result of a call", "grad_pass_through(jnp.round(x))",
         "Write `grad_pass_through(f)(x)`, not `grad_pass_through(f(x))`", of=""),
-    misuse("Pass through a sum", "grad_pass_through(lambda x: x.sum())(x)",
+    misuse("Pass through a sum", "jax.grad(grad_pass_through(lambda x: x.sum()))(x)",
         "the gradient of the corresponding output, so inputs and outputs must match in number",
         "inputs:  float32[3,2]", "outputs: float32[]",
         "or write the rule with `custom_gradient`", error=ValueError, of="<lambda>"),
@@ -569,12 +563,12 @@ MISUSES["jax"] = [
         "boolean conversion of traced array", LINE_1,
         "it depends on the value of the argument x.",
         "`f` (model.py:1) needs the value of an array that JAX is tracing. Write it with "
-        "`jax.numpy`, `jnp.where` instead of `if` and `jax.debug.print` "
-        "instead of `print`", error=jax.errors.TracerBoolConversionError),
+        "`jax.numpy`, `jnp.where` instead of `if`", error=jax.errors.TracerBoolConversionError),
     misuse("Format a value under `jax.jit`",
         function("jax.jit(f)(1.0)", "(print(f'x = {x:g}'), x)[1], lambda dy: dy"),
-        "unsupported format string passed to", "`f` (model.py:1) formats an array that JAX is "
-        "tracing: drop what follows the colon", "or use `jax.debug.print`"),
+        "unsupported format string passed to", "`f` (model.py:1) needs the value of an array "
+        "that JAX is tracing", "`jax.debug.print` instead of a format (or drop what follows the "
+        "colon, as in `{x:g}`)"),
     misuse("Let `jax.jit` trace a number that is a setting",
         function("jax.jit(f)(x, 6)", "x.reshape(n), lambda dy: (dy.reshape(3, 2), None)", "x, n"),
         LINE_1, "static_argnums", of=""),
@@ -597,7 +591,7 @@ MISUSES["jax"] = [
             "jax.grad(jax.grad(f))(1.0)",
             "x**2, lambda dy: dy * jax.pure_callback(lambda x: 2 * x, x, x)",
         ),
-        "computes something that JAX cannot differentiate, at",
+        BODY,
         "let the rule call a decorated function for it", error=ValueError),
     misuse("Call back to Python in a jitted rule, and ask for the second order",
         function(

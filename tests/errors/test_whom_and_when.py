@@ -2,7 +2,6 @@
 
 import functools
 import warnings
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +78,7 @@ LEAVES = {  # by the name that a message has for them: of a call with two number
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_a_message_names_the_leaf_as_the_user_would_write_it(leaf):
     text = said(ValueError, jax.grad(LEAVES[leaf], (0, 1)), 1.0, 2.0)
-    assert f"for the input `{leaf}`; expected its own shape, (), or None." in text
+    assert f"for the input `{leaf}`; expected float32[], or None." in text
 
 
 # --- wherever it is raised ------------------------------------------------------------------------
@@ -110,7 +109,7 @@ def wrong_shape(w, b, x):
 @pytest.mark.parametrize("around", AROUND)
 def test_an_error_is_the_same_under_every_transformation(around, mode):
     text = said(ValueError, mode(jax.grad(AROUND[around](wrong_shape), 2)), *ARGS)
-    assert text.endswith("shape (2,) for the input `x`; expected its own shape, (3,), or None.")
+    assert text.endswith("float32[2] for the input `x`; expected float32[3], or None.")
     text = said(TypeError, mode(jax.grad(AROUND[around](uncovered))), *ARGS)
     assert "is differentiated with respect to values that it closes over" in text
 
@@ -128,12 +127,12 @@ def test_captured_values_are_named_as_written_with_type_and_line_of_use():
         assert [line for line in text.splitlines() if line.startswith("  ")] == wanted
 
     def unused(w, x):
-        f = unused.f = custom_gradient(lambda x: (w, lambda dy: 7 * dy))
+        f = custom_gradient(lambda x: (w, lambda dy: 7 * dy))
         return f(x)
 
     assert_same(jax.grad(unused, 1)(3.0, 2.0), jnp.float32(7))
-    text = said(TypeError, jax.grad(unused), 3.0, 2.0)  # returned as it is: by no operation
-    assert f"float32[], first used at {place(unused.f)}" in text
+    text = said(TypeError, jax.grad(unused), 3.0, 2.0)
+    assert "\n  `w`: float32[]\n" in text  # returned as it is: by no operation
 
 
 class Layer:
@@ -163,24 +162,22 @@ def arguments(w, v):
     return h(lambda x: w * x, Layer(v), 2.0)
 
 
-HELD = {  # what holds them, their names, and how the message declares them
-    "attributes": (lambda w, _: Layer(w).of(2.0), ["self.w", "self.blocks[0]['b']"],
-        "lambda self: [self.w, self.blocks[0]['b']]"),
-    "variables": (variables, ["w", "v"], "[w, v]"),
-    "keyword": (keyword, ["w", "scale"], "..."),  # no `scale` is there to declare
-    "class": (of_class, ["Held.w"], "Held.w"),
-    "arguments": (arguments, ["args[1].blocks[0]['b']", "args[0].w"], "..."),
-}  # fmt: skip
+HELD = {  # what holds them, and their names
+    "attributes": (lambda w, _: Layer(w).of(2.0), ["self.w", "self.blocks[0]['b']"]),
+    "variables": (variables, ["w", "v"]),
+    "keyword": (keyword, ["w", "scale"]),
+    "class": (of_class, ["Held.w"]),
+    "arguments": (arguments, ["args[1].blocks[0]['b']", "args[0].w"]),
+}
 
 
 @eager_and_jit
 @pytest.mark.parametrize("kind", HELD)
 def test_captured_values_are_named_wherever_they_are(kind, mode):
-    loss, names, declaration = HELD[kind]
+    loss, names = HELD[kind]
     text = said(TypeError, mode(jax.grad(loss, (0, 1))), 3.0, 5.0)
     for name in names:
         assert f"\n  `{name}`: float32[], first used at" in text
-    assert f"Declare them, `custom_gradient(variables={declaration})`" in text
 
 
 # --- code that needs a value ----------------------------------------------------------------------
@@ -225,7 +222,7 @@ def test_code_that_needs_a_value_gets_a_note_with_its_name(kind, where):
         run(read)(jnp.float32(2))
     (note,) = [n for n in caught.value.__notes__ if "JAX is tracing" in n]
     assert note.startswith(name)
-    assert ("drop what follows the colon" in note) == (kind == "format")
+    assert "drop what follows the colon" in note
 
 
 # --- errors of the user's, and of libraries -------------------------------------------------------
@@ -263,17 +260,6 @@ def test_an_error_of_the_user_says_what_the_user_wrote_and_f_does_not_run_again(
             error.__dict__.clear()
             error.__notes__ = []
             error.__traceback__ = error.__cause__ = error.__context__ = None
-
-
-def test_a_package_beside_jax_is_not_jax():
-    """Its lines are named."""
-    file = str(Path(jax.__file__).parents[1] / "jaxopt" / "model.py")
-    code = "\nrule_of = lambda x: lambda dy: dy * jax.pure_callback(abs, x, x)"
-    space = {"__name__": "jaxopt.model", "jax": jax}
-    exec(compile(code, file, "exec"), space)
-    h = custom_gradient(lambda x: (x**2, space["rule_of"](x)))
-    text = said(ValueError, jax.grad(jax.grad(h)), 1.0)
-    assert f"cannot differentiate, at {file}:2." in text
 
 
 # --- a warning, where the answer is TensorFlow's --------------------------------------------------
@@ -380,5 +366,4 @@ def test_the_line_of_an_operation_is_in_the_rule_and_not_in_what_it_calls():
     outer = custom_gradient(lambda x: (unread(x), lambda dy: 7 * dy * x))
     text = said(ValueError, jax.jit(jax.grad(jax.grad(jax.grad(outer)))), 1.0)
     assert "unread` (" in text.partition(" computes")[0]  # the innermost function
-    assert f"that JAX cannot differentiate, at {place(unread, 2)}. " in text
     assert text.count("cannot differentiate") == 1

@@ -119,6 +119,14 @@ def test_integers_masks_keys_and_what_is_not_used(mode):
     assert_same(mode(jax.grad(lambda x: h(jnp.float32(1), x)[1].sum()))(X), jnp.ones_like(X))
 
 
+def test_outputs_that_do_not_match_are_an_error_where_jax_differentiates():
+    h = grad_pass_through(lambda x: (x, x))
+    assert_same(h(X), (X, X))
+    with pytest.raises(ValueError, match="must match in number and shape") as caught:
+        jax.grad(lambda x: h(x)[0].sum())(X)
+    assert "inputs:  float32[4]\n  outputs: float32[4], float32[4]\n" in str(caught.value)
+
+
 class Scaled:
     w = 3.0
 

@@ -144,10 +144,11 @@ def test_a_form_gives_its_gradients(form, mode):
 
 
 DICT = {"w": [1.0], "b": 1.0}
-UNKNOWN = "a flat list of gradients whose order is unknown: "
-SORTED = UNKNOWN + "JAX has sorted the keys of a dict. Return "
-SEVERAL = UNKNOWN + "a None may stand for one array or for several"
-ELSEWHERE = "`, which JAX does not differentiate"
+UNKNOWN = (
+    "a flat list of gradients whose order is unknown: JAX has sorted the keys of a dict, or a None "
+    "may stand for one array or for several. Return "
+)
+ELSEWHERE = "and a gradient of its shape for {}, which JAX does not differentiate"
 
 REFUSED = {  # inputs, what the rule returns, and what the message says
     "containers for others": (MIXED, lambda d: ({}, d, (1, 2), d),
@@ -157,20 +158,25 @@ REFUSED = {  # inputs, what the rule returns, and what the message says
     "none for one of two": (([1.0, 1.0], 4.0), lambda d: [d, d], "Return `([..., ...], ...)`"),
     "one for `self`": ((1.0, "m"), lambda d: [None, d, None], "Return `(..., None)`"),
     # Another class has the same leaves, perhaps in another order.
-    "another dataclass": ((Layer(1.0, 1.0), 1.0), lambda d: (Other(d, d), d), "does not fit the"),
-    "a namedtuple": ((Layer(1.0, 1.0), 1.0), lambda d: (Point(d, d), d), "does not fit the inputs"),
-    "a dict": ((Layer(1.0, 1.0), 1.0), lambda d: ({"w": d, "b": d}, d), "does not fit the inputs"),
+    "another dataclass": ((Layer(1.0, 1.0), 1.0), lambda d: (Other(d, d), d),
+        "Return `(Layer([..., ...]), ...)`"),
+    "a namedtuple": ((Layer(1.0, 1.0), 1.0), lambda d: (Point(d, d), d),
+        "returned gradients as `(CustomNode(namedtuple[Point], [*, *]), *)`; expected 3"),
+    "a dict": ((Layer(1.0, 1.0), 1.0), lambda d: ({"w": d, "b": d}, d),
+        "returned gradients as `({'b': *, 'w': *}, *)`; expected 3"),
     # None stands for the list, and the other entry for None; or it is flat.
-    "None beside None": (([1.0, 1.0], None), lambda d: [None, d], SEVERAL),
+    "None beside None": (([1.0, 1.0], None), lambda d: [None, d],
+        UNKNOWN + "`([..., ...], None)`"),
     # No array gets the gradient of an array.
-    "an array for None": ((W, None), lambda d: (None, d * W), "`args[1]" + ELSEWHERE),
-    "an array for an integer": ((3, W), lambda d: (d * W, None), "`args[0]" + ELSEWHERE),
+    "an array for None": ((W, None), lambda d: (None, d * W), ELSEWHERE.format("None")),
+    "an array for an integer": ((3, W), lambda d: (d * W, None), ELSEWHERE.format("`args[0]`")),
     # JAX has sorted the keys: nobody knows in which order the rule was written.
-    "flat for a dict": ((DICT,), lambda d: [d, d], SORTED + "`{'b': ..., 'w': [...]}`"),
-    "beside a setting": ((DICT, "m"), lambda d: [d, d], SORTED + "`({'b': ..., 'w': [...]}, None)"),
-    "in a list": (([DICT],), lambda d: [d, d], SORTED + "`[{'b': ..., 'w': [...]}]`"),
+    "flat for a dict": ((DICT,), lambda d: [d, d], UNKNOWN + "`{'b': ..., 'w': [...]}`"),
+    "beside a setting": ((DICT, "m"), lambda d: [d, d],
+        UNKNOWN + "`({'b': ..., 'w': [...]}, None)"),
+    "in a list": (([DICT],), lambda d: [d, d], UNKNOWN + "`[{'b': ..., 'w': [...]}]`"),
     "in a field": ((Layer(DICT, None),), lambda d: [d, d],
-        SORTED + "their structure, as `jax.tree.map` does"),
+        UNKNOWN + "`Layer([{'b': ..., 'w': [...]}, None])`"),
 }  # fmt: skip
 
 
@@ -194,7 +200,7 @@ def test_a_number_may_have_a_gradient_where_it_is_not_differentiated(mode):
 def test_a_gradient_that_may_be_one_of_a_number_is_refused(mode):
     """As for None: if the number is not differentiated."""
     h = custom_gradient(lambda p, n: (p[0] * p[1], lambda dy: [None, dy]))
-    with pytest.raises(TypeError, match=SEVERAL):
+    with pytest.raises(TypeError, match=UNKNOWN):
         mode(jax.grad(lambda p: h(p, 4.0)))([2.0, 3.0])
 
 
