@@ -481,7 +481,7 @@ MISUSES["forward mode"] = [
 ]  # fmt: skip
 
 BODY = "computes something that JAX cannot differentiate"
-STOP = "nothing of it but `y`, write `jax.lax.stop_gradient` around its arguments"
+STOP = "nothing of it but `y`, the only output, write `jax.lax.stop_gradient` around its"
 
 VJP = """
 @jax.custom_vjp
