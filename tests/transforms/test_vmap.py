@@ -100,18 +100,6 @@ def test_every_row_has_its_own_gradient(name, own, around):
     assert_same(jax.grad(jax.grad(around(squares)))(X), jnp.sum(rule(by_row, K)))
 
 
-@eager_and_jit
-@pytest.mark.parametrize("own", ["nothing", "jit"])
-def test_two_maps_in_each_other(own, mode):
-    h = custom_gradient(lambda x, k, m: (x * 1.0, lambda dy: (7 * dy * k + dy * m, None, None)))
-    over_k, over_m = (None, 0, None), (None, None, 0)
-    expected = jnp.sum(7 * K[:, None] + 10 * K[None])
-    for outer, inner in ((over_k, over_m), (over_m, over_k)):
-        both = jax.vmap(jax.vmap(OWN[own](h), inner), outer)
-        loss = lambda x, both=both: jnp.sum(both(x, K, 10 * K))  # noqa: E731
-        assert_same(mode(jax.grad(loss))(X), expected)
-
-
 # --- the axis that is mapped ----------------------------------------------------------------------
 
 
