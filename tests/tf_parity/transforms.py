@@ -75,7 +75,4 @@ table(
         ours=[floats(1, 4, 9), floats(5, 5, 5)]),
     vectorized_gradient=Case(55, lambda b: b.run(lambda x:
         b.vectorized_map(b.gradient_of(sine_rule(b)), x), floats(1, 2, 3))),
-    second_order_through_a_loop=Case((45, 56), lambda b:
-        b.derivatives(lambda x: b.repeat(2, b.custom(lambda y: (y * 2.0, by(3.0))), x) * x, 2.0,
-        2)),
 )
