@@ -178,7 +178,6 @@ LINEAR = {
     "div": lambda dy: dy / X,
     "sub": lambda dy: dy - 3 * dy[::-1],
     "add": lambda dy: dy + 3 * dy[::-1],
-    "add zero": lambda dy: dy + 0.0,
     "where": lambda dy: jnp.where(MASK, dy, 0),
     "concatenate": lambda dy: jnp.concatenate([jnp.zeros(2), dy, dy[:1]]),
     "squeeze": lambda dy: lax.squeeze(lax.expand_dims(dy, [0]), [0]),
@@ -192,7 +191,6 @@ LINEAR = {
     "cumsum": lambda dy: jnp.cumsum(dy[::-1])[::-1],
     "roll": lambda dy: jnp.roll(dy, 1),
     "roll in scan": scanned(lambda c, x: x * jnp.roll(c, 1)),
-    "tril": lambda dy: jnp.tril(jnp.outer(dy, X)),
     "gather": lambda dy: dy[INDEX],
     "dynamic slice": lambda dy: lax.dynamic_slice(dy, (jnp.argmax(X),), (2,)),
     "dynamic update": lambda dy: lax.dynamic_update_slice(dy, 2 * dy[:2], (1,)),
@@ -237,7 +235,6 @@ LINEAR = {
     "linear_call": lambda dy: jax.custom_derivatives.linear_call(
         lambda x, d: x * d, lambda x, t: x * t, X, dy
     ),
-    "map": lambda dy: lax.map(lambda d: 3 * d, dy),
     "cond": lambda dy: lax.cond(X[0] > 0, lambda dy: 3 * dy, lambda dy: ZEROS, dy),
     "scan": scanned(lambda c, x: c * x + c[::-1]),
     "while of a constant": lambda dy: lax.while_loop(lambda c: c[0] < 9, lambda c: 2 * c, X) * dy,
@@ -270,7 +267,6 @@ LINEAR = {
     "shard_map of an optimization barrier": on_a_device(
         jax.jit(lambda dy: 2 * lax.optimization_barrier((dy, X))[0])
     ),
-    "stopped constant": lambda dy: lax.stop_gradient(X) * dy,
     **{f"an operator by a {kind}": adjoint for kind, adjoint in ADJOINTS.items()},
 }
 

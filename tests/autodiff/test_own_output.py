@@ -199,20 +199,6 @@ def test_an_input_that_the_function_returns_is_the_input(way):
     assert_derivative(SECOND[way], h, hand_written(lambda x: x, lambda x: 7 * x), X)
 
 
-def test_beside_other_outputs_it_is_a_value_unless_the_rule_calls_the_function():
-    @custom_gradient
-    def h(x):
-        y = jnp.round(x)
-        return (y, 2 * x), lambda dy, dz: dy * 7 * y + 2 * dz
-
-    @custom_gradient
-    def calls_itself(x):
-        return (jnp.round(x), 2 * x), lambda dy, dz: dy * 7 * calls_itself(x)[0] + 2 * dz
-
-    assert_same(jax.grad(jax.grad(lambda x: h(x)[0]))(2.7), 0.0)
-    assert_same(jax.grad(jax.grad(lambda x: calls_itself(x)[0]))(2.7), 7.0 * 7 * 3)
-
-
 @pytest.mark.parametrize("second", [jax.grad, jax.jacfwd])
 def test_in_an_object_it_is_right_or_an_error(second):
     @custom_gradient

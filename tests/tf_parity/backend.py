@@ -110,7 +110,6 @@ IN_JAX = {
     "gather": lambda x, indices: jnp.take(x, jnp.asarray(indices), axis=0),
     "cond": lambda p, yes, no: jax.lax.cond(p, lambda: yes(), lambda: no()),
     "vectorized_map": lambda f, x: jax.vmap(f)(x),
-    "map_fn": jax.lax.map,
     "compile": jax.jit,
 }
 
@@ -184,7 +183,6 @@ class TensorFlow(Backend):
         self.operations = {
             "custom": tf.custom_gradient,
             "sum": tf.reduce_sum,
-            "asarray": tf.convert_to_tensor,
             "compile": tf.function,
         } | {name: getattr(tf.math, name) for name in ("log", "conj", "real", "imag")}
 

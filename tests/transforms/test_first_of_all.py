@@ -79,7 +79,6 @@ def under(context):
 
 FIRST = {
     "grad": lambda f: jax.grad(f)(X),
-    "grad of jit": lambda f: jax.grad(jax.jit(f))(X),
     "vmap of grad": lambda f: jax.vmap(jax.grad(f))(X[None]),
     "grad of scan": lambda f: jax.grad(lambda x: lax.map(f, x[None])[0])(X),
     "grad of checkpoint": lambda f: jax.grad(jax.checkpoint(f))(X),
@@ -87,11 +86,9 @@ FIRST = {
     "pure_callback": lambda f: jax.pure_callback(lambda: np.asarray(jax.grad(f)(X)), X),
     "eval_shape": lambda f: jax.eval_shape(jax.grad(f), X),
     "thread": in_a_thread,
-    "disable_jit": under(jax.disable_jit),
     "ensure_compile_time_eval": under(jax.ensure_compile_time_eval),
     "enable_checks": under(lambda: jax.enable_checks(True)),
     "x64": under(lambda: jax.enable_x64(True)),
-    "check_tracer_leaks": under(jax.check_tracer_leaks),
 }
 MESHES = {
     "shard_map": lambda f: over("Auto", f),
