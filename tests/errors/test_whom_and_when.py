@@ -326,6 +326,7 @@ def slope(w, t):
 READ = {  # by the rule alone: the gradient by `t`, and the name in the warning, if there is one
     "a variable": (product(reads), 0, "`t`"),
     "an attribute": (lambda w, t: Scaled(w, t).of(2.0), 0, "`self.t`"),
+    "an attribute alone": (lambda w, t: Scaled(3.0, t).of(2.0), 0, "`self.t`"),
     "beside a declared one": (product(reads, lambda w, t: w), 0, "`t`"),
     "declared": (product(reads, lambda w, t: [w, t]), 5, None),
     "autodiff": (product(lambda w, t: lambda dy: dy * t, lambda w, t: "autodiff"), 0, None),

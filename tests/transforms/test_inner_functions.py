@@ -1,6 +1,5 @@
 """Decorated functions that are written inside a rule, or that one calls."""
 
-
 import jax
 import jax.numpy as jnp
 import pytest
