@@ -13,14 +13,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from benchmarks.results import OURS
-from benchmarks.ways import EVERY, PLAIN, Function, Rule, Way
+from benchmarks.ways import EVERY, PLAIN, WAYS, Function, Rule, Way
 from benchmarks.workload import Workload, normal
 from tfgrad_jax import custom_gradient
 
 PREFIX = "layers of "
 SIZES = [8, 64]
 MEASURES = "trace grad", "eager grad"
-WAYS = PLAIN, EVERY, OURS
 ENDS = ", declared", ""  # of the name of a workload: how its weights are closed over
 
 Build = Callable[[Sequence[Any]], Function]
@@ -141,7 +140,7 @@ KINDS: dict[str, tuple[Callable[[Any], Build], str]] = {
 
 
 def _loss(kind: str, ours: str, way: Way, size: Any) -> Function:
-    build = KINDS[kind][0](ours if way.name == OURS else way(LAYER))
+    build = KINDS[kind][0](ours if way is WAYS[OURS] else way(LAYER))
     return lambda weights, x: jnp.sum(build(weights)(x))
 
 
@@ -152,7 +151,8 @@ def _arguments(count: int, dtype: Any) -> Any:
 def _workload(kind: str, end: str) -> Workload:
     loss = functools.partial(_loss, kind, "declared" if end else "undeclared")
     sizes = [2, 4], SIZES, SIZES
-    return Workload(PREFIX + kind + end, loss, _arguments, sizes, MEASURES, WAYS, section="growth")
+    ways = PLAIN, EVERY, OURS
+    return Workload(PREFIX + kind + end, loss, _arguments, sizes, MEASURES, ways, section="growth")
 
 
 LAYERS = tuple(

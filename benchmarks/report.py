@@ -46,12 +46,11 @@ LAYERS = (
     ("all weights, declared", ("trace grad",), 4.5),
     ("all weights", ("trace grad",), 4.5),
 )
-# (case, times of what, levels, at most): the time of so many, relative to the few
+# (case, times of what, at most): the time of many levels, relative to the few
 NESTS = (
-    ("nest with weights", "eager grad", tiny.LEVELS, 4.5),
-    ("nest with weights", "trace grad", tiny.LEVELS, 6.5),
-    ("nest with weights under jit", "trace grad", tiny.LEVELS, 6.5),
-    ("jits that call twice", "trace grad", tiny.JITS, 6.0),
+    ("nest with weights", "eager grad", 4.5),
+    ("nest with weights", "trace grad", 6.5),
+    ("nest with weights under jit", "trace grad", 6.5),
 )
 FEW, MANY = layers.SIZES[0], layers.SIZES[-1]
 GROWING = 2.5  # the ratio with the most layers to the one with the fewest
@@ -89,7 +88,8 @@ def lines(results: Results) -> Iterator[Line]:
         # There is no slope to compare if the two sizes take the same time.
         ratio = ratio if ratio and ratio > 0 else None
         yield Line(f"slope of {what} with {case}", w.EVERY, SLOPE, ratio)
-    for case, what, (few, many), at_most in NESTS:
+    few, many = tiny.LEVELS
+    for case, what, at_most in NESTS:
         groups = [g for n in (few, many) for g in results.find("growth", case, f"{what} at {n}")]
         a, b = [g.values[OURS] for g in groups] or (1, None)
         name = f"{what}, {case}, {many} to {few} levels"

@@ -1,8 +1,8 @@
 """What was measured: one `Group` per comparison, kept as JSON.
 
 The file of a device and a version of JAX is `{"meta": ..., "groups": [...]}`, where a group has
-the fields of `Group` and leaves out those that are empty. Times are in seconds. A run adds its
-groups to a `Results` and saves it after every part; `report` and `compare` load it.
+the fields of `Group` and leaves out those that are empty. Times are in seconds, sizes in
+bytes. A run adds its groups to a `Results` and saves it after every part; `report` loads it.
 """
 
 import dataclasses
@@ -29,11 +29,8 @@ class Group:
     section: str
     case: str
     measure: str
-    unit: str  # "s", "bytes", "flops", ...
     values: dict[str, float] = dataclasses.field(default_factory=dict)
-    samples: int = 0  # 0: the numbers are exact
     ratios: dict[str, float] = dataclasses.field(default_factory=dict)
-    ratio_quartiles: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -44,11 +41,10 @@ class Group:
         ours = self.values.get(OURS)
         if ours is not None and not self.ratios:
             others = {name: value for name, value in self.values.items() if name != OURS}
-            self.ratios = {n: _ratio(ours, value) for n, value in others.items()}
-
-
-def _ratio(a: float, b: float) -> float:
-    return 1.0 if a == b else a / b if b else math.inf
+            self.ratios = {
+                n: 1.0 if ours == value else ours / value if value else math.inf
+                for n, value in others.items()
+            }
 
 
 @dataclasses.dataclass
@@ -90,7 +86,7 @@ class Results:
         """Write a line for each group, so that a diff shows which of them moved."""
         path.parent.mkdir(parents=True, exist_ok=True)
         fields = [dataclasses.asdict(g).items() for g in self.groups]
-        groups = [{k: v for k, v in items if k == "unit" or v} for items in fields]
+        groups = [{k: v for k, v in items if v} for items in fields]
         # Four digits of each number, which are more than any measurement repeats.
         groups = json.loads(json.dumps(groups), parse_float=lambda x: float(f"{float(x):.4g}"))
         lines = ",\n".join(map(json.dumps, groups))

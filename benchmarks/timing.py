@@ -12,6 +12,7 @@ a call that crosses into a new block again and again can take several times as l
 """
 
 import gc
+import operator
 import random
 import statistics
 import time
@@ -58,16 +59,13 @@ def race(
                 samples[name].append(_sample(entered[name], repeats[name], DEPTHS[i % 16]))
     finally:
         gc.enable()
-    cuts = {}
-    for name in names:
-        if name != ours:
-            ratios = [a / b for a, b in zip(samples[ours], samples[name], strict=True)]
-            cuts[name] = statistics.quantiles(ratios, n=4, method="inclusive")
     return {
         "values": {name: statistics.median(samples[name]) for name in once},
-        "samples": rounds,
-        "ratios": {name: cuts[name][1] for name in once if name != ours},
-        "ratio_quartiles": {name: (cuts[name][0], cuts[name][2]) for name in once if name != ours},
+        "ratios": {
+            name: statistics.median(map(operator.truediv, samples[ours], of_one))
+            for name, of_one in samples.items()
+            if name != ours
+        },
     }
 
 

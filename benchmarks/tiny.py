@@ -16,7 +16,7 @@ from benchmarks.workload import Workload, normal, of
 from tfgrad_jax import custom_gradient
 
 MEASURES = "trace grad", "eager grad"
-LEVELS, JITS = (5, 20), (6, 14)  # of nests, few and many
+LEVELS = 5, 20  # of nests, few and many
 HIGHER = ("trace second order", "trace jvp", "trace hessian", "eager jvp")
 
 
@@ -139,16 +139,6 @@ def _nested(way: Way, count: int, weights: int = 0) -> Function:
     return functools.reduce(lambda h, _: around(h), range(count), lambda *args: jnp.exp(-args[-1]))
 
 
-def _tower(way: Way, count: int) -> Function:
-    """A function that calls a `jit` that calls another one twice, and so on."""
-
-    def forward(x: Any) -> Any:
-        twice = lambda f, _: jax.jit(lambda x: f(f(x)))  # noqa: E731
-        return functools.reduce(twice, range(count), jnp.cos)(x), x
-
-    return way(Rule(forward, lambda x, dy: (dy * x,), residuals=lambda y, x: x))
-
-
 def _jitted(loss: Any) -> Any:
     """Return a loss under a `jit` that is new at each call: nothing is cached."""
     return lambda way, size: lambda *args: jax.jit(lambda *given: loss(way, size)(*given))(*args)
@@ -181,9 +171,7 @@ GROWTH = (
     _growing("declared variables", of(PRODUCT, _spread), _both),
 )
 _nest = lambda way, size: _spread(_nested(way, size, 1))  # noqa: E731
-TRACE = MEASURES[:1]
 NESTS = (
     _growing("nest with weights", _nest, _two, *LEVELS),
-    _growing("nest with weights under jit", _jitted(_nest), _two, *LEVELS, TRACE),
-    _growing("jits that call twice", _jitted(_tower), _scalar, *JITS, TRACE),
+    _growing("nest with weights under jit", _jitted(_nest), _two, *LEVELS, MEASURES[:1]),
 )

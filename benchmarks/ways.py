@@ -1,12 +1,12 @@
 """The contestants: every way to write a function with its gradient.
 
-A `Rule` is a function with its gradient, written once. A `Way` turns it into a function that JAX
-can differentiate: plainly, by hand, with ours, with the others. `Workload.loss` calls `Way(rule)`.
+A `Rule` is a function with its gradient, written once. Each of `WAYS` turns it into a function that
+JAX can differentiate: plainly, by hand, with ours, with the others. `Workload.loss` calls it.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +107,8 @@ def ours(rule: Rule) -> Function:
     return closing
 
 
-WAYS: dict[str, Callable[[Rule], Function]] = {
+Way = Callable[[Rule], Function]
+WAYS: dict[str, Way] = {
     PLAIN: lambda rule: rule.value,
     CHECKPOINT: lambda rule: jax.checkpoint(rule.value),
     HAND: by_hand,
@@ -115,12 +116,3 @@ WAYS: dict[str, Callable[[Rule], Function]] = {
     JVP: lambda rule: by_jvp(rule, rule.push),
     OURS: ours,
 }
-
-
-class Way(NamedTuple):
-    """Write a rule in the way of this name."""
-
-    name: str
-
-    def __call__(self, rule: Rule) -> Function:
-        return WAYS[self.name](rule)

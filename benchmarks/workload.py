@@ -22,9 +22,9 @@ import numpy as np
 
 from benchmarks.results import OURS, Group
 from benchmarks.timing import SIZES, race
-from benchmarks.ways import CHECKPOINT, HAND, JVP, PLAIN, REFERENCE, Function, Rule, Way
+from benchmarks.ways import CHECKPOINT, HAND, JVP, PLAIN, REFERENCE, WAYS, Function, Rule, Way
 
-COUNTS = {"flops": "flops", "bytes accessed": "bytes", "temp memory": "bytes"}
+COUNTS = ("flops", "bytes accessed", "temp memory")  # the last two in bytes
 TOLERANCE = 1e-9  # in float64, relative to the largest entry
 
 
@@ -46,7 +46,7 @@ class Workload:
 
     def function(self, mode: str, way: str, size: Any) -> Function:
         """Return what is measured, as a function of the arguments."""
-        return derivative(mode, self.loss(Way(way), size))
+        return derivative(mode, self.loss(WAYS[way], size))
 
 
 def derivative(mode: str, f: Function) -> Function:
@@ -126,7 +126,7 @@ def _race(workload: Workload, what: str, size: str, chosen: Any, at: str = "") -
 
     calls = {way: call(way) for way in workload.contestants(mode)}
     found = race(calls, OURS, size, seconds=3 if how == "run" else 1)
-    return Group(workload.section, workload.name, what + at, "s", **found)
+    return Group(workload.section, workload.name, what + at, **found)
 
 
 def _slope(points: list[Group], what: str, sizes: list[int]) -> Group:
@@ -139,17 +139,16 @@ def _slope(points: list[Group], what: str, sizes: list[int]) -> Group:
     a, b = (g.values[OURS] for g in points[-2:])
     steps = sizes[-1] - sizes[-2]
     slopes = {way: (b / large[way] - a / small[way]) / steps for way in large if way in small}
-    return Group(*points[-1].key[:2], f"{what}, slope", "s", slopes)
+    return Group(*points[-1].key[:2], f"{what}, slope", slopes)
 
 
 def _programs(workload: Workload, mode: str, chosen: Any) -> list[Group]:
     """Compile each contestant and return what the compiler says."""
     found = {way: counts(workload, way, chosen, mode) for way in workload.contestants(mode)}
-    key, groups = (workload.section, workload.name), []
-    for measure, unit in COUNTS.items():
-        values = {way: numbers[measure] for way, numbers in found.items()}
-        groups.append(Group(*key, f"{measure}, {mode}", unit, values))
-    return groups
+    return [
+        Group(workload.section, workload.name, f"{c}, {mode}", {w: n[c] for w, n in found.items()})
+        for c in COUNTS
+    ]
 
 
 def counts(workload: Workload, way: str, size: Any, mode: str = "grad") -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Random programs against an oracle that takes only pytrees from JAX: see `random_programs`.
 
-`python -m tests.random_programs --count 2000` runs more of them.
+A red one shows its program. `--seed` draws others, `--count` more; the night runs 2,000.
 """
 
 import os

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import pallas as pl
 from support.helpers import assert_same
 from support.ways import SECOND, assert_derivative, hand_written, squared
 
@@ -138,19 +137,6 @@ class Layer:
         return y, lambda dy: dy * self.factor * y
 
 
-def kernel(x):
-    def body(x_ref, y_ref):
-        y_ref[...] = jnp.round(x_ref[...])
-
-    type_ = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return pl.pallas_call(body, type_, interpret=True)(lax.stop_gradient(x))
-
-
-def looped(x):
-    first = jnp.round(lax.stop_gradient(x))
-    return lax.while_loop(lambda y: y > 100, lambda y: y - 1, first)
-
-
 ROUNDED = {
     "as in JAX": lambda x: as_in_jax(x)[0],
     "beside an integer": lambda x: beside_an_integer(x)[1],
@@ -159,20 +145,12 @@ ROUNDED = {
     "jitted rule": jitted_rule,
     "Ref": lambda x: written_to_a_ref(x, jax.new_ref(jnp.float32(0))),
     "method": Layer(),
-    "kernel": twice(kernel),
-    "loop": twice(looped),
     "callback": twice(lambda x: called_back(x, np.float32(1))),
-    "scanned": lambda x: lax.scan(lambda c, x: (c, twice(jnp.round)(x)), 0, x[None])[1][0],
-    "mapped": lambda x: jax.vmap(twice(jnp.round))(x[None])[0],
-    "checkpoint": jax.checkpoint(twice(jnp.round)),
 }
-MADE = {
-    "array": twice(lambda x: jnp.float32(3)),
-    "NumPy number": twice(lambda x: np.float32(3)),
-}
+MADE = {"NumPy number": twice(lambda x: np.float32(3))}
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [*ROUNDED, *MADE])
 def test_wherever_it_comes_from(name, way):
@@ -183,26 +161,9 @@ def test_wherever_it_comes_from(name, way):
     assert_derivative(SECOND[way], squared(h), squared(expected), X)
 
 
-@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
-@pytest.mark.parametrize("name", ["nested", "callback", "jitted rule", "NumPy number"])
-def test_at_third_order(name, outer):
-    h = {**ROUNDED, **MADE}[name]
-    for inner in (jax.jacfwd, jax.jacrev):
-        assert_same(outer(inner(jax.jacrev(h)))(X), jnp.float32(2 * 2 * 2 * 3))
-
-
 # --- what is not its own output: 5, a constant with the gradient 5 --------------------------------
 
 CONSTANT = jnp.float32(5)
-
-
-def of_a_variable(x, constant=CONSTANT):
-    @custom_gradient
-    def f(x):
-        y = constant
-        return y, lambda dy: dy * y
-
-    return f(x)
 
 
 @custom_gradient
@@ -217,16 +178,10 @@ def of_a_number(x):
     return y, lambda dy: dy * y
 
 
-@custom_gradient
-def of_an_input(x, y):
-    return y, lambda dy: (dy * y, None)
-
-
 CONSTANTS = {
-    "variable": of_a_variable,
     "global": of_a_global,
     "Python number": of_a_number,
-    "input": lambda x: of_an_input(x, np.float32(5)),
+    "input": lambda x: custom_gradient(lambda x, y: (y, lambda dy: (dy * y, None)))(x, CONSTANT),
 }
 
 
@@ -242,20 +197,6 @@ def test_a_constant_has_no_derivative(name, way):
 def test_an_input_that_the_function_returns_is_the_input(way):
     h = custom_gradient(lambda x: (x, lambda dy: dy * 7 * x))
     assert_derivative(SECOND[way], h, hand_written(lambda x: x, lambda x: 7 * x), X)
-
-
-def test_beside_other_outputs_it_is_a_value_unless_the_rule_calls_the_function():
-    @custom_gradient
-    def h(x):
-        y = jnp.round(x)
-        return (y, 2 * x), lambda dy, dz: dy * 7 * y + 2 * dz
-
-    @custom_gradient
-    def calls_itself(x):
-        return (jnp.round(x), 2 * x), lambda dy, dz: dy * 7 * calls_itself(x)[0] + 2 * dz
-
-    assert_same(jax.grad(jax.grad(lambda x: h(x)[0]))(2.7), 0.0)
-    assert_same(jax.grad(jax.grad(lambda x: calls_itself(x)[0]))(2.7), 7.0 * 7 * 3)
 
 
 @pytest.mark.parametrize("second", [jax.grad, jax.jacfwd])

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from flax.errors import TraceContextError
 
 from tfgrad_jax import custom_gradient
 
@@ -138,22 +137,3 @@ def test_parameters_that_are_made_inside_of_the_function_have_gradients(loss_of,
         x = x @ w + b
     for got, right in zip(jax.tree.leaves(jax.grad(loss)(params)), expected, strict=True):
         np.testing.assert_allclose(got, right, rtol=1e-5)
-
-
-def test_an_nnx_variable_that_the_function_sets_raises_the_error_of_flax():
-    """As under every transformation of JAX; the first test returns the new value."""
-
-    class Counting(nnx.Module):
-        def __init__(self):
-            self.w, self.calls = nnx.Param(jnp.float32(3)), nnx.Variable(jnp.float32(0))
-
-        @custom_gradient(variables=lambda self: self.w[...])
-        def __call__(self, x):
-            self.calls[...] = self.calls[...] + 1
-            return self.w[...] * x, lambda dy, variables: (7 * dy, 5 * dy)
-
-    model = Counting()
-    assert model(jnp.float32(2)) == 6
-    for mode in (lambda f: f, nnx.jit):
-        with pytest.raises(TraceContextError, match="different trace level"):
-            mode(nnx.grad(lambda model: model(jnp.float32(2))))(model)

@@ -1,6 +1,5 @@
 """What works on functions: chex, jaxtyping, lineax, TensorFlow Probability, pydantic."""
 
-import unittest
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from tfgrad_jax import custom_gradient
 # --- chex ----------------------------------------------------------------------------------------
 
 
-def test_chex_dataclass_and_variants():
+def test_chex_dataclass():
     chex = pytest.importorskip("chex")
 
     @chex.dataclass
@@ -34,15 +33,6 @@ def test_chex_dataclass_and_variants():
     gradients = jax.jit(jax.grad(lambda p: layer(p, x).sum()))(params)
     assert isinstance(gradients, Params)
     chex.assert_trees_all_close(gradients, Params(w=jnp.float32(9.0), b=jnp.float32(10.0)))
-
-    class OnEveryVariant(chex.TestCase):
-        @chex.all_variants(with_pmap=False)
-        def test(self):
-            found = self.variant(jax.grad(lambda p: layer(p, x).sum()))(params)
-            chex.assert_trees_all_close(found, gradients)
-
-    result = unittest.TestLoader().loadTestsFromTestCase(OnEveryVariant).run(unittest.TestResult())
-    assert result.testsRun > 1 and result.wasSuccessful(), (result.failures, result.errors)
 
 
 # --- jaxtyping and beartype ----------------------------------------------------------------------
@@ -107,20 +97,6 @@ def test_tfp_differentiates_a_target_with_its_own_gradient():
     @custom_gradient
     def log_density(x):
         return -(x**2) / 2, lambda dy: -dy * x
-
-    def final(scale):
-        kernel = tfp.mcmc.HamiltonianMonteCarlo(log_density, step_size=0.5, num_leapfrog_steps=3)
-        return tfp.mcmc.sample_chain(
-            num_results=2000,
-            num_burnin_steps=200,
-            current_state=scale * jnp.ones(()),
-            kernel=kernel,
-            trace_fn=None,
-            seed=jax.random.key(0),
-        )
-
-    samples = jax.jit(final)(1.0)
-    assert abs(samples.mean()) < 0.15 and abs(samples.var() - 1) < 0.2
 
     value, gradient = tfp.math.value_and_gradient(lambda x: 3 * log_density(x), jnp.float32(2.0))
     assert value == -6 and gradient == -6

@@ -1,7 +1,5 @@
 """Random programs of decorated functions, and an oracle that takes only pytrees from JAX.
 
-    python -m tests.random_programs --count 2000 --seed 0
-
 A program is the source of a scalar `loss` over a few small arrays, and the way its derivative is
 taken. It runs twice: its words mean JAX and this package, or the oracle, which computes with nested
 dual numbers in NumPy. No rule of a program is the true derivative.
@@ -84,9 +82,8 @@ class Program:
     def describe(self):
         steps = " -> ".join([*(name for name, _ in self.steps), self.last])
         way = "under jit" if self.jit else "eagerly"
-        head = f"# python -m tests.random_programs --seed {self.seed} --count 1"
         given = str(self.args).replace("\n", "\n#")
-        return f"{head}\n# {steps}, {way}, at\n# {given}\n{self.source}"
+        return f"# {steps}, {way}, at\n# {given}\n{self.source}"
 
     def but_the_last(self, words, along):
         """Define the loss with the words' meaning, and take all but the last derivative."""
@@ -176,8 +173,8 @@ class DisagreementError(AssertionError):
 
 
 def check(p, decorator=tfgrad_jax.custom_gradient, rtol=1e-8):
-    """Raise unless JAX and the oracle agree, with 64-bit numbers."""
-    with x64():
+    """Raise unless JAX and the oracle agree, with 64-bit numbers; the error has the program."""
+    with x64(), described(p):
         actual, expected = p.actual(decorator), p.expected()
         size = max([1.0, *(np.max(np.abs(e)) for e in expected)])
         assert np.isfinite(size)
@@ -185,6 +182,15 @@ def check(p, decorator=tfgrad_jax.custom_gradient, rtol=1e-8):
             assert a.dtype == np.float64 and a.shape == e.shape, (a.dtype, a.shape, e.shape)
             if not np.max(np.abs(a - e)) <= rtol * size:
                 raise DisagreementError(f"JAX has\n{a}\nand the oracle\n{e}")
+
+
+@contextlib.contextmanager
+def described(p):
+    try:
+        yield
+    except Exception as error:
+        error.add_note(p.describe())
+        raise
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ class Backend:
       `variables` become trainable `tf.Variable`s for `f` to close over; for JAX they are arrays
       that are differentiated. `wrt` are the positions of the `xs` that are watched, by default
       all; the gradients are those of the watched ones, then of the variables;
-    - `jvp`, `jacobian`, `repeat` (a loop), `compile`.
+    - `jvp`, `jacobian`, `compile`.
     """
 
     is_jax = False
@@ -110,8 +110,6 @@ IN_JAX = {
     "gather": lambda x, indices: jnp.take(x, jnp.asarray(indices), axis=0),
     "cond": lambda p, yes, no: jax.lax.cond(p, lambda: yes(), lambda: no()),
     "vectorized_map": lambda f, x: jax.vmap(f)(x),
-    "map_fn": jax.lax.map,
-    "repeat": lambda n, body, x: jax.lax.fori_loop(0, n, lambda _, x: body(x), x),
     "compile": jax.jit,
 }
 
@@ -185,7 +183,6 @@ class TensorFlow(Backend):
         self.operations = {
             "custom": tf.custom_gradient,
             "sum": tf.reduce_sum,
-            "asarray": tf.convert_to_tensor,
             "compile": tf.function,
         } | {name: getattr(tf.math, name) for name in ("log", "conj", "real", "imag")}
 
@@ -203,10 +200,6 @@ class TensorFlow(Backend):
 
     def settings(self, double):
         return contextlib.nullcontext()
-
-    def repeat(self, count, body, x):
-        step = lambda i, x: (i + 1, body(x))  # noqa: E731
-        return self.tf.while_loop(lambda i, _: i < count, step, (0, x), maximum_iterations=count)[1]
 
     def run(self, f, *xs):
         xs = self.tf.nest.map_structure(self.constant, xs)

@@ -68,9 +68,6 @@ table(
     other_structures_for_two_inputs=Case(18, lambda b:
         _errors(b, [lambda dy: ((dy * 10.0,), [dy * 100.0]), lambda dy: {"b": dy, "a": dy * 10.0}],
         2.0, 3.0), ours=[TYPE_ERROR] * 2),
-    python_numbers_are_inputs=Case(18, lambda b:
-        b.grads(lambda x: b.custom(lambda x, k, n: (x * k * n[0], by(5.0, 7.0, 9.0)))(x, 3.0,
-        [4.0]), 2.0)),
     gradient_for_an_integer_is_dropped=Case(23, lambda b: b.grads(_integer(b, 5.0, 7.0), 2.0, 3)),
     integer_left_out=Case(18, lambda b: [b.error(lambda: b.grads(_integer(b, 5.0), 2.0, 3)),
         b.error(lambda: b.grads(lambda x: _integer(b, 5.0)(x, 3), 2.0))],

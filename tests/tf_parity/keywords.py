@@ -29,12 +29,6 @@ def default_of_a_compiled_function(b):
     return [b.error(lambda f=f: b.grads(b.compile(b.custom(f)), 2.0)) for f in functions]
 
 
-@case(28, 60)
-def call_that_does_not_fit(b):
-    f, one = b.custom(lambda x: (x, by(1.0))), b.constant(1.0)
-    return [b.error(lambda: f()), b.error(lambda: f(one, one))]
-
-
 # fmt: off
 table(
     __name__,

@@ -26,12 +26,8 @@ def _by_z(b, f, z=Z):
 table(
     __name__,
     what_tensorflow_calls_the_gradient=Case(57, lambda b: _by_z(b, lambda z: z * b.constant(W))),
-    holomorphic=Case(57, lambda b: _by_z(b, b.custom(lambda z:
-        (z * z, lambda dy: dy * b.conj(2 * z))))),
     wrong_on_purpose=Case(57, lambda b: _by_z(b,
         b.custom(lambda z: (z * z, lambda dy: dy * z * 7.0)))),
-    upstream_as_it_comes=Case(57, lambda b: _by_z(b,
-        b.custom(lambda z: (z * 2.0, lambda dy: dy * dy * 1j)))),
     real_gradient_of_a_complex_input=Case(58, lambda b:
         b.declared(lambda z: (b.abs(z), by(5.0)), Z), ours=TYPE_ERROR),
     complex_gradient_of_a_real_input=Case(58, lambda b:

@@ -81,8 +81,6 @@ table(
         collections.OrderedDict([("b", 2 * x), ("a", 3 * x)]), lambda y:
         3.0 * y["b"] + 5.0 * y["a"]), ours={"answer": [42.0, 53.0],
         "notes": ["float32[]", "float32[]"]}),
-    none_above_stops_the_gradient=Case(13, lambda b:
-        b.grads(lambda x: square(b, by(None))(square(b, by(5.0))(x)), 2.0)),
     upstream_after_gather=Case(15, lambda b: _after_gather(b, lambda dy: dy * 2.0),
         ours=[floats(2, 2, 6), floats(4, 0, 2)]),
 )

@@ -36,32 +36,6 @@ def not_differentiated(b, **options):
     return b.constant(3.0) if b.is_jax else b.tf.Variable(3.0, **options)
 
 
-@case(36)
-def ways_of_reading(b):
-    """Note that a variable that is used in each of these ways is listed."""
-    compiled = b.compile(lambda x, v: x * v[0])
-    uses = [
-        lambda x, v: x * v[0],
-        lambda x, v: x * b.sum(v * v) * v[1],
-        lambda x, v: x * b.gather(v, [0])[0],
-        lambda x, v: b.cond(x > 1.0, lambda: x * v[0], lambda: x * v[1]),
-        lambda x, v: compiled(x, b.asarray(v)),
-        lambda x, v: x * b.stop_gradient(v * 1.0)[0],
-    ]
-
-    def grad(dy, variables):
-        b.note(len(variables))
-        return dy * 5.0, [dy * b.constant([1.0, 1.0]) for _ in variables]
-
-    def loss(x, v, use):
-        return b.custom(lambda x: (use(x, v), grad))(x)
-
-    return [
-        b.grads(lambda x, v, use=use: loss(x, v, use), 2.0, variables=[floats(3, 4)])
-        for use in uses
-    ]
-
-
 def inner_decorated_function(b, outer_rule):
     """The outer rule alone counts, and it is the one that gets the variable."""
 
@@ -95,10 +69,6 @@ def either(dy, variables=None):
     return (dy * 5.0, [dy * 7.0]) if variables else dy * 5.0
 
 
-def _intermediate(b, keep):
-    return b.grads(lambda x: scaled(b, by(5.0))(3.0 * x, keep(x * x)), 2.0)
-
-
 # fmt: off
 table(
     __name__,
@@ -125,7 +95,6 @@ table(
     watched_value=Case(41, lambda b: b.grads(scaled(b, by(5.0)), 2.0, 3.0), ours=TYPE_ERROR),
     only_the_closed_over_value_is_watched=Case(42, lambda b:
         b.grads(scaled(b, by(5.0)), 2.0, 3.0, wrt=[1]), ours=TYPE_ERROR),
-    intermediate_value=Case(41, lambda b: _intermediate(b, lambda h: h), ours=TYPE_ERROR),
     outer_rule_hides_the_inner_one=Case(62, lambda b:
         b.declared(lambda x: (b.custom(lambda x: (x * 2.0, by(100.0)))(x) * 3.0, by(5.0)), 2.0)),
 )

@@ -1,7 +1,5 @@
 """Decorated functions that are written inside a rule, or that one calls."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -70,7 +68,6 @@ def by_a_function_in_a_helper(w, x):
 INSIDE = {
     "a function": (by_a_local_function, 0),
     "a function in a helper": (by_a_function_in_a_helper, 0),
-    "a function in a partial": (lambda w, x: functools.partial(by_a_local_function(w, x)), 0),
     "autodiff": (
         lambda w, x: lambda dy: (5 * dy * x**2, dy * inner(w, variables="autodiff")(x)),
         14,
