@@ -31,12 +31,6 @@ def input_and_rule(get, w):
     return lambda x: f(x, w)
 
 
-def below_other_traces(get, w):
-    """One mapped, one staged, one differentiated around the call."""
-    f = product(get)
-    return lambda x: jax.vmap(jax.jit(lambda one: jax.checkpoint(f)(one * x)))(jnp.ones(1))[0]
-
-
 PROTOCOLS = {  # (get, w) -> a function of x; and its oracle
     "undeclared": (lambda get, w: product(get), DECLARED),
     "declared": (lambda get, w: product(get, variables={"w": [w]}), DECLARED),
@@ -46,7 +40,6 @@ PROTOCOLS = {  # (get, w) -> a function of x; and its oracle
         lambda get, w: custom_gradient(lambda x: (3 * x, lambda dy: 7 * dy * get())),
         OF_THE_RULE,
     ),
-    "below other traces": (below_other_traces, DECLARED),
 }
 
 

@@ -77,19 +77,14 @@ def check(caller, world, in_f=None, in_rule=None):
 
 
 @pytest.mark.parametrize("kind", SEEN)
-def test_eagerly_f_sees_what_depends_on_weights_and_inputs(kind):
+def test_eagerly_f_sees_what_depends_on_weights_and_inputs_and_the_rule_values(kind):
+    """Forward mode transposes the rule, which is a trace: there it branches on no upstream."""
     look = SEEN[kind]
     for caller, world in itertools.product(CALLERS, ["grad", "jvp", "by x alone"]):
         check(caller, world, lambda o, x: look(o.w * 1) * look(x * 1.5) * look(o.w + x - 2))
         check(caller, world, lambda o, x: look(lax.stop_gradient(x + 1)))
-
-
-@pytest.mark.parametrize("kind", SEEN)
-def test_eagerly_the_rule_sees_values(kind):
-    """Forward mode transposes the rule, which is a trace: there it branches on no upstream."""
-    look = SEEN[kind]
-    for caller, world in itertools.product(CALLERS, ["grad", "by x alone"]):
-        check(caller, world, None, lambda o, x, dy: look(o.w * 1) * look(x + 1) * look(3 * dy))
+        if world != "jvp":
+            check(caller, world, None, lambda o, x, dy: look(o.w * 1) * look(x + 1) * look(3 * dy))
 
 
 @pytest.mark.parametrize("caller", CALLERS)
@@ -125,15 +120,3 @@ def test_elsewhere_they_see_what_jax_shows(caller):
             WAYS[world](lambda w, x: loss(w, x))(W, X)
         note = "\n".join(caught.value.__notes__)
         assert ("Layer.__call__" if caller == "self" else "product.f") in note
-
-
-def test_what_is_not_traced_reaches_f_as_it_is():
-    given = jnp.float32(3), np.float32(2), 4, "name", None, jnp.sin, jnp.float32
-
-    @custom_gradient
-    def f(x, *others):
-        assert all(a is b for a, b in zip(others, given, strict=True))
-        return x * others[0], lambda dy: (7 * dy, *[None] * len(others))
-
-    for around in (lambda g: g, jax.jit, jax.checkpoint):
-        assert_same(jax.grad(around(lambda x: f(x, *given)))(X), jnp.float32(7))

@@ -65,7 +65,6 @@ first = lambda items: next(iter(items))  # noqa: E731
 # What holds the weight, and what reads `3 w` out of it only if it is whole.
 CONTAINERS = {
     "first value of a dict": (lambda w: {"w2": w, "b": 10.0}, lambda d: 3 * first(d.values())),
-    "keys of other types": (lambda w: {1: w, "a": 3.0}, lambda d: d[first(d)] * d["a"]),
     "a default": (lambda w: collections.defaultdict(lambda: 3.0, w=w), lambda d: d["w"] * d[0]),
     "identity in a list": (lambda w: [[w]] * 2, lambda c: 3 * c[0][0] if c[0] is c[1] else 9.0),
     "a cycle": (cyclic, lambda d: 3 * d["w"] if d["self"] is d else 9.0),
@@ -191,7 +190,6 @@ REBUILT = {
 }
 HOLDERS = {
     **REBUILT,
-    "a key": (lambda f: {f: 1}, first),
     "an object": (Held, lambda h: h.f),
     "a jitted function": (jax.jit, lambda h: h),
     "a set": (lambda f: {f}, first),
