@@ -62,7 +62,6 @@ USES = {
     "a while loop": lambda z, a, x: lax.while_loop(
         lambda s: s[0] < 1, lambda s: (s[0] + 1, z * x + a * x**2), (0, 0 * x)
     )[1],
-    "checkpoint": lambda z, a, x: jax.checkpoint(lambda x: z * x + a * x**2)(x),
     "vmap": lambda z, a, x: jax.vmap(lambda x: z * x + a * x**2)(x[None])[0],
     "a gradient": lambda z, a, x: jax.grad(lambda t: t * (z * x) + t * (a * x**2))(x),
     "a shard_map": lambda z, a, x: mapped(lambda z, x: z * x)(z, x) + mapped(jnp.multiply)(a, x**2),

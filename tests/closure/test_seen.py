@@ -33,15 +33,14 @@ SEEN = {
     "index of a list": lambda a: [9, 9, 9, 1][a.astype(int)],
     "asarray": lambda a: float(np.asarray(a)) / 3,
     "SciPy": lambda a: float(special.expit(np.asarray(a)) / special.expit(3.0)),
+    "tolist": lambda a: a.tolist() / 3,
     "item": lambda a: a.item() / 3,
     "a shape": lambda a: jnp.ones(int(a)).sum().item() / 3,
-    "sorted": lambda a: float(sorted([a, a - 1, a - 2])[2]) / 3,
     "iteration": lambda a: sum(float(b) for b in jnp.stack([a, a])) / 6,
     "in a jit": lambda a: float(jax.jit(lambda b: b + a)(a)) / 6,
     "in a scan": lambda a: float(lax.scan(lambda c, _: (c + a, 0), 0 * a, None, 2)[0]) / 6,
     "in a vmap": lambda a: float(jax.vmap(lambda b: b + a)(a[None])[0]) / 6,
     "in a gradient": lambda a: float(jax.grad(lambda b: b * a)(a)) / 3,
-    "in a cond": lambda a: float(lax.cond(a > 0, lambda: a, lambda: 0 * a)) / 3,
 }
 
 
