@@ -145,7 +145,7 @@ def penalty(loss):
     return lambda *args: sum(g**2 for g in gradient(loss)(*args))
 
 
-ORDERS = {way: WAYS[way] for way in ("grad", "jvp", "grad of grad", "hessian", "hessian(vmap)")}
+ORDERS = {way: WAYS[way] for way in ("grad", "jvp", "grad of grad", "hessian", "vmap(hessian)")}
 ORDERS |= {
     "jvp of grad": lambda loss: pushed(gradient(loss)),
     "grad of jvp": lambda loss: gradient(pushed(loss)),
