@@ -108,14 +108,13 @@ def test_a_bare_weight_is_jaxs_own_tracer_in_f_and_the_note_says_so(caller, conv
     check(caller, "grad", lambda o, x: convert(jnp.asarray(o.w)) and 1)
 
 
+@pytest.mark.parametrize("where", ["in_f", "in_rule"])
 @pytest.mark.parametrize("caller", CALLERS)
-def test_elsewhere_they_see_what_jax_shows(caller):
+def test_elsewhere_they_see_what_jax_shows(caller, where):
     """Under `jit` a branch on a value is JAX's error, with our note."""
-    loss = functools.partial(
-        CALLERS[caller], in_f=lambda o, x: 1 if o.w * x > 0 else 9, in_rule=None
-    )
+    see = {"in_f": None, "in_rule": None, where: lambda o, x, *_: 1 if o.w * x > 0 else 9}
     for world in ("jit(grad)", "grad(jit)", "grad(checkpoint)", "vmap(grad)", "grad(scan)"):
         with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
-            WAYS[world](lambda w, x: loss(w, x))(W, X)
+            WAYS[world](lambda w, x: CALLERS[caller](w, x, **see))(W, X)
         note = "\n".join(caught.value.__notes__)
         assert ("Layer.__call__" if caller == "self" else "product.f") in note
