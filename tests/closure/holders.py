@@ -4,7 +4,6 @@ An entry stands for one mechanism: a cell, a pytree in a cell, an object that is
 builtin, a class, a cache, a global, another trace, a Ref.
 """
 
-import collections
 import contextvars
 import dataclasses
 import functools
@@ -21,13 +20,8 @@ from tfgrad_jax import custom_gradient
 HOLD: dict[str, Any] = {}
 
 
-def hold(f):
-    HOLD[f.__name__.replace("_", " ")] = f
-    return f
-
-
 def keep(name, make, read):
-    """Register `read(make(w))`, for what takes one line."""
+    """Register `read(make(w))`."""
 
     def get_of(w):
         held = make(w)
@@ -74,23 +68,6 @@ class Registered:
         return self.registry[self]
 
 
-class Named(Box):
-    """A member of tables by its name, which its class hashes."""
-
-    name = "w"
-
-    def __hash__(self):
-        return hash(self.name)
-
-    def __eq__(self, other):
-        return self.name == other.name
-
-
-class Finalized(Box):
-    def __del__(self):
-        self.w = None
-
-
 @functools.partial(
     jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=[], drop_fields=["s"]
 )
@@ -123,37 +100,20 @@ def innermost(nest):
     return nest
 
 
-def cyclic(kind):
-    def make(w):
-        nodes = kind()
-        nodes.extend([w, nodes]) if kind is list else nodes.update(w=w, self=nodes)
-        return nodes
-
-    return make
-
-
-def keyed(kind):
-    """Return what holds an object with the weight, and a table that has it as a key or a member."""
-
-    def make(w):
-        node = Box(w)
-        return node, kind(node)
-
-    return make
+def keyed(w):
+    node = Box(w)
+    return node, {node: 1.0}
 
 
 keep("cell", lambda w: w, lambda w: w)
 keep("dict of other keys", lambda w: {1: "a", (2, "b"): w, None: 0}, lambda d: d[2, "b"])
-keep("list of itself", cyclic(list), lambda nodes: nodes[1][1][0])
-keep("dict of itself", cyclic(dict), lambda nodes: nodes["self"]["self"]["w"])
 keep("thousands of lists", nested, innermost)
 keep("object", Box, lambda b: b.w)
 keep("bound method", lambda w: Box(w).get, lambda get: get())
 keep("slots", Slots, lambda b: b.w)
 keep("property over a registry", Registered, lambda r: r.w)
 keep("static part of a pytree", lambda w: Static(lambda: w), lambda s: s.get())
-keep("dropped field", lambda w: Scaled(w, 1.0), lambda d: d.w * d.s)
-keep("dropped field with the weight", lambda w: Scaled(1.0, w), lambda d: d.w * d.s)
+keep("dropped field", lambda w: Scaled(1.0, w), lambda d: d.w * d.s)
 keep("object array of itself", in_object_array, lambda a: a[0, 0][0, 1]["w"])
 keep("default", lambda w: lambda w=w: w, lambda get: get())
 keep("default by name", lambda w: lambda *, w=w: w, lambda get: get())
@@ -169,10 +129,7 @@ keep(
     lambda w: jax.make_jaxpr(lambda x: x * w)(1.0),
     lambda j: jax.extend.core.jaxpr_as_fun(j)(jnp.float32(1))[0],
 )
-keep("key of a table", keyed(lambda n: {n: 1.0}), lambda p: p[0].w * p[1][p[0]])
-keep("member of a set", keyed(lambda n: {n}), lambda p: p[0].w if p[0] in p[1] else None)
-keep("table of equals", lambda w: {Named(w): 0}, lambda d: next(k for k in d if k in d).w)
-keep("finalizer", Finalized, lambda f: f.w)
+keep("key of a table", keyed, lambda p: p[0].w * p[1][p[0]])
 keep("iterator", itertools.repeat, next)
 keep("ref", lambda w: w, lambda w: jax.new_ref(w * 1)[...])  # written and read where it is fetched
 keep(
@@ -187,33 +144,13 @@ keep(
 )
 
 
-@hold
-def a_tracer_of_a_trace_that_is_over_beside(w):
+def dead_tracer_beside(w):
     log = []
     jax.jit(log.append)(1.0)
-    return lambda: w if log else None
+    return w, log
 
 
-ALIVE = collections.deque(maxlen=100)  # what others refer to weakly
-
-
-@hold
-def weak_method(w):
-    ALIVE.append(held := Box(w))
-    method = weakref.WeakMethod(held.get)
-    return lambda: method()()
-
-
-@hold
-def decorated_helper(w):
-    """Its own rule is asked for second derivatives alone: the caller's rule has the first."""
-
-    @custom_gradient
-    def helper(x):
-        return w * x, lambda dy, variables=(): (1000 * dy, [1000 * dy for _ in variables])
-
-    return lambda: helper(1.0)
-
+keep("tracer of a trace that is over beside", dead_tracer_beside, lambda p: p[0] if p[1] else None)
 
 # --- to which no closure leads: stored outside, where the last loss that ran has stored it --------
 
@@ -221,21 +158,14 @@ W: Any = None
 CONTEXT: contextvars.ContextVar[Any] = contextvars.ContextVar("w")
 
 
-@hold
-def global_variable(w):
+def assign_global(w):
     global W
     W = w
-    return lambda: W
 
 
-@hold
-def variable_of_a_context(w):
-    CONTEXT.set(w)
-    return CONTEXT.get
-
+keep("global variable", assign_global, lambda _: W)
+keep("variable of a context", CONTEXT.set, lambda _: CONTEXT.get())
 
 OUTSIDE = {"global variable", "variable of a context"}
-# Those that hold what is computed from `w`, which `variables=[w]` does not declare; and one whose
-# derivative is its own rule.
+# It holds what is computed from `w`, which `variables=[w]` does not declare.
 COMPUTED = {"integer beside"}
-DECORATED = {"decorated helper"}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from support.helpers import assert_same, eager_and_jit, product
+from support.helpers import assert_same, product
 from support.ways import gradient
 
 from tfgrad_jax import custom_gradient
@@ -178,57 +178,39 @@ MANY = {  # of which none holds a weight
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("by", ["f", "rule"])
+@pytest.mark.parametrize("place", ["beside", "at the end"])
+@pytest.mark.parametrize("mode", ["eager", "jit(grad)"])
 @pytest.mark.parametrize("kind", MANY)
-def test_values_are_seen_beside_much_else(kind, by):
+def test_a_weight_and_its_value_are_seen_beside_much_else(kind, mode, place, by):
     """And a call beside 150,000 numbers makes about as many calls as beside ten."""
+    see = lambda *values: 1 if mode != "eager" or all(v > 0 for v in values) else 9  # noqa: E731
 
     def run(many):
-        see = lambda *values: 1 if all(v > 0 for v in values) and many is not None else 9  # noqa: E731
-        return gradient(lambda w, x: product(w, **{f"in_{by}": see})(x))(*ARGS)
+        def loss(w, x):
+            held = [many, w] if place == "beside" else [*many, w]
+            return product(lambda: held[-1], **{f"in_{by}": see})(x)
+
+        return MODES[mode](loss)(*ARGS)
 
     small, large = MANY[kind](1), MANY[kind](15_000)
     assert_same(run(large), (5 * X, 7 * W))
-    if kind in ("numbers", "words"):
+    if kind in ("numbers", "words") and place == "beside":
         assert calls(lambda: run(large)) <= calls(lambda: run(small)) + 20_000
-
-
-LARGE = {  # how the weight is held, and how to get at it
-    "list": (lambda w: [*range(100_000), [w]], lambda held: held[-1][0]),
-    "object array": (lambda w: np.array([*range(20_000), lambda: w], object), lambda a: a[-1]()),
-    "one of many records": (
-        lambda w: [*([i] for i in range(2_000)), {"get": lambda: w}],
-        lambda held: held[-1]["get"](),
-    ),
-}
-
-
-@eager_and_jit
-@pytest.mark.parametrize("kind", LARGE)
-def test_a_weight_at_the_end_of_a_large_container_is_found(kind, mode):
-    hold, get = LARGE[kind]
-
-    def loss(w, x):
-        held = hold(w)
-        return product(lambda: get(held))(x)
-
-    assert_same(mode(gradient(loss))(*ARGS), (5 * X, 7 * W))
 
 
 # --- what is kept ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("hold", ["instance", "class"])
-def test_a_class_that_is_made_in_a_function_is_freed_with_the_call(hold, mode):
+def test_a_class_that_is_made_in_a_function_is_freed_with_the_call(mode):
     gone = []
 
     def loss(w, x):
         held = type("Local", (), {"weight": w})
         gone.append(weakref.ref(held))
-        held = held() if hold == "instance" else held
-        return product(lambda: held.weight)(x)
+        return product(lambda: held().weight)(x)
 
     assert_same(MODES[mode](loss)(*ARGS), (5 * X, 7 * W))
     jax.clear_caches()

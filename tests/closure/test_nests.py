@@ -10,9 +10,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
 from support.helpers import assert_same, product, sample
-from support.ways import WAYS, gradient, hand_written, squared
+from support.ways import AROUND, WAYS, gradient, hand_written, squared
 
 from tfgrad_jax import custom_gradient
 
@@ -48,20 +47,12 @@ def oracle_around(s, by_w=None):
     )
 
 
-AROUND = {
-    "directly": lambda f: f,
-    "jit": jax.jit,
-    "checkpoint": jax.checkpoint,
-    "cond": lambda f: lambda x: lax.cond(x > 0, f, lambda x: x, x),
-    "vmap": lambda f: lambda x: jax.vmap(f)(x[None])[0],
-    "scan": lambda f: lambda x: lax.scan(lambda c, x: (c, f(x)), 0, x[None])[1][0],
-}
 NESTS = {
-    f"called by {name}": (
+    f"called in {name}": (
         lambda w, x, stage=stage: around(w, stage(product(w)))(x),
         oracle_around(INNER),
     )
-    for name, stage in AROUND.items()
+    for name, stage in {"its body": lambda f: f, **AROUND}.items()
 }
 
 
@@ -86,11 +77,6 @@ def both_declared(w, x):
 @nest(oracle_around(INNER, lambda w, x: INNER(w, x) + w * 5 * x))
 def autodiff_of_the_outer_one(w, x):
     return around(w, product(w), variables="autodiff")(x)
-
-
-@nest(oracle_around(lambda w, x: INNER(w, INNER(w, x))))
-def three_levels(w, x):
-    return around(w, lambda x: product(w)(product(w)(x)))(x)
 
 
 @nest(oracle_around(INNER))
@@ -162,30 +148,18 @@ def pushed(f, v=V):
 
 
 def penalty(loss):
-    return gradient(lambda *args: sum(g**2 for g in gradient(loss)(*args)))
+    return lambda *args: sum(g**2 for g in gradient(loss)(*args))
 
 
-ORDERS = {
-    "grad": gradient,
-    "jvp": WAYS["jvp"],
-    "grad of grad": WAYS["grad of grad"],
-    "hessian": WAYS["hessian"],
+ORDERS = {way: WAYS[way] for way in ("grad", "jvp", "grad of grad", "hessian", "vmap(hessian)")}
+ORDERS |= {
     "jvp of grad": lambda loss: pushed(gradient(loss)),
     "grad of jvp": lambda loss: gradient(pushed(loss)),
     "jvp of jvp": lambda loss: pushed(pushed(loss), V[::-1]),
-    "penalty": penalty,
-    "jit(penalty)": lambda loss: jax.jit(penalty(loss)),
-    "vmap(grad of grad)": lambda loss: (
-        lambda *args: jax.vmap(WAYS["grad of grad"](loss))(*(a[None] for a in args))
-    ),
-    "grad(scan(jit(grad)))": lambda loss: gradient(
-        lambda *args: lax.map(
-            lambda a: sum(jax.jit(gradient(loss))(*a)), (args[0][None], args[1][None])
-        )[0]
-    ),
-    "grad(checkpoint(grad))": lambda loss: gradient(
-        lambda *args: sum(jax.checkpoint(gradient(loss))(*args)) ** 2
-    ),
+    "penalty": lambda loss: gradient(penalty(loss)),
+    "jit(penalty)": lambda loss: jax.jit(gradient(penalty(loss))),
+    "grad(scan(jit(penalty)))": lambda loss: gradient(AROUND["scan"](jax.jit(penalty(loss)))),
+    "grad(checkpoint(penalty))": lambda loss: gradient(jax.checkpoint(penalty(loss))),
 }
 FIRST_AID = itertools.product(NESTS, ["jvp of grad", "grad of jvp", "penalty"])
 

@@ -39,22 +39,6 @@ def written_by_the_rule(r, x):
     return jax.grad(lambda x: 11 * f(x))(x), r[...]
 
 
-@program(63, 6)
-def an_argument_in_a_scan(r, x):
-    """A concrete Ref is an operand; the rule adds the upstreams to it."""
-
-    @custom_gradient
-    def f(r, x):
-        def grad(dy):
-            r[...] += dy
-            return None, 7 * dy
-
-        return 3 * x, grad
-
-    loss = lambda x: lax.scan(lambda c, _: (c + 3 * f(r, x), 0), 0.0, None, 1)[0]  # noqa: E731
-    return 3 * jax.grad(loss)(x), r[...]
-
-
 @program(10, 21)
 def ignored_by_y(_, x):
     """A counter made inside needs no gradient, though JAX takes it for differentiated."""
@@ -97,16 +81,6 @@ def counted_beside_a_weight(_, x):
 def test_a_ref_is_state(name, mode):
     run, expected = PROGRAMS[name]
     assert_same(mode(lambda x: run(jax.new_ref(jnp.float32(3)), x))(X), expected)
-
-
-@eager_and_jit
-def test_a_gradient_that_reads_a_ref_is_differentiated_by_what_is_in_it(mode):
-    def loss(w, x):
-        f = custom_gradient(lambda r, x: (r[...] * x, lambda dy: (None, 7 * dy * r[...])))
-        return f(jax.new_ref(w), x) ** 2
-
-    # By x it is 14 w r x, where the first factor, of `f`, has no gradient by the Ref.
-    assert_same(mode(jax.grad(jax.grad(loss, 1)))(W, X), 14 * W * X)
 
 
 def test_eagerly_forward_mode_takes_a_rule_that_reads_a_ref():

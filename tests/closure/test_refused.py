@@ -1,4 +1,4 @@
-"""What bypasses the watch is right or an error, never a silent zero; and what draws a warning.
+"""What bypasses the watch is right or an error, never a silent zero; who need not declare.
 
 All have the value `w x`, declared `7 w` by `x` and `5 x` by `w`.
 """
@@ -83,57 +83,6 @@ def test_what_bypasses_the_watch_is_right_or_an_error(name, mode):
             assert_same(MODES[mode](loss(rule))(W, X), EXPECTED[mode == "hessian"])
     with pytest.raises(LOUD):
         MODES[mode](loss(lambda w, x: lambda dy: 7 * dy * w))(W, X)
-
-
-# --- warnings -------------------------------------------------------------------------------------
-
-READERS = {
-    "without variables": lambda w: lambda dy: 7 * dy * w,
-    "with variables": lambda w: lambda dy, variables=(): (7 * dy * w, [dy for _ in variables]),
-    "with required ones": lambda w: lambda dy, variables: (7 * dy * w, []),
-}
-
-
-@eager_and_jit
-@pytest.mark.parametrize("reader", READERS)
-def test_a_weight_that_only_the_rule_reads_draws_a_warning(reader, mode):
-    """Not one of an outer derivative: it is a residual whose second order flows."""
-
-    def loss(w, x):
-        return custom_gradient(lambda x: (3 * x, READERS[reader](w)))(x)
-
-    with pytest.warns(UserWarning, match="`w`, which only its rule reads"):
-        got = mode(gradient(lambda w, x: loss(w, x)))(W, X)
-    assert_same(got, (jnp.float32(0), 7 * W))
-    # Filters make warnings errors.
-    slope = jax.grad(loss, 1)
-    assert_same(mode(gradient(slope))(W, X), (jnp.float32(7), jnp.float32(0)))
-    assert_same(mode(jax.grad(lambda x: loss(W, x)))(X), 7 * W)
-
-
-KEPT = {  # what the rule reads, and what `f` computes `w x` with
-    "declared": (lambda w: w, lambda w: 3.0),
-    "used by f": (lambda w: w, lambda w: w),
-    "stopped": (lax.stop_gradient, lambda w: 3.0),
-    "computed by f": (lambda w: w * 1, lambda w: 3.0),
-}
-
-
-@pytest.mark.parametrize("how", KEPT)
-def test_no_warning_where_nothing_is_lost(how):
-    kept, factor = KEPT[how]
-
-    def loss(w, x):
-        @custom_gradient(variables=[w] if how == "declared" else None)
-        def f(x):
-            k = kept(w)
-            rule = lambda dy, variables=(): (7 * dy * k, [5 * dy * x for _ in variables])  # noqa: E731
-            return x * factor(w), rule
-
-        return f(x)
-
-    for mode in ("grad", "jit(grad)", "jvp"):
-        assert_same(WAYS[mode](loss)(W, X), EXPECTED[0])
 
 
 # --- the exception for comparisons: a decorated function that *is* the rule -----------------------

@@ -7,7 +7,6 @@ values. A bare weight is JAX's own tracer. All have the value `w x`, declared `7
 
 import functools
 import itertools
-import math
 import re
 
 import jax
@@ -16,43 +15,33 @@ import numpy as np
 import pytest
 from jax import lax
 from scipy import special
-from support.helpers import assert_same, product, sine
+from support.helpers import assert_same, product
 from support.ways import WAYS
 
 from tfgrad_jax import custom_gradient
 
 W, X = jnp.float32(3), jnp.float32(2)
-TABLE = np.arange(9)
 
 # Each takes an array with the value 3, and returns 1.
 SEEN = {
     "if": lambda a: 1 if a > 0 else 100,
-    "if equal": lambda a: 1 if a == 3 else 100,
     "float": lambda a: float(a) / 3,
     "int": lambda a: int(a) // 3,
     "complex": lambda a: complex(a).real / 3,
     "bool": lambda a: bool(jnp.all(a > 2)) * 1,
-    "format": lambda a: float(f"{a:.1f}") / 3,
     "str": lambda a: 1 if "3." in f"{a}" and "3." in str(a) and "3." in repr(a) else 100,
-    "range": lambda a: len(range(a.astype(int))) / 3,
+    "format": lambda a: float(f"{a:.1f}") / 3,
     "index of a list": lambda a: [9, 9, 9, 1][a.astype(int)],
-    "index of NumPy": lambda a: int(TABLE[a.astype(int)]) // 3,
     "asarray": lambda a: float(np.asarray(a)) / 3,
-    "NumPy": lambda a: float(np.negative(a)) / -3,
     "SciPy": lambda a: float(special.expit(np.asarray(a)) / special.expit(3.0)),
-    "math": lambda a: math.sqrt(a * a) / 3,
-    "item": lambda a: a.item() / 3,
     "tolist": lambda a: a.tolist() / 3,
+    "item": lambda a: a.item() / 3,
     "a shape": lambda a: jnp.ones(int(a)).sum().item() / 3,
-    "a static argument": lambda a: float(jax.jit(jnp.ones, static_argnums=0)(int(a)).sum()) / 3,
-    "sorted": lambda a: float(sorted([a, a - 1, a - 2])[2]) / 3,
     "iteration": lambda a: sum(float(b) for b in jnp.stack([a, a])) / 6,
     "in a jit": lambda a: float(jax.jit(lambda b: b + a)(a)) / 6,
     "in a scan": lambda a: float(lax.scan(lambda c, _: (c + a, 0), 0 * a, None, 2)[0]) / 6,
     "in a vmap": lambda a: float(jax.vmap(lambda b: b + a)(a[None])[0]) / 6,
     "in a gradient": lambda a: float(jax.grad(lambda b: b * a)(a)) / 3,
-    "in a cond": lambda a: float(lax.cond(a > 0, lambda: a, lambda: 0 * a)) / 3,
-    "in a decorated function": lambda a: float(sine(a) / jnp.sin(3.0)),
 }
 
 
@@ -88,26 +77,14 @@ def check(caller, world, in_f=None, in_rule=None):
 
 
 @pytest.mark.parametrize("kind", SEEN)
-def test_eagerly_f_sees_what_depends_on_weights_and_inputs(kind):
+def test_eagerly_f_sees_what_depends_on_weights_and_inputs_and_the_rule_values(kind):
+    """Forward mode transposes the rule, which is a trace: there it branches on no upstream."""
     look = SEEN[kind]
     for caller, world in itertools.product(CALLERS, ["grad", "jvp", "by x alone"]):
         check(caller, world, lambda o, x: look(o.w * 1) * look(x * 1.5) * look(o.w + x - 2))
         check(caller, world, lambda o, x: look(lax.stop_gradient(x + 1)))
-
-
-@pytest.mark.parametrize("kind", SEEN)
-def test_eagerly_the_rule_sees_values(kind):
-    """Forward mode transposes the rule, which is a trace: there it branches on no upstream."""
-    look = SEEN[kind]
-    for caller, world in itertools.product(CALLERS, ["grad", "by x alone"]):
-        check(caller, world, None, lambda o, x, dy: look(o.w * 1) * look(x + 1) * look(3 * dy))
-
-
-@pytest.mark.parametrize("caller", CALLERS)
-def test_eagerly_a_condition_on_the_weight_itself(caller):
-    see = lambda o, x, *_: 1 if o.w > 0 and x > 0 and o.w * x == 6 else 9  # noqa: E731
-    for world in ("grad", "by x alone"):
-        check(caller, world, see, see)
+        if world != "jvp":
+            check(caller, world, None, lambda o, x, dy: look(o.w * 1) * look(x + 1) * look(3 * dy))
 
 
 @pytest.mark.parametrize("caller", CALLERS)
@@ -119,34 +96,32 @@ def test_a_print_shows_values(caller, capsys):
     assert re.search(r"3\..* .*2\..* .*1\.", in_rule) and "Tracer" not in in_rule
 
 
-BARE = {"float": float, "asarray": np.asarray, "math": math.sqrt}
-
-
-@pytest.mark.parametrize("kind", BARE)
+@pytest.mark.parametrize("convert", [float, np.asarray])
 @pytest.mark.parametrize("caller", CALLERS)
-def test_a_bare_weight_is_jaxs_own_tracer_in_f_and_the_note_says_so(caller, kind):
+def test_a_bare_weight_is_jaxs_own_tracer_in_f_and_the_note_says_so(caller, convert):
+    in_f = lambda o, x: 1 if o.w > 0 and o.w * x == 6 else 9  # noqa: E731
+    check(caller, "grad", in_f)  # what an operation makes of it shows its value
     with pytest.raises(TypeError) as caught:
-        check(caller, "grad", lambda o, x: BARE[kind](o.w) and 1)
+        check(caller, "grad", lambda o, x: convert(o.w) and 1)
     note = "\n".join(getattr(caught.value, "__notes__", []))
     assert ("Layer.__call__" if caller == "self" else "product.f") in note
     assert "jnp.asarray" in note
-    check(caller, "grad", lambda o, x: BARE[kind](jnp.asarray(o.w) * 1) and 1)
+    check(caller, "grad", lambda o, x: convert(jnp.asarray(o.w)) and 1)
 
 
+@pytest.mark.parametrize("where", ["in_f", "in_rule"])
 @pytest.mark.parametrize("caller", CALLERS)
-def test_elsewhere_they_see_what_jax_shows(caller):
+def test_elsewhere_they_see_what_jax_shows(caller, where):
     """Under `jit` a branch on a value is JAX's error, with our note."""
-    loss = functools.partial(
-        CALLERS[caller], in_f=lambda o, x: 1 if o.w * x > 0 else 9, in_rule=None
-    )
+    see = {"in_f": None, "in_rule": None, where: lambda o, x, *_: 1 if o.w * x > 0 else 9}
     for world in ("jit(grad)", "grad(jit)", "grad(checkpoint)", "vmap(grad)", "grad(scan)"):
         with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
-            WAYS[world](lambda w, x: loss(w, x))(W, X)
+            WAYS[world](lambda w, x: CALLERS[caller](w, x, **see))(W, X)
         note = "\n".join(caught.value.__notes__)
         assert ("Layer.__call__" if caller == "self" else "product.f") in note
 
 
-NOT_SHOWN = ["float", "complex", "format", "asarray", "NumPy", "math", "item", "tolist"]
+NOT_SHOWN = ["float", "complex", "format", "asarray", "item", "tolist"]
 
 
 @pytest.mark.parametrize("kind", NOT_SHOWN)
@@ -166,15 +141,3 @@ def test_what_jax_differentiates_again_shows_no_value(kind):
         with pytest.raises(TypeError):
             jax.grad(loss(SEEN[kind]))(W)
         assert_same(jax.grad(loss(SEEN["if"]))(W), jax.grad(loss(lambda a: 1))(W))
-
-
-def test_what_is_not_traced_reaches_f_as_it_is():
-    given = jnp.float32(3), np.float32(2), 4, "name", None, jnp.sin, jnp.float32
-
-    @custom_gradient
-    def f(x, *others):
-        assert all(a is b for a, b in zip(others, given, strict=True))
-        return x * others[0], lambda dy: (7 * dy, *[None] * len(others))
-
-    for around in (lambda g: g, jax.jit, jax.checkpoint):
-        assert_same(jax.grad(around(lambda x: f(x, *given)))(X), jnp.float32(7))

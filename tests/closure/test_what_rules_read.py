@@ -5,7 +5,6 @@ All rules are wrong by a factor, so that a right number proves that they ran.
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import types
 
@@ -42,18 +41,6 @@ class Hidden:
         return cls(*children)
 
 
-@jax.tree_util.register_pytree_node_class
-class Default(Hidden):
-    factor = 1.0  # until it is set
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["name"])
-@dataclasses.dataclass
-class Data:
-    w: object
-    name: str
-
-
 class Held:
     def __init__(self, f, factor=3.0):
         self.f, self.factor = f, factor
@@ -62,8 +49,10 @@ class Held:
 Pair = collections.namedtuple("Pair", "w factor")
 
 
-def hidden(kind):
-    return lambda w: (held := kind(w), setattr(held, "factor", 3.0))[0]
+def hidden(w):
+    held = Hidden(w)
+    held.factor = 3.0
+    return held
 
 
 def cyclic(w):
@@ -76,20 +65,13 @@ first = lambda items: next(iter(items))  # noqa: E731
 # What holds the weight, and what reads `3 w` out of it only if it is whole.
 CONTAINERS = {
     "first value of a dict": (lambda w: {"w2": w, "b": 10.0}, lambda d: 3 * first(d.values())),
-    "items of a dict": (lambda w: {"z": w, "a": 3.0}, lambda d: first(d.items())[1] * d["a"]),
-    "keys of other types": (lambda w: {1: w, "a": 3.0}, lambda d: d[first(d)] * d["a"]),
-    "a table": (lambda w: collections.OrderedDict(b=w, a=3.0), lambda d: first(d.values()) * 3),
     "a default": (lambda w: collections.defaultdict(lambda: 3.0, w=w), lambda d: d["w"] * d[0]),
     "identity in a list": (lambda w: [[w]] * 2, lambda c: 3 * c[0][0] if c[0] is c[1] else 9.0),
     "a cycle": (cyclic, lambda d: 3 * d["w"] if d["self"] is d else 9.0),
     "a named tuple": (lambda w: Pair(w, 3.0), lambda p: p.w * p.factor),
-    "a deque": (lambda w: collections.deque([w, 3.0], 2), lambda d: d[0] * d[1]),
-    "hidden state": (hidden(Default), lambda h: h.w * h.factor),
-    "an attribute that unflatten does not set": (hidden(Hidden), lambda h: h.w * h.factor),
-    "a registered dataclass": (lambda w: Data(w, "w"), lambda d: 3 * d.w if d.name == "w" else 0),
+    "an attribute that unflatten does not set": (hidden, lambda h: h.w * h.factor),
     "an object": (Held, lambda o: o.f * o.factor),
     "a partial": (lambda w: functools.partial(jnp.multiply, w), lambda f: f(3.0)),
-    "None and strings": (lambda w: [None, "a", {"b": (w, 3)}], lambda c: c[2]["b"][0] * 3),
     "an array of objects": (lambda w: np.array([{"w": w}, 3.0], object), lambda a: a[0]["w"] * 3),
 }
 
@@ -113,24 +95,19 @@ def test_a_container_is_whole_in_a_rule(kind, world):
     assert_same(WAYS[world](loss)(W, X), (5 * X, 21 * W))
 
 
-def counted_in(kind, held):
-    if kind == "list":
-        held[1] += 10
-        return held[0] * held[1]
-    table = held if kind == "dict" else vars(held)
-    table["calls"] += 10
-    return table["w"] * table["calls"]
+COUNTED = {  # a container of `w` and a count, and what makes that 10 and returns their product
+    "dict": (lambda w: {"w": w, "n": 0}, lambda d: d["w"] * (d.update(n=d["n"] + 10) or d["n"])),
+    "list": (lambda w: [w, 0], lambda c: c[0] * (c.append(c.pop() + 10) or c[1])),
+    "object": (Held, lambda o: o.f * (setattr(o, "factor", o.factor + 7) or o.factor)),
+}
 
 
 @pytest.mark.parametrize("world", [way for way in WORLDS if "grad" in way])
 @pytest.mark.parametrize("made", ["in f", "beside f"])
-@pytest.mark.parametrize("kind", ["dict", "list", "object"])
+@pytest.mark.parametrize("kind", COUNTED)
 def test_a_rule_reads_what_it_assigns_to_a_container_with_the_weight(kind, made, world):
     """In the same run: in forward mode there may be more than one."""
-
-    def make(w):
-        held = {"w": w, "calls": 0}
-        return {"dict": held, "list": [w, 0], "object": types.SimpleNamespace(**held)}[kind]
+    make, count = COUNTED[kind]
 
     def loss(w, x):
         beside = make(w)
@@ -138,10 +115,7 @@ def test_a_rule_reads_what_it_assigns_to_a_container_with_the_weight(kind, made,
         @custom_gradient
         def f(x):
             held = make(w) if made == "in f" else beside
-
-            def rule(dy, variables=()):
-                return 7 * dy * counted_in(kind, held), [5 * dy * x for _ in variables]
-
+            rule = lambda dy, variables=(): (7 * dy * count(held), [5 * dy * x for _ in variables])  # noqa: E731
             return w * x, rule
 
         return f(x)
@@ -216,13 +190,9 @@ REBUILT = {
 }
 HOLDERS = {
     **REBUILT,
-    "a key": (lambda f: {f: 1}, first),
     "an object": (Held, lambda h: h.f),
     "a jitted function": (jax.jit, lambda h: h),
-    "a deque": (lambda f: collections.deque([f]), lambda h: h[0]),
     "a set": (lambda f: {f}, first),
-    "a view": (lambda f: {"f": f}.values(), first),
-    "a proxy": (lambda f: types.MappingProxyType({"f": f}), lambda h: h["f"]),
     "an array of objects": (lambda f: np.array([f], object), lambda h: h[0]),
     "a class": (lambda f: type("C", (), {"call": staticmethod(f)}), lambda h: h.call),
     "an iterator": (lambda f: iter([f, f]), next),

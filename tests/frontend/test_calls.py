@@ -132,7 +132,7 @@ ORACLE = hand_written(lambda x: x**2, lambda x: 7 * x)
 X = jnp.float32(2)
 
 
-@pytest.mark.parametrize("way", ["grad", "hessian", "jit(jacfwd)"])
+@pytest.mark.parametrize("way", ["grad", "hessian", "jit(jacfwd)", "grad(checkpoint)"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_reaches_f_as_it_is(setting, way):
     """The very object, by position, by name and in a container."""

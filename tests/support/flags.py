@@ -16,7 +16,7 @@ ABSENT = "no limit under these flags"
 
 UNDER_FLAGS = {
     "autodiff/test_eager_values.py": VALUES,
-    "closure/test_cost.py::test_values_are_seen": VALUES,
+    "closure/test_cost.py::test_a_weight_and_its_value_are_seen": VALUES,
     "closure/test_memos.py": VALUES,
     "closure/test_seen.py": VALUES,
     "test_limits.py::test_the_way_out_works[branches under jit]": VALUES,

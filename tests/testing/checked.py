@@ -48,11 +48,6 @@ def called(f):
     return lambda x: jax.pure_callback(lambda x: f(x).astype(x.dtype), x, STOP(x))
 
 
-def grad_of_cross_entropy(dy, y, logits, p):
-    log_q = jax.nn.log_softmax(logits)
-    return dy[:, None] * (jnp.exp(log_q) - p), -dy[:, None] * log_q
-
-
 SECOND = {"order": 2}
 ROWS = jnp.asarray([[0.5, -1.0, 2.0], [1.5, 0.2, -0.3]])
 
@@ -60,9 +55,6 @@ WRONG = [
     Row("none", jnp.sin, lambda dy, y, x: None, (X,), "declared is zero"),
     Row("sign", jnp.cos, lambda dy, y, x: dy * jnp.sin(x), (X,),
         "wrong sign: declared = -1 * expected"),
-    Row("half", jnp.square, lambda dy, y, x: dy * x, (X,), "declared = 0.5 * expected"),
-    Row("mean, not divided", jnp.mean, lambda dy, y, x: jnp.full_like(x, dy), (X,),
-        "declared = 3 * expected"),
     Row("straight through", jnp.round, lambda dy, y, x: dy, (X,), "expected is zero"),
     Row("transpose", cube, lambda dy, y, a: jax.vjp(cube, a)[1](dy)[0].T, (MATRIX,),
         "declared = transpose of expected"),
@@ -99,34 +91,19 @@ WRONG = [
         "|declared is zero|", SECOND),
 ]  # fmt: skip
 
-PROBABILITIES = jnp.asarray([[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]])
 SYMMETRIC, AT_POINT = MATRIX @ MATRIX.T, {"near": 0}  # rules that hold for such arrays alone
 
 RIGHT = [
-    Row("square", jnp.square, lambda dy, y, x: dy * 2 * x, (X,)),
     Row("a complex square", jnp.square, lambda dy, y, z: dy * jnp.conj(2 * z), (COMPLEX,)),
-    Row("modulus", jnp.abs, lambda dy, y, z: jax.lax.complex(dy / y, 0 * y) * z, (COMPLEX,)),
     Row("softmax", jax.nn.softmax, lambda dy, y, x: y * (dy - last(dy * y)), (3 * ROWS,)),
-    Row("sum of softmax, zero but for rounding", lambda x: jnp.sum(jax.nn.softmax(x)),
-        lambda dy, y, x: None, (X,)),
     Row("huber, with kinks nearby", lambda x: jnp.where(abs(x) < 1, x**2 / 2, abs(x) - 0.5),
         lambda dy, y, x: dy * jnp.clip(x, -1, 1), (jnp.asarray([1.0, 1.0003, 0.999]),)),
-    Row("relu at zero", jax.nn.relu, lambda dy, y, x: jnp.where(x >= 0, dy, 0),
-        (jnp.asarray([0.0, -1.0, 2.0]),)),
-    Row("arcsine near its edge", jnp.arcsin, lambda dy, y, x: dy / jnp.sqrt((1 - x) * (1 + x)),
-        (jnp.asarray([0.98, -0.98, 0.5]),)),
-    Row("sine of large numbers", jnp.sin, lambda dy, y, x: dy * jnp.cos(x), (1e9 * X,)),
     Row("log determinant of a symmetric one", lambda x: jnp.linalg.slogdet(x)[1],
         lambda dy, y, x: dy * jnp.linalg.inv(x), (SYMMETRIC,), "", AT_POINT),
-    Row("cross entropy of probabilities", lambda x, p: -jnp.sum(p * jax.nn.log_softmax(x), -1),
-        grad_of_cross_entropy, (ROWS, PROBABILITIES), "", AT_POINT),
     Row("a number and an integer", lambda x, n: x**n, lambda dy, y, x, n: dy * n * x ** (n - 1),
         (1.3, 3)),
     Row("two outputs", lambda x: (x**3, jnp.sum(x)),
         lambda d1, d2, y, x: d1 * 3 * x**2 + jnp.full_like(x, d2), (X,), "", SECOND),
-    Row("an unused argument", lambda x, y: x + jnp.round(y), lambda dz, z, x, y: (dz, None),
-        (X, X + 0.2)),
-    Row("units far apart", jnp.multiply, lambda dz, z, x, y: (dz * y, dz * x), (1e-6 * X, 1e6 * X)),
     Row("a callback and its output", called(np.tanh), lambda dy, y, x: dy * (1 - y**2), (X,), "",
         SECOND),
     Row("a value in bfloat16", lambda x: (3 * x).astype("bfloat16"),

@@ -25,11 +25,8 @@ def test_prints_as_a_table():
     assert lines[2].endswith("WRONG: declared = 0.5 * expected")
     assert lines[3] == "  linear in dy  yes" and len(lines) == 4
     assert repr(check_gradient(full, X)).startswith("Gradient of `rule.h`: ok\n")
-    assert sorted(tfgrad_jax.testing.__all__) == [
-        "GradientReport",
-        "assert_gradient",
-        "check_gradient",
-    ]
+    public = {"GradientReport", "assert_gradient", "check_gradient"}
+    assert {*tfgrad_jax.testing.__all__} == public
 
 
 def test_raises_with_the_table():
@@ -38,7 +35,6 @@ def test_raises_with_the_table():
     assert_gradient(full, X)
     with pytest.raises(AssertionError) as caught:
         assert_gradient(half, X)
-    assert str(caught.value) == str(wrong)
     _, *ours = caught.traceback  # pytest shows none of these
     assert ours and all(entry.frame.f_locals.get("__tracebackhide__") for entry in ours)
 

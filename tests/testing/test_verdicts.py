@@ -26,22 +26,15 @@ def test_a_wrong_rule_is_found_and_named(row):
     assert str(caught.value) == str(report)
 
 
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("row", RIGHT, ids=lambda row: row.name)
-def test_no_right_rule_is_blamed(row):
-    for seed in (0, *sample(SEEDS, 1)):
-        report = check_gradient(row.decorated(), *row.args, **row.options, seed=seed)
-        assert report and report.ok, (seed, report)
-        assert all(fact.ok is None for fact in report.facts)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("row", RIGHT, ids=lambda row: row.name)
-@pytest.mark.parametrize("x64", [False, True])
-def test_no_right_rule_is_blamed_at_any_seed(row, x64):
+def test_no_right_rule_is_blamed(row, x64):
+    """At any seed: `--count` takes more of them."""
     with jax.enable_x64(x64):
-        for seed in sample(SEEDS, 10):
+        for seed in (0, *sample(SEEDS, 1)):
             report = check_gradient(row.decorated(), *row.args, **row.options, seed=seed)
-            assert report.ok, (seed, report)
+            assert report and report.ok, (seed, report)
+            assert all(fact.ok is None for fact in report.facts)
 
 
 @pytest.mark.parametrize("slope", [-1.0, 0.0, 0.3, 1.0, 1.5])
@@ -98,27 +91,25 @@ def test_the_precision_of_the_judges():
 
 # --- surrogates -----------------------------------------------------------------------------------
 
-SURROGATES = [
-    (lambda dy, y, x: jnp.where(abs(x) < 1, dy, 0), ""),
-    (lambda dy, y, x: -jnp.where(abs(x) < 1, dy, 0), "wrong sign: declared = -1 * expected"),
-    (lambda dy, y, x: 1.5 * jnp.where(abs(x) < 1, dy, 0), "declared = 1.5 * expected"),
-    (lambda dy, y, x: None, "declared is zero"),
-]
+
+def straight_through(x):
+    return 2 * x + jax.lax.stop_gradient(jnp.sign(x) - 2 * x)
 
 
-@pytest.mark.parametrize(("grad", "note"), SURROGATES)
-def test_a_surrogate_is_the_gradient_of_its_reference(grad, note):
+SURROGATES = {  # of a sign, its reference, and what is said of it
+    "a window": (
+        lambda dy, y, x: jnp.where(abs(x) < 1, dy, 0), lambda x: jnp.clip(x, -1, 1), ""),
+    "straight through": (lambda dy, y, x: 2 * dy, straight_through, ""),
+    "another factor": (lambda dy, y, x: 3 * dy, straight_through, "declared = 1.5 * expected"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SURROGATES)
+def test_a_surrogate_is_the_gradient_of_its_reference(kind):
+    grad, reference, note = SURROGATES[kind]
     sign, x = rule(jnp.sign, grad), jnp.asarray([-2.0, -0.5, 0.25, 3.0])
-    report = check_gradient(sign, x, expect="surrogate", reference=lambda x: jnp.clip(x, -1, 1))
-    assert report.ok is (not note) and report.rows[0].note == note, report
-
-
-def test_a_reference_may_be_straight_through():
-    reference = lambda x: 2 * x + jax.lax.stop_gradient(jnp.round(x) - 2 * x)  # noqa: E731
-    for factor, note in (2, ""), (3, "declared = 1.5 * expected"):
-        h = rule(jnp.round, lambda dy, y, x: factor * dy)  # noqa: B023
-        (row,) = check_gradient(h, X + 0.2, expect="surrogate", reference=reference).rows
-        assert (row.differences, row.note, row.ok) == (None, note, not note)
+    (row,) = check_gradient(sign, x, expect="surrogate", reference=reference).rows
+    assert (row.note, row.ok) == (note, not note)
 
 
 def test_a_surrogate_without_a_reference_is_measured_at_the_point_alone():
