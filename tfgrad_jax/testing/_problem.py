@@ -86,7 +86,7 @@ class Problem:
         y = call.run(call.h, {})  # an error of the user's stays as it is
         if owner is None and any(map(callable, tree_leaves(y))):
             pair = "a decorated function: this one returns a pair (forgot `@custom_gradient`?)"
-            raise bad_option("h", call.h, pair, "check_gradient")
+            raise bad_option("h", self.name, pair, "check_gradient")
         inputs = [(i, v) for i, v in enumerate(call.leaves) if call.is_input[i]]
         self._at = [i for i, v in inputs if isinstance(v, float | complex) or _is_floating(v)]
         self.names, self.declared = [call.names[i] for i in self._at], list[jax.Array]()
