@@ -15,19 +15,9 @@ import tfgrad_jax
 from tfgrad_jax._jax import compat
 
 PRIVATE = {
-    "_invalidated",
-    "_trace",
-    "explicit_mesh_axis",
-    "inner_aval",
-    "is_valid",
-    "is_vjp",
-    "manual_axis_type",
-    "memory_space",
-    "parent_trace",
-    "spmd_name",
-    "tag",
-    "to_concrete_value",
-    "to_primal_tangent_pair",
+    *("_invalidated", "_trace", "explicit_mesh_axis", "inner_aval", "is_valid", "is_vjp"),
+    *("manual_axis_type", "memory_space", "parent_trace", "spmd_name", "tag"),
+    *("to_concrete_value", "to_primal_tangent_pair"),
 }
 ROOT = pathlib.Path(tfgrad_jax.__file__).parent
 
