@@ -5,7 +5,6 @@ gradient. It lives on in jaxprs after the call, so it holds no values: each run 
 here differentiates; `_autodiff` decides what runs when.
 """
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -37,13 +36,14 @@ def checked_pair(
     f: AnyFunction, args: Arguments, keywords: Keywords, source: Source, within: Within
 ) -> tuple[PyTree, AnyFunction]:
     """Run `f`, and return `(y, grad_fn)`; raise if it returned anything else."""
-    # If `f` is written in a rule, so are the functions that are decorated in it.
-    with running(f) if within is Within.RULE else contextlib.nullcontext():
-        try:
-            result = f(*args, **keywords)
-        except Exception as error:
-            annotate(error, source)
-            raise
+    if within is Within.RULE:  # then so are the functions that are decorated in `f`
+        with running(f):
+            return checked_pair(f, args, keywords, source, Within.NOTHING)
+    try:
+        result = f(*args, **keywords)
+    except Exception as error:
+        annotate(error, source)
+        raise
     are_two = isinstance(result, (tuple, list)) and len(result) == 2
     if not (are_two and callable(result[1])):
         raise errors.not_a_pair(f, result)
