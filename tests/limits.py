@@ -51,6 +51,7 @@ def limit(
 
 
 X = jnp.float32(2)
+SETTINGS = {"scale": 3.0}  # a global variable
 B = jnp.float32([1.0, 2.0])
 
 
@@ -339,6 +340,24 @@ def objects_that_change(instead):
         return y
 
     return jax.grad(loss)(X)
+
+
+@limit(AssertionError, "35", jnp.float32(7 * 3))  # 7 * 5
+def global_variables_that_change(instead):
+    """JAX traces `f` when it differentiates the `jit`: nothing tells what it read at the call."""
+
+    @custom_gradient
+    def f(x, *, given=None):
+        scale = given if instead else SETTINGS["scale"]
+        return scale * x, lambda dy: 7 * dy * scale
+
+    def loss(x):
+        SETTINGS["scale"] = 3.0
+        y = f(x, given=SETTINGS["scale"])
+        SETTINGS["scale"] = 5.0  # after the call, and before JAX differentiates it
+        return y
+
+    return jax.grad(jax.jit(loss))(X)
 
 
 @limit(jax.errors.UnexpectedTracerError, "is left in an object, and used outside", 7 + 2 * X)
