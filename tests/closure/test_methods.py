@@ -122,6 +122,7 @@ ABOVE = {
     "partialmethod": functools.partialmethod,
     "jit": jax.jit,
     "checkpoint": jax.checkpoint,
+    # Not in the job without the GIL.
     "filter_jit": lambda f: pytest.importorskip("equinox").filter_jit(f),
 }
 

@@ -25,15 +25,11 @@ from jax.errors import UnexpectedTracerError
 from jax.extend.core import find_top_trace as _current_trace
 from jax.extend.core import set_current_trace as _set_trace
 from jax.extend.linear_util import wrap_init
-from jax.extend.source_info_util import register_exclusion
 
 from .compat import is_ref, primal, trace_of
 from .shown import Mask, Run, Shown, Trace, has_derivative, running
 from .trace import Transparent, below, is_of
 from .types import AnyFunction, Leaf
-
-# Where JAX names the line that led to an operation, it is no line of this module.
-register_exclusion(__file__)
 
 # Is told of each operation: what it takes, its parameters, and its results.
 Note: TypeAlias = Callable[[Sequence[Leaf], Mapping[str, Any], Sequence[Leaf]], None]
