@@ -51,7 +51,7 @@ def limit(
 
 
 X = jnp.float32(2)
-SETTINGS = {"scale": 3.0}  # a global variable
+SCALE = 3.0  # a global variable
 B = jnp.float32([1.0, 2.0])
 
 
@@ -342,19 +342,18 @@ def objects_that_change(instead):
     return jax.grad(loss)(X)
 
 
-@limit(AssertionError, "35", jnp.float32(7 * 3))  # 7 * 5
+@limit(ValueError, "the global variable 'SCALE', which held something else", jnp.float32(7 * 3))
 def global_variables_that_change(instead):
-    """JAX traces `f` when it differentiates the `jit`: nothing tells what it read at the call."""
+    """JAX traces `f` when it differentiates the `jit`: it would read 5."""
 
-    @custom_gradient
-    def f(x, *, given=None):
-        scale = given if instead else SETTINGS["scale"]
-        return scale * x, lambda dy: 7 * dy * scale
+    reads = custom_gradient(lambda x: (SCALE * x, lambda dy: 7 * dy * SCALE))
+    gets = custom_gradient(lambda x, *, scale: (scale * x, lambda dy: 7 * dy * scale))
 
     def loss(x):
-        SETTINGS["scale"] = 3.0
-        y = f(x, given=SETTINGS["scale"])
-        SETTINGS["scale"] = 5.0  # after the call, and before JAX differentiates it
+        global SCALE
+        SCALE = 3.0
+        y = gets(x, scale=SCALE) if instead else reads(x)
+        SCALE = 5.0  # after the call, and before JAX differentiates it
         return y
 
     return jax.grad(jax.jit(loss))(X)

@@ -206,3 +206,36 @@ FITS = [(p, w) for p, w in itertools.product(PROGRAMS, IN) if w in IN[:4] or p !
 def test_gradients_with_state(program, world):
     h, args, expected = PROGRAMS[program]
     assert_same(WAYS[world](h)(*args), expected)
+
+
+# --- what changes after a call --------------------------------------------------------------------
+
+SCALE = 3.0
+# What `f` holds, how it reads that, and how the loss puts another value there.
+READ = {
+    "a list": ([0.0], lambda held: held[0], lambda held, s: held.__setitem__(0, s)),
+    "a dict": ({}, lambda held: held["s"], lambda held, s: held.update(s=s)),
+    "an attribute": (Layer(W), lambda held: held.n, lambda held, s: setattr(held, "n", s)),
+    "a global variable": (None, lambda _: SCALE, lambda _, s: globals().update(SCALE=s)),
+}
+
+
+@pytest.mark.parametrize("world", [world for world in WORLDS if world != "hessian"])
+@pytest.mark.parametrize("kind", READ)
+def test_f_reads_what_its_call_found(kind, world):
+    """Also where JAX differentiates later what it records at the call; or an error says why not."""
+    held, read, put = READ[kind]
+    f = custom_gradient(lambda x: ((s := read(held)) * x, lambda dy: 7 * dy * s))
+
+    def loss(w, x):
+        put(held, 3.0)
+        y = f(x)
+        put(held, 5.0)
+        return w * y
+
+    try:
+        got = WAYS[world](loss)(W, X)
+    except ValueError as error:
+        assert kind == "a global variable" and "'SCALE'" in str(error)
+    else:
+        assert_same(got, (3 * X, 7 * 3 * W))

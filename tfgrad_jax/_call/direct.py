@@ -83,8 +83,9 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
                     alone = [v for v in found.read if run.is_captured(v) and is_its(v)]
                     alone = [v for v in alone if id(v) not in known and has_gradient(v)]
                     weights.warn_of(call.held, alone, grad_fn.held)
-                elif not wanted:
-                    # Else the rule would not run, and not warn of what it alone reads.
+                elif not wanted and outer is None:
+                    # Else the rule would not run, and not warn of what it alone reads. In `f` of
+                    # another function, `y` would seem to depend on that.
                     reached = _reached(grad_fn.held, is_its)
                     operands += map(at_level, reached)
                     primals += map(lower, reached)

@@ -6,6 +6,7 @@ traced   at the call: the tracers that `f` took from outside are constants of th
 so operands
 """
 
+import contextvars
 import dataclasses
 import functools
 import operator
@@ -20,7 +21,7 @@ from jax.tree_util import PyTreeDef, register_static, tree_flatten
 from .._autodiff.attached import Forward
 from .._closure.functions import Apart, taken_apart
 from .._closure.traced import Traced, traced
-from .._closure.walk import ARRAYS, survey
+from .._closure.walk import ARRAYS, globals_in, survey
 from .._frontend.grad_fn import Call, CallSpec
 from .._frontend.structure import Outputs
 from .._jax.compat import is_ref
@@ -32,6 +33,7 @@ from .._jax.types import (
     Inert,
     Leaf,
     OperandIndex,
+    PyTree,
     has_gradient,
     type_of,
 )
@@ -129,7 +131,38 @@ class Program(Inert):
 def late(call: Call) -> tuple["Late", list[Leaf]]:
     """Return a call as what JAX can differentiate, and its operands."""
     held = taken_apart(call.held, lambda _: False, (), looks=False)
+    held = held._replace(hidden=[*held.hidden, *globals_in(survey(call.held).functions)])
     return Late(call.spec, dataclasses.replace(call, operands=[]), held), call.operands
+
+
+_tracing: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
+    "the code of the functions that are being traced", default=()
+)
+_DEEP = 3  # orders of a function that is traced inside itself
+
+
+def is_endless(call: Call) -> bool:
+    """Return whether a function calls itself, and would be traced again without an end.
+
+    It ends by its `primal`, as the `f` of a `jax.custom_vjp` whose forward rule is
+    `lambda x: (f(x), x)`.
+    """
+    has_primal = call.held.primal is not None and not call.autodiff
+    return has_primal and _tracing.get().count(call.spec.source.code) >= _DEEP
+
+
+def without_rule(call: Call) -> PyTree:
+    """Return `y` such that its derivative is an error: only one of a higher order needs it."""
+
+    @jax.custom_jvp
+    def unchanged(y: PyTree) -> PyTree:
+        return y
+
+    def jvp(_primals: Any, _tangents: Any) -> Any:
+        raise errors.endless(call.spec.source)
+
+    unchanged.defjvp(jvp)
+    return unchanged(call.spec.value(call.held.filled(call.spec.inputs, call.operands)))
 
 
 def traced_call(call: Call) -> tuple[Program, list[Leaf]]:
@@ -158,7 +191,11 @@ def traced_call(call: Call) -> tuple[Program, list[Leaf]]:
         found = found._replace(residuals=[], read=())  # no tracer of this trace
         return [*leaves, *arrays], _Aside(outputs, weights, found, refs, held_ids, read)
 
-    done = traced(f, *call.operands, source=of_call.source, names=_paths(of_call))
+    token = _tracing.set((*_tracing.get(), of_call.source.code))
+    try:
+        done = traced(f, *call.operands, source=of_call.source, names=_paths(of_call))
+    finally:
+        _tracing.reset(token)
     aside: _Aside = done.aside  # type: ignore[assignment]
     weights = aside.weights
     captured = list(weights.operands)
@@ -290,7 +327,7 @@ class Late(Inert):
 
     def forward(self, operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
         if (found := self.held.rebound()) is not None:
-            raise errors.rebound(self.source, found.function, found.name)
+            raise errors.rebound(self.source, *found[:2], is_global=found.is_global)
         held = self.held.rebuilt(None)[0]._replace(primal=None)
         call = dataclasses.replace(self.call, held=held, operands=[*operands])
         program, every = traced_call(call)

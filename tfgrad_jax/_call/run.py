@@ -19,7 +19,7 @@ from .._jax.types import PyTree
 from .._jax.watch import Watch
 from .._messages import errors
 from .direct import direct
-from .program import late, traced_call
+from .program import is_endless, late, traced_call, without_rule
 
 
 def run(call: Call, name: str) -> PyTree:
@@ -29,6 +29,8 @@ def run(call: Call, name: str) -> PyTree:
         raise errors.leaked(call.spec.source)
     if _is_direct(call, of):
         return direct(call, name, of)
+    if is_endless(call):
+        return without_rule(call)
     program, operands = late(call) if _is_late(call, of) else traced_call(call)
     leaves = differentiated(program, name, operands) if operands else program.value([])
     return tree_unflatten(program.treedef, leaves)
@@ -59,10 +61,9 @@ def _is_late(call: Call, now: Any) -> bool:
     Where JAX maps the call, `f` may have a value for each example, by the name of the axis, though
     none of its operands is mapped.
     """
-    held, variables = call.held, call.variables
-    if not (is_recording(now) or held.primal):
+    held = call.held
+    if held.primal is not None:  # `f` runs where JAX differentiates, and there alone
+        return not survey((held, call.variables), is_live).leads
+    if held.bound_to or not is_recording(now) or any(map(is_live, tree_leaves(call.variables))):
         return False
-    if held.bound_to or any(map(is_live, tree_leaves(variables))):
-        return False
-    roots = [held.f, held.primal, *held.inputs, *held.keywords.values()]
-    return constants_of(roots, may_change=True) is not None
+    return constants_of([held.f, *held.inputs, *held.keywords.values()]) is not None

@@ -31,6 +31,7 @@ from .walk import (
     is_of_objects,
     live_cells,
     survey,
+    variables_of,
 )
 
 
@@ -67,7 +68,7 @@ class Apart(NamedTuple):
 
     def rebound(self) -> Variable | None:
         """Return a variable behind an object that holds something else now."""
-        return next((v for v in self.hidden if content(v.cell) is not v.value), None)
+        return next((v for v in self.hidden if v.is_rebound()), None)
 
     def forget(self) -> "Apart":
         """Hold no array that was taken, and nothing that leads to one."""
@@ -194,7 +195,7 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
         if opened is None:
             found = survey(v, takes if looks else None)
             is_whole = is_whole and looks and not found.leads
-            hidden.extend(found.variables)
+            hidden.extend(variables_of(found.functions))
             return part
         inner, part.make = opened
         if cls not in (list, dict):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .._jax.types import Copied
-from .walk import EMPTY, JITTED, PLAIN, attributes_of, constants_of, is_inert
+from .walk import EMPTY, JITTED, PLAIN, attributes_of, constants_of, is_inert, is_same
 
 Make: TypeAlias = Callable[[Sequence[Any]], Any]  # a value, of other parts
 _CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
@@ -108,7 +108,4 @@ def _state(v: Any) -> list[Any]:
 
 
 def _are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:
-    return len(these) == len(those) and all(
-        a is b or (type(a) in PLAIN and type(b) is type(a) and a == b)
-        for a, b in zip(these, those, strict=True)
-    )
+    return len(these) == len(those) and all(map(is_same, these, those))

@@ -112,10 +112,16 @@ def assigned_in(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.cache
+def _globals_set_in(code: types.CodeType) -> Sequence[str]:
+    """Return the global variables to which code assigns."""
+    return [name for op, name in _operations(code) if op in ("STORE_GLOBAL", "DELETE_GLOBAL")]
+
+
+@functools.cache
 def _leaves_something(code: types.CodeType) -> bool:
     """Return whether code assigns to anything but its own variables."""
-    outside = "STORE_ATTR", "STORE_GLOBAL", "STORE_NAME"
-    return bool(assigned_in(code)) or any(op in outside for op, _ in _operations(code))
+    is_set = any(op in ("STORE_ATTR", "STORE_NAME") for op, _ in _operations(code))
+    return is_set or bool(assigned_in(code) or _globals_set_in(code))
 
 
 def globals_of(f: types.FunctionType) -> Iterator[tuple[str, Object]]:
@@ -277,20 +283,35 @@ def is_inert(container: Object) -> bool:
     return False
 
 
+def is_same(a: Object, b: Object) -> bool:
+    """Return whether two values are one, or equal numbers or strings."""
+    return a is b or (type(a) in PLAIN and type(b) is type(a) and a == b)
+
+
 class Variable(NamedTuple):
-    """A variable of a function, and what it holds."""
+    """A variable of a function, or a global one that it reads, and what it holds."""
 
     function: str
     name: str
-    cell: types.CellType
+    place: types.CellType | dict[str, Object]
     value: Object
+
+    @property
+    def is_global(self) -> bool:
+        return isinstance(self.place, dict)
+
+    def is_rebound(self) -> bool:
+        """Return whether it holds something else now."""
+        place = self.place
+        now = place.get(self.name) if isinstance(place, dict) else content(place)
+        return not is_same(now, self.value)
 
 
 class Survey(NamedTuple):
     """What an object leads to."""
 
     leads: bool  # to something that matches; True, too, if there is too much to visit
-    variables: Sequence[Variable]  # of the functions among it
+    functions: Sequence[types.FunctionType]
 
 
 def survey(value: Object, matches: Matches | None = None) -> Survey:
@@ -302,14 +323,14 @@ def survey(value: Object, matches: Matches | None = None) -> Survey:
             continue
         seen[id(one)] = one
         if len(seen) > (_BUDGET_OF_FUNCTIONS if leads or matches is None else BUDGET):
-            return Survey(True, variables_of(functions))
+            return Survey(True, functions)
         leads = leads or bool(matches and matches(one))
         if type(one) is types.FunctionType:
             functions.append(one)
         if not _is_end(one, type(one)):
             more = (v for _, v in held_by(one) if type(v) not in PLAIN)
             pending += itertools.islice(more, BUDGET)
-    return Survey(leads, variables_of(functions))
+    return Survey(leads, functions)
 
 
 def variables_of(functions: Sequence[types.FunctionType]) -> list[Variable]:
@@ -321,6 +342,18 @@ def variables_of(functions: Sequence[types.FunctionType]) -> list[Variable]:
         for f in own
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
         if id(cell) not in live and content(cell) is not EMPTY
+    ]
+
+
+def globals_in(functions: Sequence[types.FunctionType]) -> list[Variable]:
+    """Return the global variables that functions read, but for those to which one assigns."""
+    live = {(id(f.__globals__), name) for f in functions for name in _globals_set_in(f.__code__)}
+    return [
+        Variable(f.__qualname__, name, f.__globals__, value)
+        for f in functions
+        if not is_of_library(f)
+        for name, value in globals_of(f)
+        if (id(f.__globals__), name) not in live
     ]
 
 
