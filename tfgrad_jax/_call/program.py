@@ -22,7 +22,7 @@ from .._autodiff.attached import Forward
 from .._closure.functions import Apart, taken_apart
 from .._closure.traced import Traced, traced
 from .._closure.walk import ARRAYS, globals_in, survey
-from .._frontend.grad_fn import Call, CallSpec
+from .._frontend.grad_fn import Call, CallSpec, Held
 from .._frontend.structure import Outputs
 from .._jax.compat import is_ref
 from .._jax.jaxpr import dependence
@@ -41,7 +41,7 @@ from .._jax.watch import Watch
 from .._messages import errors
 from .._messages.source import Source
 from .ordinary import with_ordinary_gradients
-from .rule import Kept, kept
+from .rule import Kept, is_deep_in_itself, kept
 from .weights import Names, Refused, Weights, names_of
 
 Values: TypeAlias = Sequence[Leaf]
@@ -135,20 +135,18 @@ def late(call: Call) -> tuple["Late", list[Leaf]]:
     return Late(call.spec, dataclasses.replace(call, operands=[]), held), call.operands
 
 
-_tracing: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
-    "the code of the functions that are being traced", default=()
+_tracing: contextvars.ContextVar[tuple[Held, ...]] = contextvars.ContextVar(
+    "what the calls hold that are being traced", default=()
 )
-_DEEP = 3  # orders of a function that is traced inside itself
 
 
 def is_endless(call: Call) -> bool:
     """Return whether a function calls itself, and would be traced again without an end.
 
-    It ends by its `primal`, as the `f` of a `jax.custom_vjp` whose forward rule is
-    `lambda x: (f(x), x)`.
+    It ends by its `primal`, as a `jax.custom_vjp` does whose forward rule is `lambda x: (f(x), x)`.
     """
     has_primal = call.held.primal is not None and not call.autodiff
-    return has_primal and _tracing.get().count(call.spec.source.code) >= _DEEP
+    return has_primal and is_deep_in_itself(call, _tracing.get())
 
 
 def without_rule(call: Call) -> PyTree:
@@ -191,7 +189,7 @@ def traced_call(call: Call) -> tuple[Program, list[Leaf]]:
         found = found._replace(residuals=[], read=())  # no tracer of this trace
         return [*leaves, *arrays], _Aside(outputs, weights, found, refs, held_ids, read)
 
-    token = _tracing.set((*_tracing.get(), of_call.source.code))
+    token = _tracing.set((*_tracing.get(), held))
     try:
         done = traced(f, *call.operands, source=of_call.source, names=_paths(of_call))
     finally:

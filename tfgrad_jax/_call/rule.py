@@ -14,8 +14,8 @@ import jax
 
 from .._closure.functions import Apart, taken_apart
 from .._closure.traced import traced
-from .._closure.walk import Matches
-from .._frontend.grad_fn import Call, GradFn
+from .._closure.walk import Matches, are_alike
+from .._frontend.grad_fn import Call, GradFn, Held
 from .._frontend.structure import Outputs
 from .._jax.trace import is_of
 from .._jax.types import Leaf, OperandIndex
@@ -29,7 +29,7 @@ Values: TypeAlias = Sequence[Leaf]
 Gradients: TypeAlias = list[Leaf | None]
 Derivatives: TypeAlias = tuple[Any, ...]  # traces of JAX's, from that of the outermost call on
 _CONFIG: Any = jax.config
-_DEEP = 3  # orders of a rule that is recorded inside itself
+_DEEP = 3  # orders of a function that is traced inside itself
 
 # Values of the listed variables, residuals of the rule, cotangents, the variables that it gets
 # (as positions among the operands too) -> the gradients of the inputs, then of these variables.
@@ -177,9 +177,9 @@ def _recorded(
         return [g for g in found if g is not None], None
 
     own = [] if y is None else [outputs.only(leaves)]
-    token = _recording.set((*running, source.code))
+    token = _recording.set((*running, call.held))
     try:
-        if running.count(source.code) >= _DEEP:
+        if is_deep_in_itself(call, running):
             raise errors.endless(source)
         done = traced(rule, *outputs.cotangents(leaves), *own, source=grad_fn.source, is_rule=True)
     except Exception as error:
@@ -206,6 +206,12 @@ def _recorded(
     return body, [*done.consts, *([] if y is None else [y])]
 
 
-_recording: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar(
-    "the code of the functions whose rules are being recorded", default=()
+_recording: contextvars.ContextVar[tuple[Held, ...]] = contextvars.ContextVar(
+    "what the calls hold whose rules are being recorded", default=()
 )
+
+
+def is_deep_in_itself(call: Call, running: Sequence[Held]) -> bool:
+    """Return whether calls that are running, by what they hold, are the same as this one."""
+    own = call.held.f, call.held.bound_to
+    return sum(are_alike((held.f, held.bound_to), own) for held in running) >= _DEEP
