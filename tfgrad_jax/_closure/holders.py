@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .._jax.types import Copied
-from .walk import EMPTY, JITTED, PLAIN, attributes_of, constants_of, is_inert, is_same
+from .walk import EMPTY, JITTED, attributes_of, constants_of, is_inert, is_same
 
 Make: TypeAlias = Callable[[Sequence[Any]], Any]  # a value, of other parts
 _CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
