@@ -51,7 +51,6 @@ def limit(
 
 
 X = jnp.float32(2)
-SCALE = 3.0  # a global variable
 B = jnp.float32([1.0, 2.0])
 
 
@@ -342,18 +341,18 @@ def objects_that_change(instead):
     return jax.grad(loss)(X)
 
 
-@limit(ValueError, "the global variable 'SCALE', which held something else", jnp.float32(7 * 3))
-def global_variables_that_change(instead):
-    """JAX traces `f` when it differentiates the `jit`: it would read 5."""
-
-    reads = custom_gradient(lambda x: (SCALE * x, lambda dy: 7 * dy * SCALE))
-    gets = custom_gradient(lambda x, *, scale: (scale * x, lambda dy: 7 * dy * scale))
+@limit(AssertionError, "35", jnp.float32(7 * 3))  # 7 * 5
+def functions_with_a_primal_under_jit(instead):
+    """The primal runs till JAX differentiates the `jit`, as in a `jax.custom_vjp`."""
+    settings = types.SimpleNamespace(scale=3.0)
+    f = lambda x, *, s: (s() * x, lambda dy, s=s(): 7 * dy * s)  # noqa: E731
+    f = custom_gradient(f, primal=lambda x, *, s: s() * x)
 
     def loss(x):
-        global SCALE
-        SCALE = 3.0
-        y = gets(x, scale=SCALE) if instead else reads(x)
-        SCALE = 5.0  # after the call, and before JAX differentiates it
+        settings.scale = 3.0
+        scale = settings.scale
+        y = f(x, s=(lambda: scale) if instead else (lambda: settings.scale))
+        settings.scale = 5.0  # after the call, and before JAX differentiates it
         return y
 
     return jax.grad(jax.jit(loss))(X)

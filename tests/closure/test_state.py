@@ -223,7 +223,7 @@ READ = {
 @pytest.mark.parametrize("world", [world for world in WORLDS if world != "hessian"])
 @pytest.mark.parametrize("kind", READ)
 def test_f_reads_what_its_call_found(kind, world):
-    """Also where JAX differentiates later what it records at the call; or an error says why not."""
+    """Also where JAX differentiates later what it records at the call."""
     held, read, put = READ[kind]
     f = custom_gradient(lambda x: ((s := read(held)) * x, lambda dy: 7 * dy * s))
 
@@ -233,9 +233,4 @@ def test_f_reads_what_its_call_found(kind, world):
         put(held, 5.0)
         return w * y
 
-    try:
-        got = WAYS[world](loss)(W, X)
-    except ValueError as error:
-        assert kind == "a global variable" and "'SCALE'" in str(error)
-    else:
-        assert_same(got, (3 * X, 7 * 3 * W))
+    assert_same(WAYS[world](loss)(W, X), (3 * X, 7 * 3 * W))

@@ -6,15 +6,17 @@ the level at which it is called. `tangents_of` has those of the leaves, in forwa
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import register_static
 
 from .._jax.compat import is_ref, tangent_type, zeros
 from .._jax.types import (
+    Inert,
     Leaf,
     LeafIndex,
     OperandIndex,
@@ -40,24 +42,19 @@ class Forward(NamedTuple):
     gives: Collection[OperandIndex]  # for which operands it may return a gradient
 
 
-class Function(Protocol):
+@register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class Function(Inert):
     """A function of operands, with a rule. JAX compares it by identity: a pytree without leaves."""
 
-    @property
-    def source(self) -> Source: ...
-    @property
-    def has_primal(self) -> bool: ...  # whether `value` runs other code than `forward`
-    @property
-    def needs_perturbed(self) -> bool: ...  # whether its rule must know what is differentiated
-
-    def names(self) -> Sequence[str]:
-        """Return the names of the operands, for JAX's own errors."""
-
-    def value(self, operands: Sequence[Leaf]) -> list[Leaf]:
-        """Return the leaves of the value, in a call that JAX does not differentiate."""
-
-    def forward(self, operands: Sequence[Leaf], perturbed: Sequence[OperandIndex]) -> Forward:
-        """Return the leaves of the value and the rule, for `perturbed` operands."""
+    source: Source
+    names: Callable[[], Sequence[str]]  # of the operands, for JAX's own errors
+    # The leaves of the value, in a call that JAX does not differentiate.
+    value: Callable[[Sequence[Leaf]], list[Leaf]]
+    # The leaves of the value and the rule, for operands that are perturbed.
+    forward: Callable[[Sequence[Leaf], Sequence[OperandIndex]], Forward]
+    has_primal: bool  # whether `value` runs other code than `forward`
+    needs_perturbed: bool = False  # whether its rule must know what is differentiated
 
 
 def arrays(operands: Sequence[Leaf]) -> list[Leaf]:

@@ -7,18 +7,17 @@ direct          then the rule is attached to what `f` returned, for all that it 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 from jax.core import Tracer
 from jax.tree_util import tree_unflatten
 
 from .._autodiff.attached import Forward, arrays
 from .._autodiff.custom import record
 from .._autodiff.rule import Run as RunOfRule
-from .._closure.walk import Matches, constants_of, survey
+from .._closure.walk import Matches, reaches_nothing, survey
 from .._frontend.grad_fn import Call
 from .._jax.compat import parent_of, primal, trace_of
 from .._jax.shown import Run, is_live
@@ -26,21 +25,11 @@ from .._jax.trace import at, below, has_values, is_forward, is_of, plainly
 from .._jax.types import Leaf, PyTree, has_gradient
 from .._jax.watch import Watch
 from .._messages import errors
-from .rule import kept
+from .rule import is_made, kept
 from .weights import Weights, names_of
 
 Derivative: TypeAlias = Any  # the trace of JAX's that differentiates
 Level: TypeAlias = Callable[[Leaf], Leaf]  # of a value: what stands for it at a level
-_ARRAYS = jax.Array, np.ndarray, np.generic
-
-
-class _Place(NamedTuple):
-    """Where `f` runs."""
-
-    inputs: Sequence[Leaf]
-    watch: Watch | None  # None: it takes nothing from outside
-    lower: Level
-    is_made: Callable[[Leaf], bool]  # whether `f` has made a value
 
 
 def direct(call: Call, name: str, of: Derivative) -> PyTree:
@@ -50,8 +39,10 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
     are_values = has_values(parent_of(of))
     with jax.named_scope(name), below(of):
         primals = arrays([primal(at_level(v), of) for v in call.operands])
-        with _placed(call, of, outer, primals) as (inputs, watch, lower, is_made):
+        with _watching(call, of, outer) as watch:
             run = None if watch is None else watch.run
+            inputs = primals if watch is None else watch.shown(primals)
+            lower: Level = lambda v: v if watch is None else primal(watch.lower(v), of)  # noqa: E731
             # JAX does not differentiate values again: functions inside need no rules.
             needs_none = are_values and not call.autodiff
             with plainly() if needs_none else contextlib.nullcontext():
@@ -61,7 +52,7 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
                 leaves = watch.returned(leaves)
             weights, y = Weights.of(call, grad_fn, run), grad_fn.y
             taken = [*weights.operands, *call.operands]
-            own = y is not None and not are_values and is_made(y)
+            own = y is not None and not are_values and is_made(y, call.held, inputs, watch)
             first: Sequence[Leaf] = weights.operands
             if call.autodiff:  # of what `f` captured there is the derivative of `y` itself
                 first = [leaves[i] for i in outputs.differentiable]
@@ -94,8 +85,6 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
             residuals[k] = outputs.only(leaves)
     rule = found.rule._replace(captured=len(first))
     body = _beside_identity(rule.run, len(first)) if call.autodiff else rule.run
-    if are_values:  # JAX need not carry what the rule holds
-        body, residuals = _on(body, residuals), []
     gives = {*weights.listed, *weights.refused, *range(len(first), len(operands))}
     gives |= set(range(len(first))) if call.autodiff else set()
     forward = Forward(leaves, outputs.differentiable, body, residuals, gives)
@@ -117,47 +106,22 @@ def _beside_identity(run: RunOfRule, n: int) -> RunOfRule:
     return both
 
 
-def _on(run: RunOfRule, residuals: Sequence[Leaf]) -> RunOfRule:
-    return lambda _, *others: run(residuals, *others)
-
-
 # --- where `f` runs -------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _placed(
-    call: Call, of: Derivative, outer: Watch | None, primals: Sequence[Leaf]
-) -> Iterator[_Place]:
-    constants = None if outer is not None else _constants(call)
-    if constants is not None:
-        found = [*constants, *primals]
-        is_made = lambda y: isinstance(y, _ARRAYS) and not any(y is v for v in found)  # noqa: E731
-        yield _Place(primals, None, lambda v: v, is_made)
-        return
+def _watching(
+    call: Call, of: Derivative, outer: Watch | None
+) -> contextlib.AbstractContextManager[Watch | None]:
+    """Return the context in which `f` runs: a watch, unless it takes nothing from outside."""
+    if outer is None and call.variables is None and reaches_nothing(call.held.roots):
+        return contextlib.nullcontext()
     # With "autodiff", JAX differentiates the operations of `f` by what it captures. So they run
     # where JAX differentiates, on inputs without their tangents, for which there is the rule.
     level = of if call.autodiff else parent_of(of)
     run = Run(of, call.operands, lambda: errors.left_behind(call.spec.source))
     aliases = _aliases(call, of) if is_forward(of) else {}
     ofs = (*(outer.ofs if outer else ()), of)
-    with Watch.running(level, run, ofs=ofs, outer=outer, aliases=aliases) as watch:
-        inputs = watch.shown(primals)
-
-        def is_made(y: Leaf) -> bool:
-            if isinstance(y, Tracer):
-                return not (watch.is_outside(y) or any(y is v for v in inputs))
-            return isinstance(y, _ARRAYS) and not survey(call.held, lambda v: v is y).leads
-
-        lower = lambda v: primal(watch.lower(v), of)  # noqa: E731
-        yield _Place(inputs, watch, lower, is_made)
-
-
-def _constants(call: Call) -> list[object] | None:
-    """Return the arrays that `f` can read from outside; None if there may be others."""
-    held = call.held
-    if call.variables is not None or held.bound_to:
-        return None
-    return constants_of([held.f, *held.inputs, *held.keywords.values()])
+    return Watch.running(level, run, ofs=ofs, outer=outer, aliases=aliases)
 
 
 def _aliases(call: Call, of: Derivative) -> dict[int, Leaf]:

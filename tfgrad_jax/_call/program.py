@@ -15,13 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
-from jax.tree_util import PyTreeDef, register_static, tree_flatten
+from jax.tree_util import PyTreeDef, tree_flatten
 
-from .._autodiff.attached import Forward
-from .._closure.functions import Apart, taken_apart
+from .._autodiff.attached import Forward, Function
+from .._closure.functions import taken_apart
 from .._closure.traced import Traced, traced
-from .._closure.walk import ARRAYS, globals_in, survey
+from .._closure.walk import survey
 from .._frontend.grad_fn import Call, CallSpec, Held
 from .._frontend.structure import Outputs
 from .._jax.compat import is_ref
@@ -30,7 +29,6 @@ from .._jax.shown import is_live
 from .._jax.trace import plainly
 from .._jax.types import (
     Aval,
-    Inert,
     Leaf,
     OperandIndex,
     PyTree,
@@ -41,8 +39,8 @@ from .._jax.watch import Watch
 from .._messages import errors
 from .._messages.source import Source
 from .ordinary import with_ordinary_gradients
-from .rule import Kept, is_deep_in_itself, kept
-from .weights import Names, Refused, Weights, names_of
+from .rule import Kept, is_deep_in_itself, is_made, kept
+from .weights import Refused, Weights, names_of
 
 Values: TypeAlias = Sequence[Leaf]
 Evaluate: TypeAlias = Callable[[Values], list[Leaf]]  # of operands
@@ -65,74 +63,39 @@ class _Aside(NamedTuple):
     read: Collection[int]
 
 
-@register_static
-@dataclasses.dataclass(frozen=True, eq=False)
-class Program(Inert):
-    """A traced call: a function of what it captured, and of its inputs."""
+def is_late(call: Call) -> bool:
+    """Return whether `f` is traced if JAX differentiates the call: till then its primal runs.
 
-    spec: CallSpec
-    outputs: Outputs
-    weights: Weights
-    kept: Kept
-    refs: Mapping[int, OperandIndex]  # residuals that are Refs
-    evaluate: Evaluate
-    primal: Evaluate | None
-    captured: int
-    written: Names  # how the user writes captured values, if a message may need it
-    alone: Mapping[OperandIndex, Aval]  # what only the rule reads
-    ordinary: Sequence[OperandIndex]  # these get the ordinary gradient of `f`
-
-    @property
-    def source(self) -> Source:
-        return self.spec.source
-
-    @property
-    def treedef(self) -> PyTreeDef:
-        return self.outputs.treedef
-
-    @property
-    def has_primal(self) -> bool:
-        return self.primal is not None
-
-    @property
-    def needs_perturbed(self) -> bool:
-        weights = self.weights
-        is_by_use = weights.is_by_use and weights.listed
-        return bool(weights.refused or is_by_use or self.alone) and not self.ordinary
-
-    def names(self) -> list[str]:
-        return [*(f"closed over {i}" for i in range(self.captured)), *_paths(self.spec)]
-
-    def value(self, operands: Values) -> list[Leaf]:
-        if self.primal is not None:
-            return self.primal(operands)
-        return self.evaluate(operands)[: self.outputs.count]
-
-    def forward(self, operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
-        if self.ordinary:
-            return with_ordinary_gradients(self._forward, self.ordinary, operands, perturbed)
-        return self._forward(operands, perturbed)
-
-    def _forward(self, operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
-        outputs, weights = self.outputs, self.weights
-        weights.check(perturbed, self.written)
-        weights.warn({i: self.alone[i] for i in perturbed if i in self.alone}, self.written)
-        every = self.evaluate(operands)
-        leaves, residuals = every[: outputs.count], every[outputs.count :]
-        for k, i in self.refs.items():
-            residuals.insert(k, operands[i])
-        for k in self.kept.own:
-            residuals[k] = outputs.only(leaves)
-        rule = self.kept.rule._replace(captured=self.captured)
-        gives = {*weights.listed, *weights.refused, *range(self.captured, len(operands))}
-        return Forward(leaves, outputs.differentiable, rule.run, residuals, gives)
+    No tracer can be reached from the call then, but for its operands.
+    """
+    held = call.held
+    return held.primal is not None and not survey((held, call.variables), is_live).leads
 
 
-def late(call: Call) -> tuple["Late", list[Leaf]]:
-    """Return a call as what JAX can differentiate, and its operands."""
+def late(call: Call) -> tuple[Function, "TypeOfY", list[Leaf]]:
+    """Return such a call as what JAX can differentiate, and its operands."""
+    spec, types, of_call = call.spec, TypeOfY(), dataclasses.replace(call, operands=[])
+    # As it was at the call: functions may have other variables by then.
     held = taken_apart(call.held, lambda _: False, (), looks=False)
-    held = held._replace(hidden=[*held.hidden, *globals_in(survey(call.held).functions)])
-    return Late(call.spec, dataclasses.replace(call, operands=[]), held), call.operands
+
+    def value(operands: Values) -> list[Leaf]:
+        with plainly():
+            return _leaves(of_call, types, operands)
+
+    def forward(operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
+        if (found := held.rebound()) is not None:
+            raise errors.rebound(spec.source, found.function, found.name)
+        now = held.rebuilt(None)[0]._replace(primal=None)
+        call = dataclasses.replace(of_call, held=now, operands=[*operands])
+        program, outputs, every = traced_call(call)
+        if len(every) > len(operands):
+            raise errors.leaked(spec.source)
+        forward = program.forward(every, perturbed)
+        types.note(spec.source, outputs.treedef, forward.leaves)
+        return forward
+
+    program = Function(spec.source, lambda: _paths(spec), value, forward, has_primal=True)
+    return program, types, call.operands
 
 
 _tracing: contextvars.ContextVar[tuple[Held, ...]] = contextvars.ContextVar(
@@ -163,20 +126,17 @@ def without_rule(call: Call) -> PyTree:
     return unchanged(call.spec.value(call.held.filled(call.spec.inputs, call.operands)))
 
 
-def traced_call(call: Call) -> tuple[Program, list[Leaf]]:
+def traced_call(call: Call) -> tuple[Function, Outputs, list[Leaf]]:
     """Trace `f`, around the tracers that it captured."""
     of_call, held, n_inputs = call.spec, call.held, len(call.operands)
 
     def f(watch: Watch, *xs: Leaf) -> tuple[list[Leaf], _Aside]:
         leaves, outputs, grad_fn = of_call.apply(held.filled(of_call.inputs, xs))
         y, places = grad_fn.y, {id(x): i for i, x in enumerate(xs)}
-        if isinstance(y, Tracer):
-            is_made = id(y) not in places and not watch.is_outside(y)
-        else:
-            is_made = isinstance(y, ARRAYS) and not survey(held, lambda v: v is y).leads
         watch.returned(leaves)
         weights = Weights.of(call, grad_fn, watch.run)
-        found = kept(call, grad_fn, outputs, leaves, weights, is_live, y if is_made else None)
+        y = y if is_made(y, held, xs, watch) else None
+        found = kept(call, grad_fn, outputs, leaves, weights, is_live, y)
         residuals = list(found.residuals)
         for k in found.own:
             residuals[k] = outputs.only(leaves)
@@ -195,7 +155,7 @@ def traced_call(call: Call) -> tuple[Program, list[Leaf]]:
     finally:
         _tracing.reset(token)
     aside: _Aside = done.aside  # type: ignore[assignment]
-    weights = aside.weights
+    outputs, own, weights = aside.outputs, aside.kept.own, aside.weights
     captured = list(weights.operands)
     known = {id(v) for v in captured}
     place = {id(v): i for i, v in enumerate(captured)}
@@ -232,28 +192,44 @@ def traced_call(call: Call) -> tuple[Program, list[Leaf]]:
             refused[i] = Refused(type_of(v), False, None)
     if held.primal is not None:
         types = TypeOfY()
-        types.note(of_call.source, aside.outputs.treedef, done.jaxpr.outvars[: aside.outputs.count])
+        types.note(of_call.source, outputs.treedef, done.jaxpr.outvars[: outputs.count])
         run_primal = lambda _, *xs: (_leaves(call, types, xs), None)  # noqa: E731
         primal = evaluated(traced(run_primal, *call.operands, source=of_call.source))
     n = len(captured)
     refs = {k: n + r if isinstance(r, int) else place[id(r)] for k, r in aside.refs.items()}
-    refused = _of_value(refused, done, place, aside.outputs.count)
+    refused = _of_value(refused, done, place, outputs.count)
     written = names_of(held, {i: captured[i] for i in (*refused, *alone)})
-    is_ordinary = [call.autodiff and has_gradient(v) and not is_ref(v) for v in captured]
-    program = Program(
-        of_call,
-        aside.outputs,
-        weights._replace(operands=[], refused=refused),
-        aside.kept,
-        refs,
-        evaluate,
-        primal,
-        n,
-        written,
-        alone,
-        [i for i, has in enumerate(is_ordinary) if has],
-    )
-    return program, [*captured, *call.operands]
+    ordinary = [
+        i for i, v in enumerate(captured) if call.autodiff and has_gradient(v) and not is_ref(v)
+    ]
+    gives = {*weights.listed, *refused, *range(n, n + n_inputs)}
+    weights = weights._replace(operands=[], refused=refused)
+    rule = aside.kept.rule._replace(captured=n)
+    is_by_use = weights.is_by_use and weights.listed
+    needs_perturbed = bool(refused or is_by_use or alone) and not ordinary
+
+    # These hold no tracer: JAX keeps them.
+    def value(operands: Values) -> list[Leaf]:
+        return evaluate(operands)[: outputs.count]
+
+    def forward(operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
+        weights.check(perturbed, written)
+        weights.warn({i: alone[i] for i in perturbed if i in alone}, written)
+        every = evaluate(operands)
+        leaves, residuals = every[: outputs.count], every[outputs.count :]
+        for k, i in refs.items():
+            residuals.insert(k, operands[i])
+        for k in own:
+            residuals[k] = outputs.only(leaves)
+        return Forward(leaves, outputs.differentiable, rule.run, residuals, gives)
+
+    def names() -> list[str]:
+        return [*(f"closed over {i}" for i in range(n)), *_paths(of_call)]
+
+    run = functools.partial(with_ordinary_gradients, forward, ordinary) if ordinary else forward
+    has_primal = primal is not None
+    program = Function(of_call.source, names, primal or value, run, has_primal, needs_perturbed)
+    return program, outputs, [*captured, *call.operands]
 
 
 def _of_value(
@@ -291,46 +267,3 @@ def _leaves(call: Call, types: TypeOfY, inputs: Values) -> list[Leaf]:
     leaves = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
     types.note(call.spec.source, treedef, leaves)
     return leaves
-
-
-@register_static
-@dataclasses.dataclass(frozen=True, eq=False)
-class Late(Inert):
-    """A call that captured nothing: `f` is traced if JAX differentiates it."""
-
-    spec: CallSpec
-    call: Call
-    held: Apart  # as it was at the call: functions may have other variables by then
-    types: TypeOfY = dataclasses.field(default_factory=TypeOfY)
-    needs_perturbed = False
-
-    @property
-    def source(self) -> Source:
-        return self.spec.source
-
-    @property
-    def treedef(self) -> PyTreeDef:
-        return self.types.treedef
-
-    @property
-    def has_primal(self) -> bool:
-        return self.call.held.primal is not None
-
-    def names(self) -> list[str]:
-        return _paths(self.spec)
-
-    def value(self, operands: Values) -> list[Leaf]:
-        with plainly():
-            return _leaves(self.call, self.types, operands)
-
-    def forward(self, operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
-        if (found := self.held.rebound()) is not None:
-            raise errors.rebound(self.source, *found[:2], is_global=found.is_global)
-        held = self.held.rebuilt(None)[0]._replace(primal=None)
-        call = dataclasses.replace(self.call, held=held, operands=[*operands])
-        program, every = traced_call(call)
-        if len(every) > len(operands):
-            raise errors.leaked(self.source)
-        forward = program.forward(every, perturbed)
-        self.types.note(self.source, program.treedef, forward.leaves)
-        return forward

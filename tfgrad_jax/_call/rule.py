@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+from jax.core import Tracer
 
 from .._closure.functions import Apart, taken_apart
 from .._closure.traced import traced
-from .._closure.walk import Matches, are_alike
+from .._closure.walk import ARRAYS, Matches, are_alike, survey
 from .._frontend.grad_fn import Call, GradFn, Held
 from .._frontend.structure import Outputs
 from .._jax.trace import is_of
@@ -88,7 +89,7 @@ def kept(
     """
     values = [weights.operands[i] for i in weights.listed]
     holds = takes if y is None else lambda v: takes(v) or v is y
-    apart = taken_apart(grad_fn.held, holds, _roots(call), looks=ofs is None)
+    apart = taken_apart(grad_fn.held, holds, call.held.roots, looks=ofs is None)
     if apart.is_whole and not (apart.changes_outer if ofs else apart.hidden):
         body, held, read = _put_together(grad_fn, apart), apart.taken, apart.held
     elif ofs is not None and not _CONFIG.jax_check_tracer_leaks:  # it holds tracers
@@ -104,9 +105,13 @@ def kept(
     return Kept(rule, residuals, own, read)
 
 
-def _roots(call: Call) -> Sequence[object]:
-    held = call.held
-    return [held.f, *held.bound_to, *held.inputs, *held.keywords.values()]
+def is_made(y: Leaf, held: Held, inputs: Values, watch: Watch | None) -> bool:
+    """Return whether `f` has made a value: it is no input, and nothing that `f` holds."""
+    if any(y is x for x in inputs):
+        return False
+    if isinstance(y, Tracer):
+        return watch is None or not watch.is_outside(y)
+    return isinstance(y, ARRAYS) and not survey(held, lambda v: v is y).leads
 
 
 def _put_together(grad_fn: GradFn, apart: Apart) -> Body:

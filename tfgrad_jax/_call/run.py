@@ -7,19 +7,19 @@ it records or maps it                a program, which JAX differentiates later
 from typing import Any
 
 from jax.core import Tracer
-from jax.tree_util import tree_leaves, tree_unflatten
+from jax.tree_util import tree_unflatten
 
 from .._autodiff.custom import differentiated
-from .._closure.walk import constants_of, survey
+from .._closure.walk import survey
 from .._frontend.grad_fn import Call
 from .._jax.compat import is_ref, parent_of
 from .._jax.shown import is_live
-from .._jax.trace import differentiates, has_values, innermost, is_of, is_recording
+from .._jax.trace import differentiates, has_values, innermost, is_of
 from .._jax.types import PyTree
 from .._jax.watch import Watch
 from .._messages import errors
 from .direct import direct
-from .program import is_endless, late, traced_call, without_rule
+from .program import is_endless, is_late, late, traced_call, without_rule
 
 
 def run(call: Call, name: str) -> PyTree:
@@ -31,9 +31,9 @@ def run(call: Call, name: str) -> PyTree:
         return direct(call, name, of)
     if is_endless(call):
         return without_rule(call)
-    program, operands = late(call) if _is_late(call, of) else traced_call(call)
+    program, y, operands = late(call) if is_late(call) else traced_call(call)
     leaves = differentiated(program, name, operands) if operands else program.value([])
-    return tree_unflatten(program.treedef, leaves)
+    return tree_unflatten(y.treedef, leaves)
 
 
 def _is_direct(call: Call, of: Any) -> bool:
@@ -53,17 +53,3 @@ def _is_direct(call: Call, of: Any) -> bool:
         return isinstance(v, Tracer) and is_of(v, of)
 
     return survey((call.operands, call.variables, call.held), is_its).leads
-
-
-def _is_late(call: Call, now: Any) -> bool:
-    """Return whether no tracer can be reached from a call that JAX records, but for its operands.
-
-    Where JAX maps the call, `f` may have a value for each example, by the name of the axis, though
-    none of its operands is mapped.
-    """
-    held = call.held
-    if held.primal is not None:  # `f` runs where JAX differentiates, and there alone
-        return not survey((held, call.variables), is_live).leads
-    if held.bound_to or not is_recording(now) or any(map(is_live, tree_leaves(call.variables))):
-        return False
-    return constants_of([held.f, *held.inputs, *held.keywords.values()]) is not None

@@ -17,21 +17,19 @@ from typing import Any, NamedTuple
 from .holders import Make, filled, values_of
 from .holders import opened as opened_by
 from .walk import (
-    ARRAYS,
     EMPTY,
     PLAIN,
     Id,
     Matches,
     Object,
     Variable,
-    constants_of,
     content,
     globals_of,
+    is_end,
     is_known,
-    is_of_objects,
     live_cells,
+    reaches_nothing,
     survey,
-    variables_of,
 )
 
 
@@ -68,7 +66,7 @@ class Apart(NamedTuple):
 
     def rebound(self) -> Variable | None:
         """Return a variable behind an object that holds something else now."""
-        return next((v for v in self.hidden if v.is_rebound()), None)
+        return next((v for v in self.hidden if content(v.cell) is not v.value), None)
 
     def forget(self) -> "Apart":
         """Hold no array that was taken, and nothing that leads to one."""
@@ -182,20 +180,20 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
             taken.append(v)
             return part
         part = parts[id(v)] = _Part(v)
-        if isinstance(v, ARRAYS) and not is_of_objects(v):
+        if is_end(v, cls):
             return part
         if cls is types.FunctionType:
             if v.__closure__ or v.__defaults__ or v.__kwdefaults__ or v.__dict__:
                 of_function(part, v)
             for _, one in globals_of(v):
-                if is_whole and constants_of([one], may_change=True) is None:
+                if is_whole and not reaches_nothing([one], may_change=True):
                     is_whole = looks and not survey(one, takes).leads
             return part
         opened = opened_by(v, cls)
         if opened is None:
             found = survey(v, takes if looks else None)
             is_whole = is_whole and looks and not found.leads
-            hidden.extend(variables_of(found.functions))
+            hidden.extend(found.variables)
             return part
         inner, part.make = opened
         if cls not in (list, dict):

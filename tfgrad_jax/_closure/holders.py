@@ -12,10 +12,9 @@ from typing import Any, TypeAlias
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .._jax.types import Copied
-from .walk import EMPTY, JITTED, attributes_of, constants_of, is_inert, is_same
+from .walk import EMPTY, JITTED, attributes_of, is_same, reaches_nothing
 
 Make: TypeAlias = Callable[[Sequence[Any]], Any]  # a value, of other parts
-_CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
 
 
 def values_of(container: Any) -> Sequence[Any]:
@@ -27,18 +26,16 @@ def values_of(container: Any) -> Sequence[Any]:
 
 def opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
     """Return the parts of a value, and what makes it of others; None if nothing can."""
-    if cls in _CONTAINERS and is_inert(v):
-        return (), _only
     if cls is tuple or cls is list:
         return v, cls
     if cls is dict:
         return values_of(v), filled
     if cls is types.MethodType:
-        return (v.__func__, v.__self__), _method
+        return (v.__func__, v.__self__), lambda parts: types.MethodType(*parts)
     if cls is JITTED:  # rebuilt without the `jit`
-        return (v.__wrapped__,), _only
+        return (v.__wrapped__,), lambda parts: parts[0]
     if cls is functools.partial:
-        return (v.func, v.args, v.keywords), _partial
+        return (v.func, v.args, v.keywords), lambda p: functools.partial(p[0], *p[1], **p[2])
     if isinstance(v, Copied):
         return _of_declared(v)
     return _of_pytree(v, cls)
@@ -46,18 +43,6 @@ def opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
 
 def filled(pairs: Sequence[Any]) -> Any:
     return dict(zip(pairs[::2], pairs[1::2], strict=True))
-
-
-def _method(parts: Sequence[Any]) -> Any:
-    return types.MethodType(*parts)
-
-
-def _partial(parts: Sequence[Any]) -> Any:
-    return functools.partial(parts[0], *parts[1], **parts[2])
-
-
-def _only(parts: Sequence[Any]) -> Any:
-    return parts[0]
 
 
 def _of_declared(h: Any) -> tuple[Sequence[Any], Make]:
@@ -78,15 +63,8 @@ def _of_pytree(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
     What a class keeps beside its children, `unflatten` may make anew, in its first state; a
     `defaultdict` has other keys first then. So it is tried on the children themselves.
     """
-    first = True
-
-    def is_leaf(_: Any) -> bool:
-        nonlocal first
-        first, was = False, first
-        return not was
-
     try:
-        children, treedef = tree_flatten(v, is_leaf=is_leaf)
+        children, treedef = tree_flatten(v, is_leaf=lambda part: part is not v)
         if len(children) == 1 and children[0] is v:
             return None
         again = tree_unflatten(treedef, children)
@@ -95,7 +73,7 @@ def _of_pytree(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
     if type(again) is not cls or not _are_same(_state(v), _state(again)):
         return None
     _, static = treedef.node_data()
-    if constants_of([static], may_change=True) is None:  # its static part may hold an array
+    if not reaches_nothing([static], may_change=True):  # its static part may hold an array
         return None
     return children, functools.partial(tree_unflatten, treedef)
 

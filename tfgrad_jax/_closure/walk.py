@@ -112,16 +112,10 @@ def assigned_in(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.cache
-def _globals_set_in(code: types.CodeType) -> Sequence[str]:
-    """Return the global variables to which code assigns."""
-    return [name for op, name in _operations(code) if op in ("STORE_GLOBAL", "DELETE_GLOBAL")]
-
-
-@functools.cache
 def _leaves_something(code: types.CodeType) -> bool:
     """Return whether code assigns to anything but its own variables."""
-    is_set = any(op in ("STORE_ATTR", "STORE_NAME") for op, _ in _operations(code))
-    return is_set or bool(assigned_in(code) or _globals_set_in(code))
+    outside = "STORE_ATTR", "STORE_GLOBAL", "STORE_NAME"
+    return bool(assigned_in(code)) or any(op in outside for op, _ in _operations(code))
 
 
 def globals_of(f: types.FunctionType) -> Iterator[tuple[str, Object]]:
@@ -131,13 +125,12 @@ def globals_of(f: types.FunctionType) -> Iterator[tuple[str, Object]]:
             yield name, f.__globals__[name]
 
 
-def constants_of(held: Iterable[Object], may_change: bool = False) -> list[Object] | None:
-    """Return the arrays that functions can read, if these are all they can reach.
+def reaches_nothing(held: Iterable[Object], may_change: bool = False) -> bool:
+    """Return whether functions can read constants alone, and leave nothing behind.
 
-    None if there may be a tracer; or an object or a variable in which they leave something, unless
+    False if there may be a tracer; or an object or a variable in which they leave something, unless
     it `may_change`.
     """
-    found: list[Object] = []
     pending, seen = [*held], set[Id]()
     for one in pending:  # it grows
         cls = type(one)
@@ -145,16 +138,15 @@ def constants_of(held: Iterable[Object], may_change: bool = False) -> list[Objec
             continue
         if isinstance(one, ARRAYS):
             if isinstance(one, Tracer) or is_of_objects(one):
-                return None
-            found.append(one)
+                return False
         elif cls is types.FunctionType:
             if id(one) in seen or is_of_library(one):
                 continue
             seen.add(id(one))
             if one.__dict__ or len(seen) > 200:
-                return None
+                return False
             if not may_change and _leaves_something(one.__code__):
-                return None
+                return False
             pending += (v for _, v in globals_of(one))
             pending += [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
             pending += map(content, one.__closure__ or ())
@@ -164,13 +156,13 @@ def constants_of(held: Iterable[Object], may_change: bool = False) -> list[Objec
                 pending += [*one._declaration[:3], *attributes_of(one).values()]
         elif cls is tuple or (may_change and issubclass(cls, _SIZED)):
             if getattr(one, "__dict__", None):
-                return None
+                return False
             if id(one) not in seen and not is_inert(one):
                 seen.add(id(one))
                 pending += [*one, *dict.values(one)] if issubclass(cls, dict) else one
         elif not is_known(one, cls):
-            return None
-    return found
+            return False
+    return True
 
 
 def is_known(one: Object, cls: type) -> bool:
@@ -260,7 +252,7 @@ def _attributes(value: Object) -> Iterator[tuple[str, Object]]:
     yield from (("", v) for v in gc.get_referents(value) if v is not named)
 
 
-def _is_end(value: Object, cls: type) -> bool:
+def is_end(value: Object, cls: type) -> bool:
     if cls in PLAIN or isinstance(value, _ENDS):
         return True
     if isinstance(value, ARRAYS):
@@ -310,29 +302,19 @@ _MADE = types.FunctionType, types.MethodType, functools.partial, tuple, list, di
 
 
 class Variable(NamedTuple):
-    """A variable of a function, or a global one that it reads, and what it holds."""
+    """A variable of a function, and what it holds."""
 
     function: str
     name: str
-    place: types.CellType | dict[str, Object]
+    cell: types.CellType
     value: Object
-
-    @property
-    def is_global(self) -> bool:
-        return isinstance(self.place, dict)
-
-    def is_rebound(self) -> bool:
-        """Return whether it holds something else now."""
-        place = self.place
-        now = place.get(self.name) if isinstance(place, dict) else content(place)
-        return not is_same(now, self.value)
 
 
 class Survey(NamedTuple):
     """What an object leads to."""
 
     leads: bool  # to something that matches; True, too, if there is too much to visit
-    functions: Sequence[types.FunctionType]
+    variables: Sequence[Variable]  # of the functions among it
 
 
 def survey(value: Object, matches: Matches | None = None) -> Survey:
@@ -344,14 +326,14 @@ def survey(value: Object, matches: Matches | None = None) -> Survey:
             continue
         seen[id(one)] = one
         if len(seen) > (_BUDGET_OF_FUNCTIONS if leads or matches is None else BUDGET):
-            return Survey(True, functions)
+            return Survey(True, variables_of(functions))
         leads = leads or bool(matches and matches(one))
         if type(one) is types.FunctionType:
             functions.append(one)
-        if not _is_end(one, type(one)):
+        if not is_end(one, type(one)):
             more = (v for _, v in held_by(one) if type(v) not in PLAIN)
             pending += itertools.islice(more, BUDGET)
-    return Survey(leads, functions)
+    return Survey(leads, variables_of(functions))
 
 
 def variables_of(functions: Sequence[types.FunctionType]) -> list[Variable]:
@@ -363,18 +345,6 @@ def variables_of(functions: Sequence[types.FunctionType]) -> list[Variable]:
         for f in own
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
         if id(cell) not in live and content(cell) is not EMPTY
-    ]
-
-
-def globals_in(functions: Sequence[types.FunctionType]) -> list[Variable]:
-    """Return the global variables that functions read, but for those to which one assigns."""
-    live = {(id(f.__globals__), name) for f in functions for name in _globals_set_in(f.__code__)}
-    return [
-        Variable(f.__qualname__, name, f.__globals__, value)
-        for f in functions
-        if not is_of_library(f)
-        for name, value in globals_of(f)
-        if (id(f.__globals__), name) not in live
     ]
 
 
@@ -398,7 +368,7 @@ def named(roots: Roots, wanted: Iterable[Id]) -> dict[Id, str]:
         if id(one) in missing:
             missing.remove(id(one))
             names[id(one)] = name
-        elif not _is_end(one, type(one)):
+        elif not is_end(one, type(one)):
             every = held_by(one)
             pending += [(name + s if name else s.removeprefix("."), v) for s, v in every]
     return names

@@ -104,6 +104,10 @@ class Held(NamedTuple):
     keywords: Keywords  # keyword-only arguments and **kwargs
     bound_to: Sequence[object]  # `self` of a method
 
+    @property
+    def roots(self) -> Sequence[object]:
+        return [self.f, self.primal, *self.bound_to, *self.inputs, *self.keywords.values()]
+
     def filled(self, layout: Layout, operands: Sequence[Leaf]) -> "Held":
         return self._replace(inputs=layout.join(self.inputs, operands))
 

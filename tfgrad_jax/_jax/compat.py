@@ -20,6 +20,7 @@ from jax.interpreters import ad, partial_eval
 _REF: Any = jax.Ref
 # The tracers of a function that JAX linearizes or transposes.
 LINEARIZED = partial_eval.JaxprTracer
+FORWARD = ad.JVPTrace  # the traces of forward mode
 # JAX's code that differentiates operations, and that which runs an operation under a trace.
 DIFFERENTIATES, BINDS = inspect.getfile(ad.JVPTrace), inspect.getfile(extend.Primitive.bind)
 # Whether the derivative of a scan keeps the custom_jvp of what the scan calls. Before JAX 0.12, the

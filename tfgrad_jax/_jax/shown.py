@@ -5,7 +5,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -38,13 +38,6 @@ def running() -> list[_Running]:
     return _local.watches
 
 
-class Use(NamedTuple):
-    """A value from outside that an operation takes, and where the first one does."""
-
-    value: Leaf
-    line: object  # as JAX records it
-
-
 def has_derivative(v: Leaf) -> bool:
     return not is_ref(v) and is_differentiable(v.dtype)
 
@@ -71,7 +64,7 @@ class Run(jax.core.Trace):
         self.of, self.key = of, object()  # what JAX keeps of a run, which holds tracers
         self.taken: list[Leaf] = list(inputs)
         self.inputs = len(self.taken)
-        self.uses: list[Use] = []  # in their order
+        self.uses: list[tuple[Leaf, object]] = []  # in order, with the line, as JAX records it
         self.numbers: dict[int, tuple[Leaf, Leaf]] = {}  # tracers, and arrays for what is inside
         self.returned: Mask | None = None  # what results depend on; None: it is not known
         self._used: Mask = 0
@@ -113,7 +106,7 @@ class Run(jax.core.Trace):
         new = (mask & ~self._used) >> self.inputs << self.inputs
         if new:
             line = _here()
-            self.uses += [Use(v, line) for v in self.of_mask(new)]
+            self.uses += [(v, line) for v in self.of_mask(new)]
             self._used |= new
         if mask & ~self._moving and (moves or any(map(has_derivative, results))):
             self._moving |= mask

@@ -7,7 +7,7 @@ depends on the trace alone, never on earlier calls.
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jax.extend.core import find_top_trace as _current_trace
 from jax.extend.core import set_current_trace as _set_trace
 
-from .compat import LINEARIZED, is_ref, opens, parent_of, tag_of, trace_of
+from .compat import FORWARD, LINEARIZED, is_ref, opens, parent_of, tag_of, trace_of
 
 # The trace that is current when no transformation is running. JAX has one for all threads. It is
 # not simply the trace of this moment: a program may import this package inside a function that it
@@ -138,30 +138,16 @@ def is_staging() -> bool:
 
 def is_recording(trace: Any) -> bool:
     """Return whether a trace records operations, as that of `jit` and `scan` does."""
-    return type(trace) is _staging()
+    return type(trace) is _recording()
 
 
-def type_of_trace(transform: Callable[[Callable[[Any], Any]], object]) -> type:
-    """Return the type of the traces of a transformation, read inside a function under it."""
+@functools.cache
+def _recording() -> type:
+    """Return the type of the traces that record, read inside a function under one."""
     seen: list[type] = []
     with jax.disable_jit(False), jax.core.eval_context():
-        transform(lambda x: (seen.append(type(_current_trace(()))), x)[1])
+        jax.eval_shape(lambda x: (seen.append(type(_current_trace(()))), x)[1], 1.0)
     return seen[0]
-
-
-@functools.cache
-def _staging() -> type:
-    return type_of_trace(lambda f: jax.eval_shape(f, 1.0))
-
-
-@functools.cache
-def derivatives() -> Sequence[type]:
-    """Return the types of the traces that differentiate; that of forward mode comes first."""
-    return [
-        type_of_trace(lambda f: jax.jvp(f, (1.0,), (1.0,))),
-        type_of_trace(lambda f: jax.linearize(f, 1.0)),
-        type_of_trace(lambda f: jax.linear_transpose(f, 1.0)(1.0)),
-    ]
 
 
 def is_transposed(value: Any) -> bool:
@@ -174,4 +160,4 @@ def is_transposed(value: Any) -> bool:
 
 def is_forward(trace: Any) -> bool:
     """Return whether a trace is that of forward mode."""
-    return type(trace) is derivatives()[0]
+    return type(trace) is FORWARD

@@ -98,10 +98,7 @@ class Watch(Transparent):
                 yield self
         finally:
             running().remove(self)
-            self.parent_trace = self.above = self.outer = None
-            self.ofs, self._made, self._own, self.note = (), {}, (), None
-            self.instead = self.replaced = {}
-            del self.run
+            vars(self).clear()  # and hold nothing
             _local.free.append(self)
 
     # --- values -------------------------------------------------------------------------------

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -15,13 +14,6 @@ from .shown import Run, Trace
 from .trace import has_values, is_forward, is_staging, plainly
 from .types import AnyFunction, Leaf, PyTree
 from .watch import Note, Watch
-
-
-class _Local(threading.local):
-    replacing = 0  # how many `replacing` run
-
-
-_local = _Local()
 
 
 def _none_left() -> Exception:
@@ -58,20 +50,14 @@ def replacing(
     keeps that. `note` is told of each operation, with the old arrays.
     """
     now, others = _current_trace(()), {id(v): w for v, w in zip(old, new, strict=True)}
-    _local.replacing += 1
-    try:
-        run = Run(None, old, _none_left)  # which keeps the old ones alive
-        watching = Watch.running(now, run, replaced=others, note=note)
-        with watching as watch, plainly() if has_values(now) else contextlib.nullcontext():
-            yield watch
-    finally:
-        _local.replacing -= 1
+    run = Run(None, old, _none_left)  # which keeps the old ones alive
+    watching = Watch.running(now, run, replaced=others, note=note)
+    with watching as watch, plainly() if has_values(now) else contextlib.nullcontext():
+        yield watch
 
 
 def standing_for(tree: PyTree) -> PyTree:
     """Return a pytree with the values that `replacing` puts in the place of its arrays."""
-    if not _local.replacing:
-        return tree
     trace = _current_trace(())
     while trace is not None and not (isinstance(trace, Watch) and trace.replaced):
         trace = parent_of(trace)
