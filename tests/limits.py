@@ -95,6 +95,12 @@ def rules_that_jax_cannot_transpose(instead):
     return slope_of(operator if instead else declared_by(lambda dy: on_host(lambda dy: 7 * dy, dy)))
 
 
+@limit(TypeError, "`stop_gradient`, which JAX cannot transpose", jnp.float32(7))
+def upstreams_that_are_stopped(instead):
+    """The derivative of `stop_gradient` is zero, and so is its transpose."""
+    return slope_of(declared_by(lambda dy: 7 * (dy if instead else lax.stop_gradient(dy))))
+
+
 @limit(TypeError, "written to a Ref, which outlives the rule", jnp.float32(7))
 def upstreams_in_a_ref(instead):
     """The transpose of a rule, and its derivative, put other values there, unasked."""

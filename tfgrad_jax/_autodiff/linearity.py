@@ -135,11 +135,12 @@ _MULTIPLY = "mul dot_general conv_general_dilated ragged_dot_general"
 _SCATTER = "scatter scatter-add scatter-sub"
 _FIRST = "div scatter-mul select_and_gather_add select_and_scatter_add"
 # These are linear, but some version of JAX does not transpose them by its registry.
-_ANY = "slice dynamic_slice copy_p stop_gradient reshard mesh_cast pcast relayout"
+_ANY = "slice dynamic_slice copy_p reshard mesh_cast pcast relayout"
 _REF = "new_ref get swap addupdate freeze"
 # JAX cannot differentiate or transpose the code in these. Some are in its registries all the same:
-# with a rule that raises, in words that do not say which rule of the user's it is.
-_CODE = "pure_callback io_callback ffi_call pallas_call mpmd_map"
+# with a rule that raises, in words that do not say which rule of the user's it is. `stop_gradient`
+# has a transpose, zero, which is not that of the identity.
+_CODE = "pure_callback io_callback ffi_call pallas_call mpmd_map stop_gradient"
 
 _OPERATIONS: dict[str, How] = {
     **dict.fromkeys(_ADD.split(), _linear_in(slice(None))),
@@ -194,9 +195,6 @@ def check(closed: ClosedJaxpr, is_transpose: bool = False) -> "Linearity":
         raise NotLinearError("a gradient that is not zero and does not depend on the upstreams")
     if not is_transpose and LINEAR in after[:n]:
         raise NotLinearError("an upstream that is written to a Ref, which outlives the rule")
-    for place in found.stops.keys() & found.holds:
-        text = "`stop_gradient` in a function that takes an upstream here, and a constant there"
-        raise NotLinearError(text, found.stops[place])
     return found
 
 
@@ -207,8 +205,6 @@ class Linearity(Analysis[Degree]):
         super().__init__()
         self.declared: Eqn | None = None  # a call that has a derivative of its own, at an upstream
         self.declares = False  # whether there is such a call, at an upstream or not
-        # By identity, what only affects derivatives: at an upstream, and at any other value.
-        self.stops, self.holds = dict[int, Eqn](), set[int]()
         self._may_be_opaque = may_be_opaque
 
     def constant(self, value: Leaf) -> Degree:
@@ -247,10 +243,6 @@ class Linearity(Analysis[Degree]):
 
     def step(self, eqn: Eqn, operands: Kinds) -> list[Degree]:
         name = eqn.primitive.name
-        if LINEAR in operands and _only_for_derivatives(eqn):
-            self.stops[id(eqn)] = eqn
-        elif name == "stop_gradient" and CONSTANT in operands:
-            self.holds.add(id(eqn))
         if isinstance(eqn.primitive, Identity) or name in ONE_BY_ONE:
             return list(operands[: len(eqn.outvars)])
         how = _how(eqn.primitive, bool(eqn.outvars))
@@ -276,13 +268,3 @@ class Linearity(Analysis[Degree]):
 
     def branch(self, name: str, predicate: Degree, result: Degree) -> Degree:
         return result  # no predicate is an upstream: `step` has refused, or it is opaque
-
-
-def _only_for_derivatives(eqn: Eqn) -> bool:
-    """Return whether an equation only affects how JAX differentiates something.
-
-    A `device_put` that names no device is one: JAX may be unable to differentiate it.
-    """
-    if eqn.primitive.name == "device_put":
-        return all(device is None for device in eqn.params["devices"])
-    return eqn.primitive.name == "stop_gradient"
