@@ -78,6 +78,12 @@ def refilled(dy):
     return X * old + ref[...]
 
 
+def kept_in_a_ref():
+    ref = jax.new_ref(ZEROS)
+    ref[...] = 2 * X
+    return ref[...]
+
+
 def called_back(f, dy):
     return jax.pure_callback(f, jax.ShapeDtypeStruct(dy.shape, dy.dtype), dy)
 
@@ -243,7 +249,7 @@ LINEAR = {
     "constant callback": lambda dy: called_back(lambda x: np.float32(3) * x, X) * dy,
     "of a decorated function": lambda dy: X * tripled(dy),
     "of such functions in loops": scanned(lambda c, x: x * jax.jit(tripled)(c) + bent(X)[0] * c),
-    "a Ref": refilled,
+    "a Ref of constants": lambda dy: kept_in_a_ref() * dy,
     "stopped constant": lambda dy: lax.stop_gradient(X) * dy,
     "stopped constant in scan": scanned(lambda c, x: c * lax.stop_gradient(x)),
     **{kind: functools.partial(operator.matmul, matrix) for kind, matrix in SPARSE.items()},
@@ -288,12 +294,6 @@ def affine(x):
 affine.defvjp(lambda x: (3 * x + 1, x), lambda x, dy: (3 * dy,), optimize_remat=True)
 
 
-def added_to_a_constant(dy):
-    ref = jax.new_ref(X)
-    jax.ref.addupdate(ref, ..., dy)
-    return ref[...]
-
-
 OUTSIDE = jax.new_ref(ZEROS)
 
 
@@ -303,8 +303,8 @@ def written_outside(dy):
 
 
 NOT_LINEAR = {
-    "a Ref with a constant": (added_to_a_constant, "a Ref that holds an upstream"),
-    "a Ref from outside": (written_outside, "written to a Ref, which outlives"),
+    "a Ref": (refilled, "`add` of an upstream and a constant"),  # which it reads
+    "a Ref from outside": (written_outside, "a `Ref` to which an upstream is written"),
     "product": (lambda dy: dy * dy[::-1], "`mul` of two upstreams"),
     "square in a dot": (lambda dy: jnp.dot(dy, dy), "`dot_general` of two upstreams"),
     "quotient": (lambda dy: X / dy, "`div`"),

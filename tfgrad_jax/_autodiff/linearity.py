@@ -21,8 +21,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 
 from .._jax.compat import can_differentiate, can_transpose, is_ref
 from .._jax.jaxpr import ONE_BY_ONE, Analysis, Follow, Followed, Identity, is_declared
-from .._jax.trace import is_staging
-from .._jax.types import Aval, Eqn, Leaf, is_differentiable, is_kind
+from .._jax.types import Aval, Eqn, Leaf, is_kind
 from .._messages.errors import Obstacle
 
 
@@ -125,9 +124,11 @@ def _opaque(eqn: Eqn, kinds: Kinds) -> Degree:
     return LINEAR if LINEAR in kinds else CONSTANT
 
 
-def _first(eqn: Eqn, kinds: Kinds) -> Degree:
-    """What reads a Ref, or makes one. What is written to it, `Linearity.written` says."""
-    return kinds[0]
+def _ref(eqn: Eqn, kinds: Kinds) -> Degree:
+    """What makes, reads or writes a Ref. Upstreams are not followed into one."""
+    if LINEAR in kinds:
+        raise NotLinearError("a `Ref` to which an upstream is written")
+    return CONSTANT
 
 
 _ADD = "add add_any complex concatenate pad stack sub"
@@ -148,7 +149,7 @@ _OPERATIONS: dict[str, How] = {
     **dict.fromkeys(_SCATTER.split(), _linear_in(slice(0, None, 2))),
     **dict.fromkeys(_FIRST.split(), _linear_in(slice(0, 1))),
     **dict.fromkeys(_ANY.split(), _any_operand),
-    **dict.fromkeys(_REF.split(), _first),
+    **dict.fromkeys(_REF.split(), _ref),
     **dict.fromkeys(_CODE.split(), _opaque),
     "bitcast_convert_type": _bit_cast,
     "convert_element_type": _convert,
@@ -188,13 +189,10 @@ def check(closed: ClosedJaxpr, is_transpose: bool = False) -> "Linearity":
     It is to be transposed, unless it `is_transpose` already: then code that is opaque to JAX may be
     in it.
     """
-    found, n = Linearity(may_be_opaque=is_transpose), len(closed.consts)
+    found = Linearity(may_be_opaque=is_transpose)
     kinds = [*map(found.constant, closed.consts), *[LINEAR] * len(closed.jaxpr.invars)]
-    results, after = found.follow(closed.jaxpr, kinds)
-    if CONSTANT in results:
+    if CONSTANT in found.follow(closed.jaxpr, kinds):
         raise NotLinearError("a gradient that is not zero and does not depend on the upstreams")
-    if not is_transpose and LINEAR in after[:n]:
-        raise NotLinearError("an upstream that is written to a Ref, which outlives the rule")
     return found
 
 
@@ -209,8 +207,8 @@ class Linearity(Analysis[Degree]):
 
     def constant(self, value: Leaf) -> Degree:
         """Return whether a constant is zero; a large one counts as not zero."""
-        if isinstance(value, jax.core.Tracer) or (is_ref(value) and is_staging()):
-            return CONSTANT  # its value is not known
+        if isinstance(value, jax.core.Tracer) or is_ref(value):
+            return CONSTANT  # its value is not known, or may be another one later
         if np.size(value) > _READABLE:
             return CONSTANT
         try:
@@ -253,15 +251,6 @@ class Linearity(Analysis[Degree]):
         except NotLinearError as error:
             error.eqn = eqn
             raise
-
-    def written(self, eqn: Eqn, operands: Kinds) -> Degree:
-        if eqn.primitive.name == "swap" and len(eqn.invars) == 2:  # all of it is written
-            return operands[1]
-        atoms = zip(eqn.invars, operands, strict=True)
-        kinds = {k for a, k in atoms if is_differentiable(_aval(a).dtype)} or {*operands}
-        if {CONSTANT, LINEAR} <= kinds:
-            raise NotLinearError("a Ref that holds an upstream and a constant", eqn)
-        return max(kinds)
 
     def join(self, name: str, a: Degree, b: Degree) -> Degree:
         return _join(name, a, b)
