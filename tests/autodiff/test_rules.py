@@ -209,7 +209,6 @@ def test_forward_mode_names_the_operation(name, way, mode):
         MODES[mode](FORWARD[way], decorated(rule, xs), xs, ts)
     message = str(caught.value)
     assert "declared_here" in message and "test_rules.py" in message  # whose rule
-    assert ("is not linear in its upstream" in message) is ("JAX cannot transpose" not in message)
     assert "reverse mode" in message and "jax.grad" in message  # the way out
 
 

@@ -447,16 +447,15 @@ jax.grad(loss)(b)
         error=UserWarning, **LOSS),
 ]  # fmt: skip
 
-LINEAR = "is not linear in its upstream gradients: it contains"
+LINEAR = "is not linear in its upstream gradients, or JAX cannot transpose it: it contains "
 WHY = "Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) transposes the rule."
-REVERSE = "or use reverse mode (`jax.grad`; for `jax.hessian(f)`, `jax.jacrev(jax.jacrev(f))`; for "
-REVERSE += "its product with `v`, `jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), v))(x)`)."
-FIRST = "or use reverse mode, which gives first derivatives (`jax.grad`, `jax.vjp`)."
+REVERSE = "or use reverse mode (`jax.grad`; where JAX can differentiate the rule, for `jax.hessian"
+REVERSE += "(f)`, `jax.jacrev(jax.jacrev(f))`; for its product with `v`, `jax.grad(lambda x: jnp."
 
 MISUSES["forward mode"] = [
     *(
         misuse(title, forward(returned), LINEAR, operation, WHY,
-               "make the rule linear in its upstreams", REVERSE)
+               "Make it linear in its upstreams", REVERSE)
         for title, returned, operation in (
             ("Clip the gradient", "jnp.clip(2 * x * dy, -1, 1)",
              "`max`, which is not linear (in `clip`), at model.py:3."),
@@ -471,13 +470,12 @@ MISUSES["forward mode"] = [
         error=jax.errors.TracerBoolConversionError, jitted=False),
     misuse("Compute the gradient outside of JAX",
         forward("jax.pure_callback(lambda dy: 2 * dy, dy, dy)"),
-        "(model.py:1) contains `pure_callback`, which JAX cannot transpose, at model.py:3.", WHY,
-        "Decorate this operation and its adjoint as each other's rules", FIRST),
+        LINEAR + "`pure_callback`, which JAX cannot transpose, at model.py:3.", WHY,
+        "decorate code outside of JAX and its adjoint as each other's rules"),
     misuse("Loop until the upstream is small",
         forward("jax.lax.while_loop(lambda d: d.sum() > 1, lambda d: d / 2, dy)"),
-        "(model.py:1) contains `while`, which JAX cannot transpose, at model.py:3.", WHY,
-        "Write the loop as a `scan`, or as a `fori_loop` whose bounds are Python integers",
-        FIRST),
+        LINEAR + "`while`, which JAX cannot transpose, at model.py:3.", WHY,
+        "write a loop as a `scan`, or as a `fori_loop` whose bounds are Python integers"),
 ]  # fmt: skip
 
 BODY = "computes something that JAX cannot differentiate"

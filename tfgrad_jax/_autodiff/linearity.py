@@ -22,7 +22,6 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from .._jax.compat import can_differentiate, can_transpose, is_ref
 from .._jax.jaxpr import ONE_BY_ONE, Analysis, Follow, Followed, Identity, is_declared
 from .._jax.types import Aval, Eqn, Leaf, is_kind
-from .._messages.errors import Obstacle
 
 
 class Degree(enum.IntEnum):
@@ -36,14 +35,11 @@ Kinds: TypeAlias = Sequence[Degree]
 
 
 class NotLinearError(Exception):
-    """The rule is not linear in its upstream gradients; the text names the operation."""
+    """The rule is not linear, or JAX cannot transpose it; the text names the operation."""
 
-    def __init__(
-        self, text: str, eqn: Eqn | None = None, obstacle: Obstacle = Obstacle.NOT_LINEAR
-    ) -> None:
+    def __init__(self, text: str, eqn: Eqn | None = None) -> None:
         super().__init__(text)
         self.eqn = eqn  # of the operation, or of the `jit` that calls it
-        self.obstacle = obstacle
 
 
 # --- what each operation does -------------------------------------------------------------------
@@ -178,7 +174,7 @@ def _how(primitive: Primitive, has_results: bool) -> How:
 # --- the analysis -------------------------------------------------------------------------------
 
 # Calls that JAX cannot transpose.
-_NO_TRANSPOSE = {"while": Obstacle.LOOP, "custom_vmap_call": Obstacle.OPAQUE}
+_NO_TRANSPOSE = ("while", "custom_vmap_call")
 # The size up to which we check whether all entries of a constant are zero.
 _READABLE = 1 << 16
 
@@ -219,7 +215,7 @@ class Linearity(Analysis[Degree]):
     def call(self, eqn: Eqn, operands: Kinds, follow: Follow[Degree]) -> Followed[Degree]:
         name, analysis = eqn.primitive.name, self
         if name in _NO_TRANSPOSE and LINEAR in operands and not self._may_be_opaque:
-            raise NotLinearError(f"`{name}`, which JAX cannot transpose", eqn, _NO_TRANSPOSE[name])
+            raise NotLinearError(f"`{name}`, which JAX cannot transpose", eqn)
         if is_declared(eqn):
             # A wrong derivative in a decorated function does not make it linear: so its body is
             # looked through, too. Only its rule transposes it, so there may be anything else in it.
@@ -245,7 +241,7 @@ class Linearity(Analysis[Degree]):
             return list(operands[: len(eqn.outvars)])
         how = _how(eqn.primitive, bool(eqn.outvars))
         if how is _opaque and LINEAR in operands and eqn.outvars and not self._may_be_opaque:
-            raise NotLinearError(f"`{name}`, which JAX cannot transpose", eqn, Obstacle.OPAQUE)
+            raise NotLinearError(f"`{name}`, which JAX cannot transpose", eqn)
         try:
             return [how(eqn, operands)] * len(eqn.outvars)
         except NotLinearError as error:

@@ -20,7 +20,6 @@ from .._jax.jaxpr import dependence, name_of, without_consts
 from .._jax.types import NEEDS_VALUES, Aval, Cotangents, Leaf, Tangents
 from .._jax.watching import recording
 from .._messages import errors
-from .._messages.errors import Obstacle
 from .._messages.source import Source
 from .linearity import NotLinearError, check
 
@@ -41,7 +40,7 @@ def push_forward(
     except NotLinearError as error:
         line = source.line(getattr(error.eqn, "source_info", None))
         text = f"{error}{line and f', at {line}'}"
-        raise errors.not_linear(source, text, error.obstacle) from None
+        raise errors.not_linear(source, text) from None
     except NEEDS_VALUES as error:
         text = errors.has_no_value(source)
         if text not in getattr(error, "__notes__", ()):  # as in a `jvp` of a `jvp`
@@ -81,7 +80,7 @@ def _transposed(rule: Transposable, types: _Types, tangents: Tangents) -> list[L
             return jax.vjp(run, *points)[1](list(dots))
         except Exception as error:  # the type depends on the operation and the version of JAX
             text = f"an operation that JAX cannot transpose ({error})".partition("\n")[0]
-            raise NotLinearError(text, eqn, Obstacle.OPAQUE) from error
+            raise NotLinearError(text, eqn) from error
 
     # JAX's own operations are checked already. A function with a rule of its own is not: that of
     # `x**2` gives twice the upstream, and is refused here.
