@@ -25,7 +25,7 @@ from .._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents, is_
 from .._messages import errors
 from .._messages.tracebacks import hidden
 from .rule import Axis, Rule, replaced
-from .transpose import explained, push_forward
+from .transpose import push_forward
 
 _Values: TypeAlias = Sequence[Leaf]
 _Batched: TypeAlias = tuple[list[Leaf], list[Dim]]  # values, and which axis of each is mapped
@@ -227,8 +227,7 @@ def _push_lowering(context: Any, *args: Any, rule: Rule, **params: Any) -> Any:
 
     # JAX names the function that it traces here in the error of a rule that branches on values.
     lowered = mlir.lower_fun(rule.source.named(value, ()), multiple_results=True)
-    with explained(rule.source):
-        return lowered(context, *args)
+    return lowered(context, *args)
 
 
 # --- registration with JAX ----------------------------------------------------------------------

@@ -9,7 +9,7 @@ at every point. The vjp alone would accept `dy + c` and drop the `c`.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from .._jax.compat import is_ref_type, zeros
 from .._jax.jaxpr import dependence, name_of, without_consts
-from .._jax.types import NEEDS_VALUES, Aval, Cotangents, Leaf, Tangents
+from .._jax.types import Aval, Cotangents, Leaf, Tangents
 from .._jax.watching import recording
 from .._messages import errors
 from .._messages.source import Source
@@ -35,32 +35,11 @@ def push_forward(
     `rule` maps cotangents of these types to a gradient, or None, for each of the tangents.
     """
     try:
-        with explained(source):
-            return _transposed(source.named(rule, ()), types, tangents)
+        return _transposed(source.named(rule, ()), types, tangents)
     except NotLinearError as error:
         line = source.line(getattr(error.eqn, "source_info", None))
         text = f"{error}{line and f', at {line}'}"
         raise errors.not_linear(source, text) from None
-    except NEEDS_VALUES as error:
-        text = errors.has_no_value(source)
-        if text not in getattr(error, "__notes__", ()):  # as in a `jvp` of a `jvp`
-            error.add_note(text)
-        raise
-
-
-@contextlib.contextmanager
-def explained(source: Source) -> Iterator[None]:
-    """Add a note to what may be the error of an axis that is not bound.
-
-    A `vmap` whose axis the rule names may be on the way here, and JAX runs the rule outside of it:
-    then JAX knows the name, and each of its operations fails in another way.
-    """
-    try:
-        yield
-    except (AssertionError, NameError, NotImplementedError) as error:
-        if not hasattr(error, "__notes__"):
-            error.add_note(errors.unbound_axis(f"Maybe the rule of {source}"))
-        raise
 
 
 def _transposed(rule: Transposable, types: _Types, tangents: Tangents) -> list[Leaf]:
