@@ -161,9 +161,6 @@ MISUSES["decorating"] = [
     misuse("Decorate above `jax.jit`", function("").replace("\ndef", "\n@jax.jit\ndef").rstrip(),
         "under `jax.jit`, which cannot return a rule. Decorate once, with `@jax.jit` above: "
         "`jax.jit(custom_gradient(f))`"),
-    misuse("Declare the rule as of a `jax.custom_vjp`", function("f.defvjp(None, None)"),
-        "has no attribute 'defvjp'. (It returns its rule: `return y, grad_fn`.)",
-        error=AttributeError),
 ]  # fmt: skip
 
 MISUSES["calling"] = [
