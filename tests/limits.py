@@ -94,17 +94,37 @@ def rules_that_jax_cannot_transpose(instead):
     return slope_of(operator if instead else declared_by(lambda dy: on_host(lambda dy: 7 * dy, dy)))
 
 
-@limit(TypeError, "written to a Ref, which outlives the rule", jnp.float32(7))
+@limit(TypeError, "`stop_gradient`, which JAX cannot transpose", jnp.float32(7))
+def upstreams_that_are_stopped(instead):
+    """The derivative of `stop_gradient` is zero, and so is its transpose."""
+    return slope_of(declared_by(lambda dy: 7 * (dy if instead else lax.stop_gradient(dy))))
+
+
+@limit(TypeError, "a `Ref` to which an upstream is written", jnp.float32([7, 7]))
 def upstreams_in_a_ref(instead):
-    """The transpose of a rule, and its derivative, put other values there, unasked."""
-    noted = jax.new_ref(jnp.float32(0))
+    """The transpose of a rule would put other values there; one that it makes is not followed."""
 
     def rule(dy):
-        ref = jax.new_ref(jnp.float32(0)) if instead else noted
+        if instead:
+            return jnp.zeros(2).at[...].set(7 * dy)
+        ref = jax.new_ref(jnp.zeros(2))
         ref[...] = 7 * dy
         return ref[...]
 
-    return slope_of(declared_by(rule))
+    return slope_of(declared_by(rule), B)
+
+
+@limit(TypeError, "whose derivative depends on the upstream", jnp.float32(42))
+def rules_that_read_a_ref(instead):
+    """The derivative of the inner function may depend on what is in the `Ref`, for all we know."""
+    ref, double = jax.new_ref(X), declared_by(lambda dy: 3 * dy)
+
+    @custom_gradient
+    def h(x):
+        w = ref[...]
+        return x, lambda dy: 7 * double(w * dy if instead else ref[...] * dy)
+
+    return slope_of(h)
 
 
 MATRIX = jnp.float32([[4.0, 1.0], [0.0, 3.0]])

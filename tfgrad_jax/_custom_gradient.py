@@ -10,7 +10,6 @@ import threading
 import types
 from collections.abc import Callable
 from typing import (
-    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
@@ -86,8 +85,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
 
     def __init__(self, declaration: Declaration) -> None:
         f = declaration.f
-        # Do not copy the attributes of `f`: they might shadow ours. `__getattr__` finds them.
-        functools.update_wrapper(self, f, updated=())
+        functools.update_wrapper(self, f)
         self._declaration = declaration
         self._source = Source.of(f)
         self._name = self._source.name.rpartition(".")[2]
@@ -145,21 +143,6 @@ class CustomGradient(Copied, Generic[_P, _R]):
     @property
     def __globals__(self) -> dict[str, Any]:  # jaxtyping reads it
         return self._declaration.f.__globals__
-
-    @property
-    def __isabstractmethod__(self) -> bool:  # `abc` reads it
-        return getattr(self._declaration.f, "__isabstractmethod__", False)
-
-    if not TYPE_CHECKING:  # a type checker would accept any attribute name
-
-        def __getattr__(self, name):
-            # What the user has set on `f`. Not what its type has, such as `__jax_array__` of an
-            # object: a protocol of `f` is not ours.
-            f = object.__getattribute__(self, "_declaration").f
-            try:
-                return vars(f)[name]
-            except (KeyError, TypeError):
-                raise errors.no_attribute(f, name) from None
 
     def __reduce__(self) -> Any:
         if is_importable(self):

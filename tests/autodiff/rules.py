@@ -78,6 +78,12 @@ def refilled(dy):
     return X * old + ref[...]
 
 
+def kept_in_a_ref():
+    ref = jax.new_ref(ZEROS)
+    ref[...] = 2 * X
+    return ref[...]
+
+
 def called_back(f, dy):
     return jax.pure_callback(f, jax.ShapeDtypeStruct(dy.shape, dy.dtype), dy)
 
@@ -243,19 +249,9 @@ LINEAR = {
     "constant callback": lambda dy: called_back(lambda x: np.float32(3) * x, X) * dy,
     "of a decorated function": lambda dy: X * tripled(dy),
     "of such functions in loops": scanned(lambda c, x: x * jax.jit(tripled)(c) + bent(X)[0] * c),
-    "a Ref": refilled,
-    "stopped": lambda dy: dy + 2 * lax.stop_gradient(dy),
-    "stopped in scan": scanned(lambda c, x: c + x * lax.stop_gradient(c)),
-    "stopped sum in scan": lambda dy: lax.scan(
-        lambda c, x: (lax.stop_gradient(c) + x * dy, None), ZEROS, X
-    )[0],
-    "stopped carry in scan": lambda dy: lax.scan(
-        lambda c, x: (2 * dy, x * lax.stop_gradient(c)), ZEROS, X
-    )[1],
-    "stopped in shard_map": on_a_device(lambda dy: dy + 2 * lax.stop_gradient(dy)),
-    "stopped in cond": lambda dy: lax.cond(
-        X[0] > 0, lambda d: d + lax.stop_gradient(d), jnp.flip, dy
-    ),
+    "a Ref of constants": lambda dy: kept_in_a_ref() * dy,
+    "stopped constant": lambda dy: lax.stop_gradient(X) * dy,
+    "stopped constant in scan": scanned(lambda c, x: c * lax.stop_gradient(x)),
     **{kind: functools.partial(operator.matmul, matrix) for kind, matrix in SPARSE.items()},
     **{f"entries of {kind}": lambda dy, of=of: of(dy) @ X for kind, of in ENTRIES.items()},
     **{f"{kind} made dense": lambda dy, of=of: of(dy).todense() for kind, of in ENTRIES.items()},
@@ -298,13 +294,6 @@ def affine(x):
 affine.defvjp(lambda x: (3 * x + 1, x), lambda x, dy: (3 * dy,), optimize_remat=True)
 
 
-def added_to_a_constant(dy):
-    ref = jax.new_ref(X)
-    jax.ref.addupdate(ref, ..., dy)
-    return ref[...]
-
-
-stopped_there = jax.jit(lambda v: 2 * lax.stop_gradient(v))
 OUTSIDE = jax.new_ref(ZEROS)
 
 
@@ -314,8 +303,8 @@ def written_outside(dy):
 
 
 NOT_LINEAR = {
-    "a Ref with a constant": (added_to_a_constant, "a Ref that holds an upstream"),
-    "a Ref from outside": (written_outside, "written to a Ref, which outlives"),
+    "a Ref": (refilled, "`add` of an upstream and a constant"),  # which it reads
+    "a Ref from outside": (written_outside, "a `Ref` to which an upstream is written"),
     "product": (lambda dy: dy * dy[::-1], "`mul` of two upstreams"),
     "square in a dot": (lambda dy: jnp.dot(dy, dy), "`dot_general` of two upstreams"),
     "quotient": (lambda dy: X / dy, "`div`"),
@@ -364,12 +353,11 @@ NOT_LINEAR = {
     "forward pass of a custom_vjp": (lambda dy: jax.vjp(affine, dy)[0], "`add` of an upstream"),
     "callback": (lambda dy: called_back(lambda d: 7 * d, dy), "`pure_callback`, which JAX cannot"),
     "custom_vmap": (mapped_by_hand, "`custom_vmap_call`, which JAX cannot transpose"),
-    "stopped in one call of two": (
-        lambda dy: lax.scan(
-            lambda c, x: (stopped_there(c) * stopped_there(x), None), dy, jnp.stack([X, X])
-        )[0],
-        "`stop_gradient` in a function that takes an upstream here, and a constant there",
+    "stopped": (
+        lambda dy: dy + 2 * lax.stop_gradient(dy),
+        "`stop_gradient`, which JAX cannot transpose",
     ),
+    "stopped in scan": (scanned(lambda c, x: c + x * lax.stop_gradient(c)), "`stop_gradient`, wh"),
     "outside of JAX, a clip": (
         opaque(lambda y: np.clip(y, -1, 1), lambda y, d: jnp.where(abs(y) < 1, d, 0)),
         "`inner`, whose derivative depends on",

@@ -161,9 +161,6 @@ MISUSES["decorating"] = [
     misuse("Decorate above `jax.jit`", function("").replace("\ndef", "\n@jax.jit\ndef").rstrip(),
         "under `jax.jit`, which cannot return a rule. Decorate once, with `@jax.jit` above: "
         "`jax.jit(custom_gradient(f))`"),
-    misuse("Declare the rule as of a `jax.custom_vjp`", function("f.defvjp(None, None)"),
-        "has no attribute 'defvjp'. (It returns its rule: `return y, grad_fn`.)",
-        error=AttributeError),
 ]  # fmt: skip
 
 MISUSES["calling"] = [
@@ -447,16 +444,15 @@ jax.grad(loss)(b)
         error=UserWarning, **LOSS),
 ]  # fmt: skip
 
-LINEAR = "is not linear in its upstream gradients: it contains"
+LINEAR = "is not linear in its upstream gradients, or JAX cannot transpose it: it contains "
 WHY = "Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) transposes the rule."
-REVERSE = "or use reverse mode (`jax.grad`; for `jax.hessian(f)`, `jax.jacrev(jax.jacrev(f))`; for "
-REVERSE += "its product with `v`, `jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), v))(x)`)."
-FIRST = "or use reverse mode, which gives first derivatives (`jax.grad`, `jax.vjp`)."
+REVERSE = "or use reverse mode (`jax.grad`; where JAX can differentiate the rule, for `jax.hessian"
+REVERSE += "(f)`, `jax.jacrev(jax.jacrev(f))`; for its product with `v`, `jax.grad(lambda x: jnp."
 
 MISUSES["forward mode"] = [
     *(
         misuse(title, forward(returned), LINEAR, operation, WHY,
-               "make the rule linear in its upstreams", REVERSE)
+               "Make it linear in its upstreams", REVERSE)
         for title, returned, operation in (
             ("Clip the gradient", "jnp.clip(2 * x * dy, -1, 1)",
              "`max`, which is not linear (in `clip`), at model.py:3."),
@@ -466,18 +462,16 @@ MISUSES["forward mode"] = [
         )
     ),
     misuse("Branch on the upstream", forward("dy if dy.sum() > 0 else -dy"),
-        "Write it with `jax.numpy`", "its upstream gradients have no values there",
-        "Use reverse mode (`jax.grad`",
+        "Write it with `jax.numpy`", "In forward mode the upstreams of a rule have no values",
         error=jax.errors.TracerBoolConversionError, jitted=False),
     misuse("Compute the gradient outside of JAX",
         forward("jax.pure_callback(lambda dy: 2 * dy, dy, dy)"),
-        "(model.py:1) contains `pure_callback`, which JAX cannot transpose, at model.py:3.", WHY,
-        "Decorate this operation and its adjoint as each other's rules", FIRST),
+        LINEAR + "`pure_callback`, which JAX cannot transpose, at model.py:3.", WHY,
+        "decorate code outside of JAX and its adjoint as each other's rules"),
     misuse("Loop until the upstream is small",
         forward("jax.lax.while_loop(lambda d: d.sum() > 1, lambda d: d / 2, dy)"),
-        "(model.py:1) contains `while`, which JAX cannot transpose, at model.py:3.", WHY,
-        "Write the loop as a `scan`, or as a `fori_loop` whose bounds are Python integers",
-        FIRST),
+        LINEAR + "`while`, which JAX cannot transpose, at model.py:3.", WHY,
+        "write a loop as a `scan`, or as a `fori_loop` whose bounds are Python integers"),
 ]  # fmt: skip
 
 BODY = "computes something that JAX cannot differentiate"

@@ -245,7 +245,8 @@ def test_a_rule_that_names_an_axis_outside_of_the_vmap(way, own):
 
     with pytest.raises((NameError, AssertionError)) as caught:
         derivative(lambda: 0)
-    note = "\n".join(caught.value.__notes__)
-    assert re.search(r"`.*h.* \(.*test_vmap.py.*names an axis that is not bound where JAX", note)
+    if way != "jacfwd":  # where JAX knows the name, and the `psum` fails in another way
+        note = "\n".join(caught.value.__notes__)
+        assert re.search(r"`.*h.* \(.*test_vmap.py.*names an axis that is not bound where", note)
     expected = 7 * 4 * jnp.sum(DEVICES * UPSTREAM)
     assert_same(derivative(lambda: lax.axis_index("d")), expected)

@@ -278,11 +278,8 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
         every = jaxpr_as_fun(closed)(*values, *cotangents)
         return [every[x] for x in wanted]
 
-    def value(values: Sequence[Leaf], points: Sequence[Leaf], _: Any) -> list[Leaf]:
-        return function.value(joined(values, points))
-
     ys = jax.make_jaxpr(lambda *operands: function.value(operands))(*operands).out_avals
-    rule = Rule((), transpose, function.source, range(len(linear)), forward=value)
+    rule = Rule((), transpose, function.source, range(len(linear)))
     return push_by_type(known, points, rule, tuple(y.to_tangent_aval() for y in ys))
 
 

@@ -21,9 +21,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 
 from .._jax.compat import can_differentiate, can_transpose, is_ref
 from .._jax.jaxpr import ONE_BY_ONE, Analysis, Follow, Followed, Identity, is_declared
-from .._jax.trace import is_staging
-from .._jax.types import Aval, Eqn, Leaf, is_differentiable, is_kind
-from .._messages.errors import Obstacle
+from .._jax.types import Aval, Eqn, Leaf, is_kind
 
 
 class Degree(enum.IntEnum):
@@ -37,14 +35,11 @@ Kinds: TypeAlias = Sequence[Degree]
 
 
 class NotLinearError(Exception):
-    """The rule is not linear in its upstream gradients; the text names the operation."""
+    """The rule is not linear, or JAX cannot transpose it; the text names the operation."""
 
-    def __init__(
-        self, text: str, eqn: Eqn | None = None, obstacle: Obstacle = Obstacle.NOT_LINEAR
-    ) -> None:
+    def __init__(self, text: str, eqn: Eqn | None = None) -> None:
         super().__init__(text)
         self.eqn = eqn  # of the operation, or of the `jit` that calls it
-        self.obstacle = obstacle
 
 
 # --- what each operation does -------------------------------------------------------------------
@@ -125,9 +120,11 @@ def _opaque(eqn: Eqn, kinds: Kinds) -> Degree:
     return LINEAR if LINEAR in kinds else CONSTANT
 
 
-def _first(eqn: Eqn, kinds: Kinds) -> Degree:
-    """What reads a Ref, or makes one. What is written to it, `Linearity.written` says."""
-    return kinds[0]
+def _ref(eqn: Eqn, kinds: Kinds) -> Degree:
+    """What makes, reads or writes a Ref. Upstreams are not followed into one."""
+    if LINEAR in kinds:
+        raise NotLinearError("a `Ref` to which an upstream is written")
+    return CONSTANT
 
 
 _ADD = "add add_any complex concatenate pad stack sub"
@@ -135,11 +132,12 @@ _MULTIPLY = "mul dot_general conv_general_dilated ragged_dot_general"
 _SCATTER = "scatter scatter-add scatter-sub"
 _FIRST = "div scatter-mul select_and_gather_add select_and_scatter_add"
 # These are linear, but some version of JAX does not transpose them by its registry.
-_ANY = "slice dynamic_slice copy_p stop_gradient reshard mesh_cast pcast relayout"
+_ANY = "slice dynamic_slice copy_p reshard mesh_cast pcast relayout"
 _REF = "new_ref get swap addupdate freeze"
 # JAX cannot differentiate or transpose the code in these. Some are in its registries all the same:
-# with a rule that raises, in words that do not say which rule of the user's it is.
-_CODE = "pure_callback io_callback ffi_call pallas_call mpmd_map"
+# with a rule that raises, in words that do not say which rule of the user's it is. `stop_gradient`
+# has a transpose, zero, which is not that of the identity.
+_CODE = "pure_callback io_callback ffi_call pallas_call mpmd_map stop_gradient"
 
 _OPERATIONS: dict[str, How] = {
     **dict.fromkeys(_ADD.split(), _linear_in(slice(None))),
@@ -147,7 +145,7 @@ _OPERATIONS: dict[str, How] = {
     **dict.fromkeys(_SCATTER.split(), _linear_in(slice(0, None, 2))),
     **dict.fromkeys(_FIRST.split(), _linear_in(slice(0, 1))),
     **dict.fromkeys(_ANY.split(), _any_operand),
-    **dict.fromkeys(_REF.split(), _first),
+    **dict.fromkeys(_REF.split(), _ref),
     **dict.fromkeys(_CODE.split(), _opaque),
     "bitcast_convert_type": _bit_cast,
     "convert_element_type": _convert,
@@ -176,7 +174,7 @@ def _how(primitive: Primitive, has_results: bool) -> How:
 # --- the analysis -------------------------------------------------------------------------------
 
 # Calls that JAX cannot transpose.
-_NO_TRANSPOSE = {"while": Obstacle.LOOP, "custom_vmap_call": Obstacle.OPAQUE}
+_NO_TRANSPOSE = ("while", "custom_vmap_call")
 # The size up to which we check whether all entries of a constant are zero.
 _READABLE = 1 << 16
 
@@ -187,16 +185,10 @@ def check(closed: ClosedJaxpr, is_transpose: bool = False) -> "Linearity":
     It is to be transposed, unless it `is_transpose` already: then code that is opaque to JAX may be
     in it.
     """
-    found, n = Linearity(may_be_opaque=is_transpose), len(closed.consts)
+    found = Linearity(may_be_opaque=is_transpose)
     kinds = [*map(found.constant, closed.consts), *[LINEAR] * len(closed.jaxpr.invars)]
-    results, after = found.follow(closed.jaxpr, kinds)
-    if CONSTANT in results:
+    if CONSTANT in found.follow(closed.jaxpr, kinds):
         raise NotLinearError("a gradient that is not zero and does not depend on the upstreams")
-    if not is_transpose and LINEAR in after[:n]:
-        raise NotLinearError("an upstream that is written to a Ref, which outlives the rule")
-    for place in found.stops.keys() & found.holds:
-        text = "`stop_gradient` in a function that takes an upstream here, and a constant there"
-        raise NotLinearError(text, found.stops[place])
     return found
 
 
@@ -207,14 +199,12 @@ class Linearity(Analysis[Degree]):
         super().__init__()
         self.declared: Eqn | None = None  # a call that has a derivative of its own, at an upstream
         self.declares = False  # whether there is such a call, at an upstream or not
-        # By identity, what only affects derivatives: at an upstream, and at any other value.
-        self.stops, self.holds = dict[int, Eqn](), set[int]()
         self._may_be_opaque = may_be_opaque
 
     def constant(self, value: Leaf) -> Degree:
         """Return whether a constant is zero; a large one counts as not zero."""
-        if isinstance(value, jax.core.Tracer) or (is_ref(value) and is_staging()):
-            return CONSTANT  # its value is not known
+        if isinstance(value, jax.core.Tracer) or is_ref(value):
+            return CONSTANT  # its value is not known, or may be another one later
         if np.size(value) > _READABLE:
             return CONSTANT
         try:
@@ -225,7 +215,7 @@ class Linearity(Analysis[Degree]):
     def call(self, eqn: Eqn, operands: Kinds, follow: Follow[Degree]) -> Followed[Degree]:
         name, analysis = eqn.primitive.name, self
         if name in _NO_TRANSPOSE and LINEAR in operands and not self._may_be_opaque:
-            raise NotLinearError(f"`{name}`, which JAX cannot transpose", eqn, _NO_TRANSPOSE[name])
+            raise NotLinearError(f"`{name}`, which JAX cannot transpose", eqn)
         if is_declared(eqn):
             # A wrong derivative in a decorated function does not make it linear: so its body is
             # looked through, too. Only its rule transposes it, so there may be anything else in it.
@@ -247,42 +237,19 @@ class Linearity(Analysis[Degree]):
 
     def step(self, eqn: Eqn, operands: Kinds) -> list[Degree]:
         name = eqn.primitive.name
-        if LINEAR in operands and _only_for_derivatives(eqn):
-            self.stops[id(eqn)] = eqn
-        elif name == "stop_gradient" and CONSTANT in operands:
-            self.holds.add(id(eqn))
         if isinstance(eqn.primitive, Identity) or name in ONE_BY_ONE:
             return list(operands[: len(eqn.outvars)])
         how = _how(eqn.primitive, bool(eqn.outvars))
         if how is _opaque and LINEAR in operands and eqn.outvars and not self._may_be_opaque:
-            raise NotLinearError(f"`{name}`, which JAX cannot transpose", eqn, Obstacle.OPAQUE)
+            raise NotLinearError(f"`{name}`, which JAX cannot transpose", eqn)
         try:
             return [how(eqn, operands)] * len(eqn.outvars)
         except NotLinearError as error:
             error.eqn = eqn
             raise
 
-    def written(self, eqn: Eqn, operands: Kinds) -> Degree:
-        if eqn.primitive.name == "swap" and len(eqn.invars) == 2:  # all of it is written
-            return operands[1]
-        atoms = zip(eqn.invars, operands, strict=True)
-        kinds = {k for a, k in atoms if is_differentiable(_aval(a).dtype)} or {*operands}
-        if {CONSTANT, LINEAR} <= kinds:
-            raise NotLinearError("a Ref that holds an upstream and a constant", eqn)
-        return max(kinds)
-
     def join(self, name: str, a: Degree, b: Degree) -> Degree:
         return _join(name, a, b)
 
     def branch(self, name: str, predicate: Degree, result: Degree) -> Degree:
         return result  # no predicate is an upstream: `step` has refused, or it is opaque
-
-
-def _only_for_derivatives(eqn: Eqn) -> bool:
-    """Return whether an equation only affects how JAX differentiates something.
-
-    A `device_put` that names no device is one: JAX may be unable to differentiate it.
-    """
-    if eqn.primitive.name == "device_put":
-        return all(device is None for device in eqn.params["devices"])
-    return eqn.primitive.name == "stop_gradient"

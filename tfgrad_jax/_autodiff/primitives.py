@@ -10,7 +10,6 @@ Their operands are flat lists: of `attach` the leaves, the `xs` and the residual
 tangents and the residuals. The rule among their parameters says how many `xs` there are.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -26,7 +25,7 @@ from .._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents, is_
 from .._messages import errors
 from .._messages.tracebacks import hidden
 from .rule import Axis, Rule, replaced
-from .transpose import explained, push_forward
+from .transpose import push_forward
 
 _Values: TypeAlias = Sequence[Leaf]
 _Batched: TypeAlias = tuple[list[Leaf], list[Dim]]  # values, and which axis of each is mapped
@@ -173,8 +172,6 @@ def _push_type(*args: Leaf, types: _Types, **others: Any) -> list[Aval]:
 
 def _push_value(*args: Leaf, rule: Rule, types: _Types, **life: Any) -> list[Leaf]:
     tangents, residuals = _split(args, len(rule.perturbed))
-    if rule.forward is not None:
-        return rule.forward(residuals, tangents, rule.perturbed)
     return push_forward(lambda cts: rule(residuals, cts), types, tangents, rule.source)
 
 
@@ -205,13 +202,7 @@ def _push_transpose(
     if any(map(ad.is_undefined_primal, residuals)):
         text = "a gradient that depends on its inputs"
         raise errors.not_linear(rule.source, text)
-    cotangents = list(map(_instantiated, cotangents))
-    if rule.forward is None:
-        gradients = rule(residuals, cotangents)
-    else:  # the transpose of the transpose is the map
-        rule = dataclasses.replace(rule, run=rule.forward, forward=rule.run)
-        xs = tuple(t.aval for t in tangents)
-        gradients = push_by_type(residuals, cotangents, rule, xs)
+    gradients = rule(residuals, list(map(_instantiated, cotangents)))
     back = [
         None if not ad.is_undefined_primal(t) else ad.Zero(t.aval) if g is None else g
         for g, t in zip(gradients, tangents, strict=True)
@@ -224,8 +215,6 @@ def _push_batch(
 ) -> _Batched:
     count = len(rule.perturbed)
     (tangents, residuals), (x_dims, dims) = _split(args, count), _split(dims, count)
-    if rule.forward is not None:
-        tangents, x_dims = _mapped(tangents, x_dims, axis)
     at: list[Dim] = [0] * len(types)
     new = rule.batched(axis, dims, at, [d is not None for d in x_dims])
     out_types = tuple(batched_type(t, axis) for t in types)
@@ -238,8 +227,7 @@ def _push_lowering(context: Any, *args: Any, rule: Rule, **params: Any) -> Any:
 
     # JAX names the function that it traces here in the error of a rule that branches on values.
     lowered = mlir.lower_fun(rule.source.named(value, ()), multiple_results=True)
-    with explained(rule.source):
-        return lowered(context, *args)
+    return lowered(context, *args)
 
 
 # --- registration with JAX ----------------------------------------------------------------------

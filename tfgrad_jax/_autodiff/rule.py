@@ -6,7 +6,6 @@ pass. It is a parameter of our primitives, too, without its residuals, which are
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -46,7 +45,6 @@ class Rule:
     outputs: Sequence[LeafIndex] = ()  # those that have cotangents
     n_operands: int = 0
     own: Sequence[int] = ()  # which residuals are the only one of the outputs
-    forward: Run | None = None  # the linear map itself, if known; else the rule is transposed
 
     def __repr__(self) -> str:  # as jaxprs show it
         return f"the rule of {self.source}"
@@ -89,30 +87,24 @@ class Rule:
 
         All examples share an `x` that is not `mapped`, so its gradients are summed.
         """
-
-        def over_axis(
-            run: Run, residuals: Sequence[Leaf], values: Sequence[Leaf], wanted: Any, of: Any
-        ) -> list[Leaf]:
-            each = jax.vmap(
-                lambda residuals, values: run(residuals, values, wanted),
-                (list(dims), of),
-                **mapped_over(axis),
-            )
-            return each(list(residuals[: len(dims)]), list(values))  # `push` may add one more
-
-        is_mapped = dict(zip(self.perturbed, mapped, strict=True))
+        # Do not close over `self`, as in `apart`.
+        inner, is_mapped = self.run, dict(zip(self.perturbed, mapped, strict=True))
 
         def run(
             residuals: Sequence[Leaf], cotangents: Cotangents, wanted: Sequence[OperandIndex]
         ) -> list[Leaf]:
-            gradients = over_axis(self.run, residuals, cotangents, wanted, list(ys))
+            each = jax.vmap(
+                lambda residuals, cotangents: inner(residuals, cotangents, wanted),
+                (list(dims), list(ys)),
+                **mapped_over(axis),
+            )
+            gradients = each(list(residuals[: len(dims)]), list(cotangents))  # `push` may add one
             return [
                 g if g is None or is_mapped[i] else g.sum(0)
                 for i, g in zip(wanted, gradients, strict=True)
             ]
 
-        forward = self.forward and functools.partial(over_axis, self.forward, of=0)
-        return dataclasses.replace(self, run=run, forward=forward)
+        return dataclasses.replace(self, run=run)
 
 
 _STATIC = [field.name for field in dataclasses.fields(Rule) if field.name != "residuals"]

@@ -2,8 +2,8 @@
 
 `Analysis.follow` gives each variable a value, such as "linear in the upstreams"
 (`_autodiff/linearity.py`) or "depends on these operands" (`dependence`). Only this module knows how
-a `jit`, a `scan`, a `while_loop`, a `cond` and a `checkpoint` pass values to their bodies. A Ref
-has the value of everything that was written to it.
+a `jit`, a `scan`, a `while_loop`, a `cond` and a `checkpoint` pass values to their bodies. What is
+in a Ref is not followed: an analysis says what it takes it for.
 """
 
 import functools
@@ -19,7 +19,7 @@ from .types import Aval, Eqn, Leaf
 
 _V = TypeVar("_V")  # the fact that is followed
 Atom: TypeAlias = Var | Literal
-Followed: TypeAlias = tuple[list[_V], list[_V]]  # of results; of operands, after writes to Refs
+Followed: TypeAlias = list[_V]  # of results
 Body: TypeAlias = Jaxpr | ClosedJaxpr  # a parameter of the equation that calls it
 Mask: TypeAlias = int  # a set of operands: bit `i` stands for operand `i`
 
@@ -75,10 +75,6 @@ class Analysis(Generic[_V]):
         """Return the values of the results of an equation that calls nothing."""
         raise NotImplementedError
 
-    def written(self, eqn: Eqn, operands: Sequence[_V]) -> _V:
-        """Return the value of the Refs of an equation that calls nothing, after it."""
-        return functools.reduce(functools.partial(self.join, eqn.primitive.name), operands)
-
     def join(self, name: str, a: _V, b: _V) -> _V:
         """Return the value of a result that is either `a` or `b`; `name` is the operation."""
         raise NotImplementedError
@@ -88,37 +84,23 @@ class Analysis(Generic[_V]):
         return self.join(name, predicate, result)
 
     def equation(self, eqn: Eqn, operands: list[_V]) -> Followed[_V]:
-        """Return the values of the results of one equation, and of its operands after it."""
+        """Return the values of the results of one equation."""
         follow = _LOOPS_AND_BRANCHES.get(eqn.primitive.name)
         if follow is not None or call_body(eqn) is not None:
             return self.call(eqn, operands, follow or _call)
-        results = self.step(eqn, operands)
-        if not any(is_ref_type(a.aval) for a in eqn.invars):
-            return results, operands
-        # What one iteration of a `scan` writes, the next one reads, so a Ref that misses it here
-        # has the value that it had before the loop.
-        return results, [self.written(eqn, operands)] * len(operands)
+        return self.step(eqn, operands)
 
     def follow(self, jaxpr: Jaxpr, operands: Iterable[_V]) -> Followed[_V]:
-        """Return the values of the results, and of the operands after writes to Refs.
-
-        Those of constants come first.
-        """
+        """Return the values of the results. Among the operands, those of constants come first."""
         values: dict[Var, _V] = dict(zip(_inputs(jaxpr), operands, strict=True))
 
         def read(atom: Atom) -> _V:
             return self.constant(atom.val) if isinstance(atom, Literal) else values[atom]
 
         for eqn in jaxpr.eqns:
-            inputs = [read(a) for a in eqn.invars]
-            results, after = self.equation(eqn, inputs)
+            results = self.equation(eqn, [read(a) for a in eqn.invars])
             values.update(zip(eqn.outvars, results, strict=True))
-            if after is inputs:
-                continue
-            for atom, value in zip(eqn.invars, after, strict=True):
-                if isinstance(atom, Var) and is_ref_type(atom.aval):
-                    values[atom] = value
-        return [read(v) for v in jaxpr.outvars], [values[v] for v in _inputs(jaxpr)]
+        return [read(v) for v in jaxpr.outvars]
 
     def called(self, body: Body, operands: Iterable[_V]) -> Followed[_V]:
         """Return the same for what an equation calls, without its constants."""
@@ -126,8 +108,7 @@ class Analysis(Generic[_V]):
         key = id(jaxpr), *consts, *operands
         if key not in self._memo:
             self._memo[key] = jaxpr, self.follow(jaxpr, key[1:])
-        results, after = self._memo[key][1]
-        return results, after[len(consts) :]
+        return self._memo[key][1]
 
     def joined(self, name: str, these: Sequence[_V], those: Sequence[_V]) -> list[_V]:
         """Return the values of results that are either `these` or `those`."""
@@ -152,17 +133,20 @@ class Dependence(Analysis[Mask]):
 
     def call(self, eqn: Eqn, operands: Sequence[Mask], follow: Follow[Mask]) -> Followed[Mask]:
         if self._mapped and eqn.primitive.name == "custom_vmap_call":  # its rule says what is
-            return [0] * len(eqn.outvars), list(operands)
+            return [0] * len(eqn.outvars)
         return follow(eqn, operands, self)
 
     def step(self, eqn: Eqn, operands: Sequence[Mask]) -> list[Mask]:
         n = len(eqn.outvars)
-        # All examples share the result of a collective, which has an effect. So has what reads or
-        # writes a Ref, which says nothing here. Any other effect counts as a collective's: then
-        # `depend` is in vain, and compiles to nothing. To learn the type of a collective's effect
-        # takes a trace, and JAX fails to make one inside a checked `shard_map`.
+        # What is in a Ref may depend on anything, and nothing certainly maps it.
         touches_ref = any(is_ref_type(v.aval) for v in (*eqn.invars, *eqn.outvars))
-        if self._mapped and eqn.effects and not touches_ref:
+        if touches_ref:
+            return [0 if self._mapped else -1] * n
+        # All examples share the result of a collective, which has an effect. Any other effect
+        # counts as a collective's: then `depend` is in vain, and compiles to nothing. To learn the
+        # type of a collective's effect takes a trace, and JAX fails to make one inside a checked
+        # `shard_map`.
+        if self._mapped and eqn.effects:
             return [0] * n
         if isinstance(eqn.primitive, Identity) or eqn.primitive.name in ONE_BY_ONE:
             return list(operands[:n])
@@ -178,7 +162,7 @@ def dependence(jaxpr: Jaxpr, mapped: bool = False) -> list[Mask]:
     Or, if `mapped`, with which of them `vmap` certainly maps it.
     """
     masks = [1 << i for i in range(len(_inputs(jaxpr)))]
-    return Dependence(mapped).follow(jaxpr, masks)[0]
+    return Dependence(mapped).follow(jaxpr, masks)
 
 
 def call_body(eqn: Eqn) -> Body | None:
@@ -213,17 +197,15 @@ def _call(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[
 def _loop(
     name: str, body: Body, parts: Sequence[Sequence[_V]], analysis: Analysis[_V]
 ) -> Followed[_V]:
-    """Return the values of the results of a loop; those of its operands are those of the body."""
+    """Return the values of the results of a loop."""
     # What one iteration computes, the next one gets. So the body is followed until its carry has
     # the values that it had before: a delay line passes an upstream on three steps late.
     consts, carry, xs = map(list, parts)
     while True:
-        results, after = analysis.called(body, [*consts, *carry, *xs])
-        before = consts, carry
-        consts = analysis.joined(name, consts, after[: len(consts)])  # there may be Refs
+        results, before = analysis.called(body, [*consts, *carry, *xs]), carry
         carry = analysis.joined(name, carry, results[: len(carry)])
-        if (consts, carry) == before:
-            return [*carry, *results[len(carry) :]], [*consts, *carry, *xs]
+        if carry == before:
+            return [*carry, *results[len(carry) :]]
 
 
 def _scan(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
@@ -246,18 +228,16 @@ def _while(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed
     first = eqn.params["cond_nconsts"]
     second = first + eqn.params["body_nconsts"]
     parts = operands[first:second], operands[second:], ()
-    carry, after = _loop("while", eqn.params["body_jaxpr"], parts, analysis)
-    (end,), tests = analysis.called(eqn.params["cond_jaxpr"], [*operands[:first], *carry])
-    after = [*tests[:first], *after]
-    return [analysis.branch("while", end, value) for value in carry], after
+    carry = _loop("while", eqn.params["body_jaxpr"], parts, analysis)
+    (end,) = analysis.called(eqn.params["cond_jaxpr"], [*operands[:first], *carry])
+    return [analysis.branch("while", end, value) for value in carry]
 
 
 def _cond(eqn: Eqn, operands: Sequence[_V], analysis: Analysis[_V]) -> Followed[_V]:
     predicate, *rest = operands
     each = [analysis.called(branch, rest) for branch in eqn.params["branches"]]
-    join = functools.partial(analysis.joined, "cond")
-    results, after = (functools.reduce(join, parts) for parts in zip(*each, strict=True))
-    return [analysis.branch("cond", predicate, value) for value in results], [predicate, *after]
+    results = functools.reduce(functools.partial(analysis.joined, "cond"), each)
+    return [analysis.branch("cond", predicate, value) for value in results]
 
 
 _LOOPS_AND_BRANCHES = {"scan": _scan, "while": _while, "cond": _cond}
