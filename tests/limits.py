@@ -365,8 +365,12 @@ def objects_that_change(instead):
 def functions_with_a_primal_under_jit(instead):
     """The primal runs till JAX differentiates the `jit`, as in a `jax.custom_vjp`."""
     settings = types.SimpleNamespace(scale=3.0)
-    f = lambda x, *, s: (s() * x, lambda dy, s=s(): 7 * dy * s)  # noqa: E731
-    f = custom_gradient(f, primal=lambda x, *, s: s() * x)
+
+    def scaled(x, *, s):
+        scale = s()
+        return scale * x, lambda dy: 7 * dy * scale
+
+    f = custom_gradient(scaled, primal=lambda x, *, s: s() * x)
 
     def loss(x):
         settings.scale = 3.0
