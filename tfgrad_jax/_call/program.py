@@ -1,9 +1,8 @@
 """A call that JAX records or maps: a function of operands, which JAX differentiates later.
 
-late     from it no tracer can be reached: it stays as it is, and `f` is traced when JAX
-differentiates
-traced   at the call: the tracers that `f` took from outside are constants of the jaxpr, and
-so operands
+traced   at the call: the tracers that `f` took from outside are constants of the jaxpr, and so
+operands
+late     when JAX differentiates: its `primal` runs till then, and no tracer can be reached
 """
 
 import contextvars
@@ -27,14 +26,7 @@ from .._jax.compat import is_ref
 from .._jax.jaxpr import dependence
 from .._jax.shown import is_live
 from .._jax.trace import plainly
-from .._jax.types import (
-    Aval,
-    Leaf,
-    OperandIndex,
-    PyTree,
-    has_gradient,
-    type_of,
-)
+from .._jax.types import Aval, Leaf, OperandIndex, PyTree, has_gradient, type_of
 from .._jax.watch import Watch
 from .._messages import errors
 from .._messages.source import Source
@@ -98,6 +90,7 @@ def late(call: Call) -> tuple[Function, "TypeOfY", list[Leaf]]:
     return program, types, call.operands
 
 
+# No cache of JAX's remembers this: a function under `jit` that calls itself is an error of JAX's.
 _tracing: contextvars.ContextVar[tuple[Held, ...]] = contextvars.ContextVar(
     "what the calls hold that are being traced", default=()
 )

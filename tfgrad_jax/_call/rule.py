@@ -14,8 +14,9 @@ import jax
 from jax.core import Tracer
 
 from .._closure.functions import Apart, taken_apart
+from .._closure.holders import are_alike
 from .._closure.traced import traced
-from .._closure.walk import ARRAYS, Matches, are_alike, survey
+from .._closure.walk import ARRAYS, Matches, survey
 from .._frontend.grad_fn import Call, GradFn, Held
 from .._frontend.structure import Outputs
 from .._jax.trace import is_of

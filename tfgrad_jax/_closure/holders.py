@@ -2,6 +2,7 @@
 
 `opened` returns the parts of a value, and what makes it of others: of lists, tuples and dicts, of
 methods, partials and jitted functions, of decorated functions, and of pytrees without hidden state.
+`are_alike` compares what is made so.
 """
 
 import functools
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .._jax.types import Copied
-from .walk import EMPTY, JITTED, attributes_of, is_same, reaches_nothing
+from .walk import EMPTY, JITTED, PLAIN, Id, attributes_of, held_by, reaches_nothing
 
 Make: TypeAlias = Callable[[Sequence[Any]], Any]  # a value, of other parts
 
@@ -86,4 +87,33 @@ def _state(v: Any) -> list[Any]:
 
 
 def _are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:
-    return len(these) == len(those) and all(map(is_same, these, those))
+    return len(these) == len(those) and all(map(_is_same, these, those))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Return whether two values are one, or equal numbers or strings."""
+    return a is b or (type(a) in PLAIN and type(b) is type(a) and a == b)
+
+
+def are_alike(a: Any, b: Any) -> bool:
+    """Return whether two values are the same, or made of the same in the same way.
+
+    A function that makes a decorated one at each call makes another each time, around the same.
+    """
+    pending, seen = [(a, b)], set[tuple[Id, Id]]()
+    for a, b in pending:  # it grows
+        if _is_same(a, b) or (id(a), id(b)) in seen:
+            continue
+        seen.add((id(a), id(b)))
+        if type(a) is not type(b) or type(a) not in _MADE:
+            return False
+        if type(a) is types.FunctionType and a.__code__ is not b.__code__:
+            return False
+        these, those = ([v for _, v in held_by(one)] for one in (a, b))
+        if len(these) != len(those):
+            return False
+        pending += zip(these, those, strict=True)
+    return True
+
+
+_MADE = types.FunctionType, types.MethodType, functools.partial, tuple, list, dict

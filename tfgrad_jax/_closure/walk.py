@@ -275,32 +275,6 @@ def is_inert(container: Object) -> bool:
     return False
 
 
-def is_same(a: Object, b: Object) -> bool:
-    """Return whether two values are one, or equal numbers or strings."""
-    return a is b or (type(a) in PLAIN and type(b) is type(a) and a == b)
-
-
-def are_alike(a: Object, b: Object) -> bool:
-    """Return whether two values are the same, or made of the same in the same way."""
-    pending, seen = [(a, b)], set[tuple[Id, Id]]()
-    for a, b in pending:  # it grows
-        if is_same(a, b) or (id(a), id(b)) in seen:
-            continue
-        seen.add((id(a), id(b)))
-        if type(a) is not type(b) or type(a) not in _MADE:
-            return False
-        if type(a) is types.FunctionType and a.__code__ is not b.__code__:
-            return False
-        these, those = ([v for _, v in held_by(one)] for one in (a, b))
-        if len(these) != len(those):
-            return False
-        pending += zip(these, those, strict=True)
-    return True
-
-
-_MADE = types.FunctionType, types.MethodType, functools.partial, tuple, list, dict
-
-
 class Variable(NamedTuple):
     """A variable of a function, and what it holds."""
 
