@@ -144,14 +144,18 @@ def test_a_memo_is_right_or_an_error_with_its_remedy(memo, program, world):
         assert_same(got, WAYS[world](oracle)(*args))
 
 
-def test_after_the_derivative_a_memo_is_an_error_and_not_a_number():
+@pytest.mark.parametrize("way", [gradient, jvp])
+def test_after_the_derivative_a_memo_is_an_error_and_not_a_number(way):
+    """`f` leaves it, or the rule in forward mode; in reverse mode, that has values."""
     memos = []
 
-    def loss(w):
-        memos.append(in_a_dict(w))
-        return layer(w, memos[-1])(jnp.float32(2))
+    def loss(w, x):
+        memos.append(MEMOS["cached property"](w))
+        parts = (lambda: jnp.exp(w), memos[-1]) if way is jvp else (memos[-1],)
+        return layer(w, *parts)(x)
 
-    assert_same(jax.grad(loss)(jnp.float32(1)), jnp.float32(10))
+    w, x = jnp.float32(1), jnp.float32(2)
+    assert_same(way(loss)(w, x), (5 * x, 7 * jnp.exp(w)))
     with pytest.raises(ERRORS) as caught:
         memos[0]() + 1
     assert says_the_remedy(caught.value)

@@ -145,7 +145,7 @@ def _revived(call: Call, grad_fn: GradFn, apart: Apart, weights: Weights, ofs: D
         _refuse_rebound(apart, source)
         if weights.is_by_use:  # not their values: `v is self.w`
             variables = variables[0], [operands[i] for i in listed]
-        with reviving(ofs) as watch:
+        with reviving(ofs, lambda: errors.left_behind(source)) as watch:
             rule, _is_unchanged = apart.rebuilt(None)
             found = gradients(rule, cotangents, *variables)
             run = watch.run

@@ -4,7 +4,7 @@
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from jax.extend.core import find_top_trace as _current_trace
@@ -14,10 +14,6 @@ from .shown import Run, Trace
 from .trace import has_values, is_forward, is_staging, plainly
 from .types import AnyFunction, Leaf, PyTree
 from .watch import Note, Watch
-
-
-def _none_left() -> Exception:
-    return AssertionError("a run that shows nothing")
 
 
 def recording() -> AnyFunction:
@@ -33,7 +29,7 @@ def recording() -> AnyFunction:
 
     def context() -> contextlib.AbstractContextManager[Watch]:
         now = _current_trace(())
-        return Watch.running(now, Run(None, (), _none_left), above=above, own=(now,))
+        return Watch.running(now, Run(None, (), NotImplementedError), above=above, own=(now,))
 
     return context
 
@@ -50,7 +46,7 @@ def replacing(
     keeps that. `note` is told of each operation, with the old arrays.
     """
     now, others = _current_trace(()), {id(v): w for v, w in zip(old, new, strict=True)}
-    run = Run(None, old, _none_left)  # which keeps the old ones alive
+    run = Run(None, old, NotImplementedError)  # which keeps the old ones alive
     watching = Watch.running(now, run, replaced=others, note=note)
     with watching as watch, plainly() if has_values(now) else contextlib.nullcontext():
         yield watch
@@ -65,7 +61,7 @@ def standing_for(tree: PyTree) -> PyTree:
 
 
 @contextlib.contextmanager
-def reviving(ofs: tuple[Trace, ...]) -> Iterator[Watch]:
+def reviving(ofs: tuple[Trace, ...], left: Callable[[], Exception]) -> Iterator[Watch]:
     """Run a rule in which tracers of derivatives that are over count as running.
 
     In reverse mode, what it computes is a value, since the calls that it may leave something for
@@ -73,7 +69,7 @@ def reviving(ofs: tuple[Trace, ...]) -> Iterator[Watch]:
     calls needs no rules of its own; where forward mode traces it, these are its transpose.
     """
     now = _current_trace(())
-    run = Run(ofs[-1] if is_forward(ofs[-1]) else None, (), _none_left)
+    run = Run(ofs[-1] if is_forward(ofs[-1]) else None, (), left)
     with contextlib.ExitStack() as stack:
         for of in ofs:
             stack.enter_context(revived(of))
