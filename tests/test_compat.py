@@ -84,9 +84,7 @@ FACTS = {
         not inside(jax.jit, lambda x: compat.is_reverse(compat.trace_of(x))),
     ],
     "is_ref": lambda: [compat.is_ref(jax.new_ref(1.0)), not compat.is_ref(jnp.ones(2))],
-    "inner_type": lambda: [
-        compat.inner_type(jax.typeof(jax.new_ref(jnp.ones(2)))) == jax.typeof(jnp.ones(2))
-    ],
+    "type_of": lambda: [compat.type_of(jax.new_ref(jnp.ones(2))) == jax.typeof(jnp.ones(2))],
     "varying": lambda: [compat.varying(jax.typeof(jnp.ones(2))) == frozenset()],
     "zeros": lambda: [compat.zeros(jax.typeof(jnp.ones(2))).tolist() == [0, 0]],
     "can_transpose": lambda: [compat.can_transpose(jax.lax.neg_p)],

@@ -14,9 +14,9 @@ from jax.extend.core import Jaxpr
 from jax.extend.source_info_util import summarize
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves
 
-from ._jax.compat import cotangent_type, is_ref, zeros
+from ._jax.compat import is_ref, type_of, zeros
 from ._jax.jaxpr import Identity, dependence, without_consts
-from ._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array, type_of
+from ._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array
 from ._messages.errors import bad_option
 from ._messages.text import aligned, type_name
 from ._tools import Call, decorated, differentiable, name_of
@@ -99,7 +99,7 @@ def explain(h: AnyFunction, /, *args: PyTree, **kwargs: PyTree) -> Explanation:
     def kept(given: dict[int, Leaf]) -> list[Leaf]:
         x = {i: given[i] for i in some}
         ys, pull, y = jax.vjp(lambda new: value(given | new), x, has_aux=True)
-        back = jax.make_jaxpr(pull)([zeros(cotangent_type(y)) for y in ys])
+        back = jax.make_jaxpr(pull)([zeros(jax.typeof(y).to_ct_aval()) for y in ys])
         upstreams = (1 << len(ys)) - 1 << len(back.consts)
         reached = zip(some, dependence(without_consts(back)), strict=True)
         zero.update(i for i, mask in reached if not mask & upstreams)

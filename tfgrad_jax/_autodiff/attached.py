@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_static
 
-from .._jax.compat import is_ref, tangent_type, zeros
+from .._jax.compat import is_ref, zeros
 from .._jax.types import (
     Inert,
     Leaf,
@@ -131,6 +131,7 @@ def tangents_of(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[
     alone, residuals = rule.apart()
     ys = [leaves[i] for i in rule.outputs]
     dxs = [tangents[i] for i in rule.perturbed]
-    dys = push(alone, residuals, ys, dxs) if dxs else [zeros(tangent_type(y)) for y in ys]
+    types = [jax.typeof(y).to_tangent_aval() for y in ys]
+    dys = push(alone, residuals, ys, dxs) if dxs else [*map(zeros, types)]
     every: list[Leaf] = [np.zeros(y.shape, jax.dtypes.float0) for y in leaves]
     return replaced(every, rule.outputs, dys)

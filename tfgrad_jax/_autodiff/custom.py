@@ -34,7 +34,6 @@ from .._jax.compat import (
     is_partial_sum,
     is_ref,
     is_reverse,
-    tangent_type,
     weakly_typed,
     zeros,
 )
@@ -254,7 +253,7 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     linear = [i for i, o in enumerate(operands) if is_transposed(o)]
     known = [o for o in operands if not is_transposed(o)]
     points = [operands[i] for i in linear]
-    types = list(map(tangent_type, points))
+    types = [jax.typeof(x).to_tangent_aval() for x in points]
 
     def joined(values: Sequence[Leaf], points: Sequence[Leaf]) -> list[Leaf]:
         every = list(values)

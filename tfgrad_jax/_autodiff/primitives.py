@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .._jax.compat import batched_type, broadcast, tangent_type, zeros
+from .._jax.compat import batched_type, broadcast, zeros
 from .._jax.jaxpr import Identity
 from .._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents, is_traced
 from .._messages import errors
@@ -121,7 +121,7 @@ def _attach_jvp(
     primals: _Values, tangents: Tangents, *, rule: Rule, count: int, **life: Any
 ) -> _WithTangents:
     out = attach_p.bind(*primals, rule=rule, count=count, **life)
-    dots = [ad.Zero(tangent_type(y)) for y in out]
+    dots = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in out]
     dys, dxs, _ = _split(tangents, count, len(rule.perturbed))
     if nonzero := _nonzero(dxs):
         residuals = rule.reading(primals[count + len(dxs) :], out)
@@ -159,7 +159,8 @@ def push(rule: Rule, residuals: _Values, ys: _Values, tangents: Tangents) -> lis
     # more, which the rule ignores; `ys` themselves would be kept for the backward pass.
     if is_traced(ys):
         residuals = [*residuals, *depend([jax.lax.iota(np.int32, 0)], ys)]
-    return push_by_type(residuals, tangents, rule, tuple(map(tangent_type, ys)))
+    types = tuple(jax.typeof(y).to_tangent_aval() for y in ys)
+    return push_by_type(residuals, tangents, rule, types)
 
 
 def push_by_type(residuals: _Values, tangents: Tangents, rule: Rule, types: _Types) -> list[Leaf]:

@@ -22,11 +22,11 @@ from .._closure.traced import Traced, traced
 from .._closure.walk import survey
 from .._frontend.grad_fn import Call, CallSpec, Held
 from .._frontend.structure import Outputs
-from .._jax.compat import is_ref
+from .._jax.compat import is_ref, type_of
 from .._jax.jaxpr import dependence
 from .._jax.shown import is_live
 from .._jax.trace import plainly
-from .._jax.types import Aval, Leaf, OperandIndex, PyTree, has_gradient, type_of
+from .._jax.types import Aval, Leaf, OperandIndex, PyTree, has_gradient
 from .._jax.watch import Watch
 from .._messages import errors
 from .._messages.source import Source

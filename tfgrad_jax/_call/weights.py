@@ -6,9 +6,9 @@ from typing import NamedTuple
 from .._closure.walk import named
 from .._frontend.grad_fn import Call, GradFn, Held, Variables
 from .._frontend.within import Within
-from .._jax.compat import is_ref
+from .._jax.compat import is_ref, type_of
 from .._jax.shown import Run
-from .._jax.types import Aval, Leaf, OperandIndex, has_gradient, type_of
+from .._jax.types import Aval, Leaf, OperandIndex, has_gradient
 from .._messages import errors, gradient_errors
 from .._messages.source import Source
 

@@ -1,6 +1,7 @@
 """Trace a function, to get in a list what it captures, and to evaluate it around other values."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
@@ -10,7 +11,7 @@ from jax.extend.core import Jaxpr
 from jax.tree_util import tree_structure, tree_unflatten
 
 from .._jax.compat import is_ref
-from .._jax.jaxpr import evaluate, without_consts
+from .._jax.jaxpr import without_consts
 from .._jax.trace import is_staging
 from .._jax.types import Aval, Leaf, PyTree
 from .._jax.watching import recording
@@ -53,6 +54,7 @@ def traced(
 
     closed, arrays = jax.make_jaxpr(source.named(run, names), return_shape=True)(*examples)
     jaxpr, treedef = without_consts(closed), tree_structure(arrays)
+    evaluate = functools.partial(jax.core.eval_jaxpr, jaxpr, ())
     # Where JAX records the call, it records this jaxpr again, as the value of a function with a
     # derivative of its own; and so for each function around it. As one `jit` it is one operation:
     # a nest of 20 took 16 times as long as one of 5. Not with effects: an axis that a `vmap` binds
@@ -61,14 +63,14 @@ def traced(
     @jax.jit
     def as_one(*operands: Leaf) -> list[Leaf]:
         with jax.named_scope(source.name.rpartition(".")[2]):  # for profiles
-            return evaluate(jaxpr, *operands)
+            return evaluate(*operands)
 
     is_one = not (is_rule or jaxpr.effects)
 
     def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:
         operands = [*consts, *args]
         records = is_one and is_staging() and not any(map(is_ref, operands))
-        leaves = as_one(*operands) if records else evaluate(jaxpr, *operands)
+        leaves = as_one(*operands) if records else evaluate(*operands)
         # A result that is a literal is a number, which is no array.
         every = zip(leaves, jaxpr.outvars, strict=True)
         leaves = [

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
-from .._jax.compat import summed_over, varying
+from .._jax.compat import varying
 from .._jax.types import AnyFunction, Aval, Copied, Cotangents, Inert, Leaf, PyTree, is_array
 from .._messages import errors, gradient_errors
 from .._messages.runs import annotate
@@ -211,7 +211,8 @@ class CallSpec(Inert):
                 g = conjugate(g, expected)
             # In a `shard_map`, the devices share an input that does not vary along an axis, and
             # each has computed its part of the gradient. JAX adds these up for its operations.
-            gradients[i] = summed_over(g, varying(jax.typeof(g)) - varying(expected))
+            axes = varying(jax.typeof(g)) - varying(expected)
+            gradients[i] = jax.lax.psum(g, tuple(axes)) if axes else g
         return gradients
 
 

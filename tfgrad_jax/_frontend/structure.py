@@ -23,7 +23,7 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
-from .._jax.compat import cotangent_type, zeros
+from .._jax.compat import type_of, zeros
 from .._jax.trace import is_operand
 from .._jax.types import (
     Aval,
@@ -35,7 +35,6 @@ from .._jax.types import (
     is_array,
     is_differentiable,
     is_kind,
-    type_of,
 )
 
 _FLOATS = (float, complex)  # JAX may differentiate them in another call
@@ -162,7 +161,7 @@ class Outputs(Inert):
 
     def cotangents(self, leaves: Sequence[Leaf]) -> list[Aval]:
         """Return the types of the cotangents of these outputs."""
-        return [cotangent_type(leaves[i]) for i in self.differentiable]
+        return [jax.typeof(leaves[i]).to_ct_aval() for i in self.differentiable]
 
     def upstreams(self, cotangents: Cotangents) -> Sequence[PyTree]:
         """Return the positional arguments of `grad_fn` for the cotangents."""

@@ -35,16 +35,6 @@ def tangent_dtype(dtype: Any) -> Any:
     return extend.primal_dtype_to_tangent_dtype(dtype)
 
 
-def tangent_type(value: Any) -> Any:
-    """Return the type of the tangents of a value."""
-    return jax.typeof(value).to_tangent_aval()
-
-
-def cotangent_type(value: Any) -> Any:
-    """Return the type of the cotangents of a value."""
-    return jax.typeof(value).to_ct_aval()
-
-
 def zeros(aval: Any) -> Any:
     """Return zeros of a tangent or cotangent type, with its sharding and memory space."""
     made = ad.instantiate_zeros(ad.Zero(aval))
@@ -93,8 +83,9 @@ def is_ref_type(aval: Any) -> bool:
     return hasattr(aval, "inner_aval")
 
 
-def inner_type(aval: Any) -> Any:
-    """Return the type of the array in a Ref; of other types, the type."""
+def type_of(value: Any) -> Any:
+    """Return the type of an array or a number; of a Ref, that of the array in it."""
+    aval: Any = jax.typeof(value)
     return getattr(aval, "inner_aval", aval)
 
 
@@ -133,15 +124,6 @@ def is_partial_sum(value: Any) -> bool:
     # Over manual axes, those of a `shard_map`, a newer JAX keeps them in a type of their own.
     specs = getattr(aval.sharding, "spec", None), getattr(aval, "manual_axis_type", None)
     return any(getattr(s, kind, None) for s in specs for kind in ("unreduced", "reduced"))
-
-
-def summed_over(gradient: Any, axes: frozenset[Any]) -> Any:
-    """Sum a gradient over mesh axes along which it varies and its input does not.
-
-    All devices share such an input, and each device has computed its part of the gradient. JAX
-    adds up the parts, too, when it differentiates its own operations.
-    """
-    return jax.lax.psum(gradient, tuple(axes)) if axes else gradient
 
 
 # --- traces ---------------------------------------------------------------------------------------

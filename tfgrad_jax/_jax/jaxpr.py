@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, TypeAlias, TypeVar, cast
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
 
 from .compat import is_ref_type
@@ -47,11 +46,6 @@ def without_consts(closed: ClosedJaxpr) -> Jaxpr:
 
 def _inputs(jaxpr: Jaxpr) -> list[Var]:
     return [*jaxpr.constvars, *jaxpr.invars]
-
-
-def evaluate(jaxpr: Jaxpr, *args: Leaf) -> list[Leaf]:
-    """Evaluate a jaxpr that has no constants, equation by equation."""
-    return jax.core.eval_jaxpr(jaxpr, (), *args)
 
 
 class Analysis(Generic[_V]):

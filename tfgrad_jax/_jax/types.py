@@ -17,9 +17,8 @@ from jax.errors import (
     TracerIntegerConversionError,
 )
 from jax.extend.core import JaxprEqn
-from jax.tree_util import KeyPath
 
-from .compat import NUMPY, inner_type, is_ref, tangent_dtype
+from .compat import NUMPY, is_ref, tangent_dtype, type_of
 
 # JAX raises one of these if code needs the value of a tracer, as `if x > 0` does.
 NEEDS_VALUES = (
@@ -54,7 +53,6 @@ PyTree: TypeAlias = Any
 Aval: TypeAlias = Any  # JAX's type of an array or of its tangents: shape, dtype, sharding
 Dtype: TypeAlias = Any
 Eqn: TypeAlias = JaxprEqn
-Path: TypeAlias = KeyPath
 AnyFunction: TypeAlias = Callable[..., Any]
 Cotangents: TypeAlias = Sequence[Leaf]  # one for each output that has one
 Tangents: TypeAlias = Sequence[Leaf]
@@ -73,11 +71,6 @@ def is_differentiable(dtype: Dtype) -> bool:
 def is_kind(dtype: Dtype, kind: Any) -> bool:
     """Return whether a dtype is of a kind, such as `jnp.floating`. Cached: runs at every call."""
     return jnp.issubdtype(dtype, kind)
-
-
-def type_of(leaf: Leaf) -> Aval:
-    """Return JAX's type of an array or a number; of a Ref, that of the array in it."""
-    return inner_type(jax.typeof(leaf))
 
 
 def has_gradient(leaf: Leaf) -> bool:
