@@ -25,8 +25,7 @@ _R = TypeVar("_R")
 _CONFIG: Any = jax.config
 _OURS, _JAX = str(Path(__file__).parents[1]) + os.sep, str(Path(jax.__file__).parent) + os.sep
 _SHOWN = str(Path(_OURS) / "_jax" / "shown.py")
-_OWN = "_tfgrad_jax_own"  # an attribute of our errors, whose traceback no longer shows it
-_NOTED = "_tfgrad_jax_noted"  # one of errors that have a note of ours
+_SAYS_WHAT_TO_DO = "_tfgrad_jax_noted"  # an attribute of errors that are ours, or have our note
 source_info_util.register_exclusion(_OURS)
 
 
@@ -38,11 +37,6 @@ def is_ours(file: str) -> bool:
 def is_of_jax(file: str) -> bool:
     """Return whether a file is one of JAX."""
     return file.startswith(_JAX)
-
-
-def is_own(error: BaseException) -> bool:
-    """Return whether this package raised an error: then its message says what to do."""
-    return hasattr(error, _OWN) or is_raised_here(error)
 
 
 def is_raised_here(error: BaseException) -> bool:
@@ -79,15 +73,15 @@ def is_of_derivative(error: BaseException) -> bool:
 
 def note(error: Exception, text: str) -> None:
     """Add a note to an error, unless it has one of the function in which it was raised."""
-    if not (is_own(error) or hasattr(error, _NOTED)):
-        setattr(error, _NOTED, True)
+    if not (is_raised_here(error) or hasattr(error, _SAYS_WHAT_TO_DO)):
+        setattr(error, _SAYS_WHAT_TO_DO, True)
         error.add_note(text)
 
 
 def hide(error: BaseException) -> None:
     """Remove our frames from the traceback of an error that is being handled."""
-    if is_own(error):
-        setattr(error, _OWN, True)
+    if is_raised_here(error):  # the traceback will no longer show it
+        setattr(error, _SAYS_WHAT_TO_DO, True)
     if _CONFIG.jax_traceback_filtering == "off":
         return
     kept, tb = [], error.__traceback__
