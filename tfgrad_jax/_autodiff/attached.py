@@ -1,12 +1,13 @@
-"""Run the forward pass of a function, and attach its rule to what it returns.
+"""Attach a rule to what a function returns.
 
 A `Function` is what JAX is made to differentiate: `_call/program.py` has those that users write.
-`ran` returns the leaves of its value, and the rule. `attached` makes the rule their derivative, at
-the level at which it is called. `tangents_of` has those of the leaves, in forward mode.
+`with_rule` returns the leaves of its value, and the rule. `attached` makes the rule their
+derivative, at the level at which it is called. `tangents_of` has those of the leaves, in forward
+mode.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import jax
@@ -21,12 +22,10 @@ from .._jax.types import (
     LeafIndex,
     OperandIndex,
     Tangents,
-    is_differentiable,
     is_kind,
     is_traced,
 )
 from .._messages import gradient_errors
-from .._messages.runs import annotate
 from .._messages.source import Source
 from .primitives import attach, push
 from .rule import Rule, Run, replaced
@@ -62,25 +61,11 @@ def arrays(operands: Sequence[Leaf]) -> list[Leaf]:
     return [o if isinstance(o, jax.Array) or is_ref(o) else jnp.asarray(o) for o in operands]
 
 
-def ran(
-    function: Function, operands: Sequence[Leaf], perturbed: Iterable[OperandIndex]
-) -> tuple[list[Leaf], Rule]:
-    """Run the forward pass: return the leaves, and the rule."""
-    perturbed = [i for i in perturbed if is_differentiable(operands[i].dtype)]
-    try:
-        forward = function.forward(operands, perturbed)
-    except Exception as error:  # JAX may be unable to differentiate its operations
-        annotate(error, function.source)
-        raise
-    return with_rule(forward, function.source, operands, perturbed)
-
-
 def with_rule(
-    forward: Forward, source: Source, operands: Sequence[Leaf], perturbed: Iterable[OperandIndex]
+    forward: Forward, source: Source, operands: Sequence[Leaf], perturbed: Sequence[OperandIndex]
 ) -> tuple[list[Leaf], Rule]:
     """Return the leaves of a forward pass, and the rule."""
     leaves, outputs, run, residuals, gives = forward
-    perturbed = [i for i in perturbed if is_differentiable(operands[i].dtype)]
     are_numbers = (y.dtype == bool or is_kind(y.dtype, jnp.integer) for y in leaves)
     if perturbed and not outputs and any(are_numbers):  # and no keys
         gradient_errors.warn_of_no_output(source, sorted({str(y.dtype) for y in leaves}))

@@ -49,9 +49,10 @@ from .._jax.types import (
     is_traced,
 )
 from .._messages import errors
+from .._messages.runs import annotate
 from .._messages.source import Source
 from .._messages.tracebacks import hidden
-from .attached import Forward, Function, arrays, attached, ran, tangents_of, with_rule
+from .attached import Forward, Function, arrays, attached, tangents_of, with_rule
 from .primitives import depend, push_by_type
 from .rule import Rule, replaced
 from .transpose import at_any_point
@@ -81,7 +82,8 @@ def record(
     function may close over all weights of a model and use one. In the trace of 64 such layers, the
     others took a third of the time.
     """
-    perturbed = [i for i, (p, o) in enumerate(zip(primals, operands, strict=True)) if p is not o]
+    both = enumerate(zip(primals, operands, strict=True))
+    perturbed = [i for i, (p, o) in both if p is not o and is_differentiable(p.dtype)]
     with below(of):
         leaves, rule = with_rule(forward, source, primals, perturbed)
         if is_reverse(of):
@@ -191,7 +193,14 @@ def _forward(
 ) -> tuple[list[Leaf], Rule]:
     """Run the forward pass of a function, with the rule attached to what it returns."""
     operands = arrays(operands)
-    leaves, rule = attached(*ran(function, operands, perturbed), operands)
+    perturbed = [i for i in perturbed if is_differentiable(operands[i].dtype)]
+    try:
+        forward = function.forward(operands, perturbed)
+    except Exception as error:  # JAX may be unable to differentiate its operations
+        annotate(error, function.source)
+        raise
+    leaves, rule = with_rule(forward, function.source, operands, perturbed)
+    leaves, rule = attached(leaves, rule, operands)
     return _with_axis_in_front(function, leaves), rule
 
 
