@@ -40,10 +40,7 @@ class Copied:
 
     __slots__ = ()
     _declaration: Any  # what the user has declared
-
-    def as_rule(self) -> Callable[..., Any]:
-        """Return this function as the rule of another one."""
-        raise NotImplementedError
+    as_rule: Any  # returns this function as the rule of another one
 
 
 # Names for what a type checker cannot know: it takes a tracer for a `jax.Array`, and an aval has no
