@@ -7,6 +7,7 @@ operands.
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -73,7 +74,7 @@ def _by_list(layout: Layout, parts: Sequence[Gradient], in_doubt: bool) -> Itera
     if in_doubt:  # none for a float is no form, but it may be meant
         masks.append(layout.differentiable)
     for mask in masks:
-        leaves = _where(mask, range(len(mask)))
+        leaves = [*compress(range(len(mask)), mask)]
         if len(leaves) == len(parts) and all(g is None or all_leaves([g]) for g in parts):
             given = dict(zip(leaves, parts, strict=True))
             in_a_dict = layout.are_in_a_dict([i for i in leaves if layout.counted[i]])
@@ -92,7 +93,7 @@ def _reading(layout: Layout, every: Sequence[Gradient], *others: Any) -> Iterato
 def is_pair(layout: Layout, result: Returned) -> bool:
     """Return whether two values are `(grad_xs, grad_vars)`, and not the gradients of two inputs."""
     readings = read(layout, result)
-    gives_none = all(g is None for r in readings for g in _where(layout.counted, r.gradients))
+    gives_none = all(g is None for r in readings for g in compress(r.gradients, layout.counted))
     return not readings or (isinstance(result[0], (list, tuple)) and gives_none)
 
 
@@ -129,10 +130,6 @@ def _match(
     return all(_match(c, p, found, for_none) for c, p in zip(children, parts, strict=True))
 
 
-def _where(mask: Sequence[bool], values: Sequence[Any]) -> list[Any]:
-    return [v for holds, v in zip(mask, values, strict=True) if holds]
-
-
 def _is_gradient(value: Returned) -> bool:
     return isinstance(value, (jax.Array, np.ndarray)) and is_kind(value.dtype, jnp.inexact)
 
@@ -151,7 +148,7 @@ def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
     readings = read(layout, result)
     if not readings:
         raise gradient_errors.wrong_structure(where, result, layout)
-    firsts, *others = (_where(layout.counted, r.gradients) for r in readings)
+    firsts, *others = ([*compress(r.gradients, layout.counted)] for r in readings)
     in_doubt = any(a is not b for o in others for a, b in zip(firsts, o, strict=True))
     if in_doubt or readings[0].in_a_dict:
         raise gradient_errors.no_order(where, layout)
@@ -187,7 +184,7 @@ def _refuse_swapped(layout: Layout, reading: Reading, where: Where) -> None:
         (g, i) for i, g in enumerate(given) if not has[i] and not (counted[i] and np.ndim(g) == 0)
     ]
     # What is None has no shape of its own. But if it alone gets a gradient, this is for an array.
-    if all(g is None for g in _where(counted, given)):
+    if all(g is None for g in compress(given, counted)):
         spare += [(g, None) for g in tree_leaves(reading.for_none)]
     shapes = {g.shape: i for g, i in spare if _is_gradient(g)}
     for i, g in enumerate(given):
