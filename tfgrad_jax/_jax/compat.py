@@ -5,7 +5,6 @@ has a test for each function, by its name, and finds any other module that reads
 """
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -27,12 +26,6 @@ DIFFERENTIATES, BINDS = inspect.getfile(ad.JVPTrace), inspect.getfile(extend.Pri
 # second derivative drops it and differentiates the function below.
 KEEPS_CUSTOM_JVP = jax.__version_info__ >= (0, 12)
 NUMPY = (np.ndarray, np.generic)
-
-
-@functools.cache
-def tangent_dtype(dtype: Any) -> Any:
-    """Return the dtype of derivatives of values of a dtype: float0 where there are none."""
-    return extend.primal_dtype_to_tangent_dtype(dtype)
 
 
 def zeros(aval: Any) -> Any:

@@ -16,9 +16,9 @@ from jax.errors import (
     TracerArrayConversionError,
     TracerIntegerConversionError,
 )
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, primal_dtype_to_tangent_dtype
 
-from .compat import NUMPY, is_ref, tangent_dtype, type_of
+from .compat import NUMPY, is_ref, type_of
 
 # JAX raises one of these if code needs the value of a tracer, as `if x > 0` does.
 NEEDS_VALUES = (
@@ -61,7 +61,7 @@ Dim: TypeAlias = int | None  # which axis of a value `vmap` maps; None: it is no
 @functools.cache
 def is_differentiable(dtype: Dtype) -> bool:
     """Return whether values of a dtype have derivatives. Cached: runs at every call."""
-    return tangent_dtype(dtype) != jax.dtypes.float0
+    return primal_dtype_to_tangent_dtype(dtype) != jax.dtypes.float0
 
 
 @functools.cache
