@@ -1,8 +1,8 @@
 """The decorator `custom_gradient`: `f(*x)` returns `(y, grad_fn)`, the decorated function `y`.
 
 `CustomGradient.__call__` runs at every call. If no transformation is running, nothing can be
-differentiated, and `_plain` only calls `f`. Otherwise `_bind` sorts the arguments, and `_call` does
-the rest.
+differentiated, and `_plain` only calls `f`. Otherwise `_called` sorts the arguments, and the folder
+`_call` does the rest.
 """
 
 import functools
@@ -164,7 +164,17 @@ class CustomGradient(Copied, Generic[_P, _R]):
     ) -> Any:
         if is_idle():
             return self._plain(bound_to, args, kwargs, signature)
-        return run(self._bind(bound_to, args, kwargs, signature), self._name)
+        declared = self._declaration
+        bound, variables = signature.bind(declared.f, args, kwargs), declared.variables
+        if callable(variables) and all_leaves([variables]):
+            variables = variables(*bound_to)
+        variables = standing_for(variables)
+        operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
+        if bound.omitted:
+            inputs.add_omitted(bound.inputs, bound.omitted)
+        spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.within)
+        held = Held(declared.f, declared.primal, constants, bound.rest, bound_to)
+        return run(Call(spec, held, operands, variables), self._name)
 
     def _plain(
         self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
@@ -185,23 +195,6 @@ class CustomGradient(Copied, Generic[_P, _R]):
             if isinstance(v, Tracer) and not is_plain():
                 raise errors.traced_elsewhere(source)
         return y
-
-    def _bind(
-        self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
-    ) -> Call:
-        """Return the call: how it runs, its operands, and everything else that it has."""
-        bound = signature.bind(self._declaration.f, args, kwargs)
-        variables = self._declaration.variables
-        if callable(variables) and all_leaves([variables]):
-            variables = variables(*bound_to)
-        variables = standing_for(variables)
-        operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
-        if bound.omitted:
-            inputs.add_omitted(bound.inputs, bound.omitted)
-        declared = self._declaration
-        spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.within)
-        held = Held(declared.f, declared.primal, constants, bound.rest, bound_to)
-        return Call(spec, held, operands, variables)
 
 
 class _Options(TypedDict, total=False):
