@@ -264,16 +264,13 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     points = [operands[i] for i in linear]
     types = [jax.typeof(x).to_tangent_aval() for x in points]
 
-    def joined(values: Sequence[Leaf], points: Sequence[Leaf]) -> list[Leaf]:
-        every = list(values)
-        for i, x in zip(linear, points, strict=True):
-            every.insert(i, x)
-        return every
-
     def gradients(
         points: Sequence[Leaf], values: Sequence[Leaf], cotangents: Cotangents
     ) -> list[Leaf]:
-        _, rule = _forward(function, joined(values, points), linear)
+        every = list(values)
+        for i, x in zip(linear, points, strict=True):
+            every.insert(i, x)
+        _, rule = _forward(function, every, linear)
         dxs = rule(rule.residuals, [cotangents[i] for i in rule.outputs])
         given = {i: dx for i, dx in zip(rule.perturbed, dxs, strict=True) if dx is not None}
         return [given.get(i, zero) for i, zero in zip(linear, points, strict=True)]

@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive
 
 from .._jax.compat import can_differentiate, can_transpose, is_ref
-from .._jax.jaxpr import ONE_BY_ONE, Analysis, Follow, Followed, Identity, is_declared
+from .._jax.jaxpr import ONE_BY_ONE, Analysis, Follow, Followed, Identity
 from .._jax.types import Aval, Eqn, Leaf, is_kind
 
 
@@ -216,7 +216,7 @@ class Linearity(Analysis[Degree]):
         name, analysis = eqn.primitive.name, self
         if name in _NO_TRANSPOSE and LINEAR in operands and not self._may_be_opaque:
             raise NotLinearError(f"`{name}`, which JAX cannot transpose", eqn)
-        if is_declared(eqn):
+        if name.startswith(("custom_jvp", "custom_vjp")):  # it has a derivative of its own
             # A wrong derivative in a decorated function does not make it linear: so its body is
             # looked through, too. Only its rule transposes it, so there may be anything else in it.
             analysis = self if self._may_be_opaque else self._of_bodies

@@ -82,12 +82,6 @@ class Variables(NamedTuple):
     declared: bool = True
 
     @classmethod
-    def of(cls, value: PyTree) -> tuple["Variables", list[Leaf]]:
-        """Return the variables, and those of their leaves that JAX is tracing."""
-        traced, constants, layout = split((value,), ("variables",))
-        return cls(constants, layout), traced
-
-    @classmethod
     def listed(cls, values: Sequence[Leaf], types: Sequence[Aval]) -> "Variables":
         """Return a list of undeclared variables, of these types in the forward pass."""
         # All are being differentiated, so each gets a gradient, even if its value is concrete.
@@ -235,4 +229,5 @@ class Call:
         """Return the declared variables, and those that JAX is tracing."""
         if self.variables is None or self.autodiff:
             return None, []
-        return Variables.of(self.variables)
+        traced, constants, layout = split((self.variables,), ("variables",))
+        return Variables(constants, layout), traced

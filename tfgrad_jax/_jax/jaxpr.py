@@ -169,11 +169,6 @@ def call_body(eqn: Eqn) -> Body | None:
     return None
 
 
-def is_declared(eqn: Eqn) -> bool:
-    """Return whether an equation is a call with a derivative of its own."""
-    return eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
-
-
 def name_of(eqn: Eqn) -> str:
     """Return the name of the function that an equation calls."""
     body = cast("Body", call_body(eqn))

@@ -34,11 +34,6 @@ def is_ours(file: str) -> bool:
     return file.startswith(_OURS)
 
 
-def is_of_jax(file: str) -> bool:
-    """Return whether a file is one of JAX."""
-    return file.startswith(_JAX)
-
-
 def is_raised_here(error: BaseException) -> bool:
     """Return whether an error comes from this package, or from a call that Python did not make.
 
@@ -58,7 +53,8 @@ def frames_of_jax(error: BaseException) -> list[types.FrameType]:
 
     JAX removes its frames only where an error leaves the outermost of its functions.
     """
-    return [*itertools.takewhile(lambda f: is_of_jax(f.f_code.co_filename), frames(error))]
+    of_jax = lambda frame: frame.f_code.co_filename.startswith(_JAX)  # noqa: E731
+    return [*itertools.takewhile(of_jax, frames(error))]
 
 
 def is_of_derivative(error: BaseException) -> bool:
