@@ -48,7 +48,6 @@ _R = TypeVar("_R")
 _T = TypeVar("_T")
 _Pair: TypeAlias = tuple[_R, Callable[..., Any]]
 
-_CONVENTIONS = ("tf", "jax")
 _LOCK = threading.Lock()
 _SET_BY_WRAPS = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "__signature__", "__type_params__"}
 
@@ -299,7 +298,7 @@ def custom_gradient(
         >>> float(jax.grad(log1pexp)(100.0))
         1.0
     """
-    if convention not in _CONVENTIONS:
+    if convention not in ("tf", "jax"):
         raise errors.bad_option("convention", convention, "'tf' or 'jax'")
     if primal is not None and not callable(primal):
         raise errors.bad_option("primal", primal, "None or a function")
