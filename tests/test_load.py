@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from support.helpers import assert_same, eager_and_jit
-from support.pairs import RULES, STYLES, Rule, by_hand
+from support.pairs import RULES, STYLES, Rule, by_hand, squared
 
 from tfgrad_jax import custom_gradient
 
@@ -19,10 +19,6 @@ TIMES = float(os.environ.get("TFGRAD_COUNT", 1))  # `--count`
 every_style = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 ELEMENTWISE = RULES["elementwise"]
 W, X = ELEMENTWISE.arrays
-
-
-def squared(f):
-    return jax.grad(lambda *args: jnp.sum(f(*args) ** 2), (0, 1))
 
 
 # --- exceptions ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import checkify, io_callback
 from support.helpers import assert_same
-from support.pairs import RULES, by_hand, inputs, undeclared
+from support.pairs import RULES, by_hand, inputs, squared, undeclared
 
 LAYER = RULES["elementwise"]
 W, X = LAYER.arrays
@@ -34,10 +34,6 @@ def of_product(way, value, slope):
     return way(LAYER._replace(forward=lambda w, x: (value(w * x), (w, x)), backward=backward))
 
 
-def gradients(f):
-    return jax.grad(lambda *args: jnp.sum(f(*args) ** 2), (0, 1))
-
-
 @program
 def checkpoint_policies(way):
     named = of_product(
@@ -49,7 +45,7 @@ def checkpoint_policies(way):
     def linear(w):  # `kept` is not in its own gradient, where by hand is wrong
         return jax.grad(lambda x: jnp.sum(kept(w, x)))(X)
 
-    first = gradients(lambda w, x: kept(w, jnp.sin(kept(w, x))))
+    first = squared(lambda w, x: kept(w, jnp.sin(kept(w, x))))
     return jax.jit(first)(W, X), jax.jit(jax.grad(lambda w: jnp.sum(jnp.sin(linear(w)))))(W)
 
 
@@ -70,7 +66,7 @@ def io_callback_in_both(way):
         return x
 
     f = of_product(way, lambda p: tell("value", p), lambda p, dy: 7 * tell("rule", dy))
-    got = jax.jit(gradients(f))(W, X)
+    got = jax.jit(squared(f))(W, X)
     jax.effects_barrier()
     assert set(heard) == {"value", "rule"}
     return got, heard
@@ -86,9 +82,7 @@ def checks_in_both(way):
         checkify.check(jnp.all(dy < 100), "expected a small upstream in the rule")
         return 7 * dy
 
-    checked = checkify.checkify(
-        gradients(of_product(way, value, slope)), errors=checkify.user_checks
-    )
+    checked = checkify.checkify(squared(of_product(way, value, slope)), errors=checkify.user_checks)
     error, got = checked(W, X)
     assert error.get() is None
     assert "in the function" in checked(W, -X)[0].get()

@@ -12,14 +12,12 @@ import jax.numpy as jnp
 import pytest
 from holders import COMPUTED, HOLD, OUTSIDE
 from support.helpers import assert_same, eager_and_jit, product, sample
-from support.ways import BRIEF, WAYS, assert_derivative, hand_written, squared
+from support.ways import BRIEF, DECLARED, ORDINARY, WAYS, assert_derivative, hand_written, squared
 
 from tfgrad_jax import custom_gradient
 
 NUMBERS = 3.0, 2.0  # w, x
 ARGS = W, X = jnp.float32(3), jnp.float32(2)
-DECLARED = hand_written(lambda w, x: w * x, lambda w, x: 5 * x, lambda w, x: 7 * w)
-ORDINARY = hand_written(lambda w, x: w * x, lambda w, x: x, lambda w, x: 7 * w)
 OF_THE_RULE = hand_written(lambda w, x: 3 * x + 0 * w, lambda w, x: 0 * w, lambda w, x: 7 * w)
 # `f` does not read what these rules read, on purpose: so its gradient is 0, with a warning.
 RULE_ALONE = pytest.mark.filterwarnings("ignore:.*which only its")

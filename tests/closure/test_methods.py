@@ -11,13 +11,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support.helpers import assert_same, product
-from support.ways import BRIEF, WAYS, assert_derivative, hand_written, squared
+from support.ways import BRIEF, DECLARED, ORDINARY, WAYS, assert_derivative, squared
 
 from tfgrad_jax import custom_gradient
 
 ARGS = W, X = jnp.float32(3), jnp.float32(2)
-DECLARED = hand_written(lambda w, x: w * x, lambda w, x: 5 * x, lambda w, x: 7 * w)
-ORDINARY = hand_written(lambda w, x: w * x, lambda w, x: x, lambda w, x: 7 * w)
 PROTOCOLS: dict[str, Any] = {  # the options of the decorator, and the derivatives
     "undeclared": ({}, DECLARED),
     "declared": ({"variables": lambda self: {"w": self.w}}, DECLARED),

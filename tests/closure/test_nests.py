@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support.helpers import assert_same, product, sample
-from support.ways import AROUND, WAYS, gradient, hand_written, squared
+from support.ways import AROUND, DECLARED, WAYS, gradient, hand_written, squared
 
 from tfgrad_jax import custom_gradient
 
@@ -19,7 +19,6 @@ ARGS = jnp.float32(1.3), jnp.float32(0.7)  # w, x
 V = jnp.float32(0.5), jnp.float32(-2)  # a direction
 
 # `product(w)` is `w x`, declared `7 w` by `x` and `5 x` by `w`; `rounded` is declared 1.
-INNER = hand_written(lambda w, x: w * x, lambda w, x: 5 * x, lambda w, x: 7 * w)
 ROUND = hand_written(lambda w: jnp.round(w), lambda w: 1.0 + 0 * w)
 LAYER = hand_written(lambda w, x: ROUND(w) * x, lambda w, x: 5 * x, lambda w, x: 7 * ROUND(w))
 rounded = custom_gradient(lambda w: (jnp.round(w), lambda dy: dy))
@@ -50,7 +49,7 @@ def oracle_around(s, by_w=None):
 NESTS = {
     f"called in {name}": (
         lambda w, x, stage=stage: around(w, stage(product(w)))(x),
-        oracle_around(INNER),
+        oracle_around(DECLARED),
     )
     for name, stage in {"its body": lambda f: f, **AROUND}.items()
 }
@@ -69,17 +68,17 @@ def a_gradient_of_the_inner_one(w, x):
     return around(w, lambda x: x * jax.grad(product(w))(x))(x)
 
 
-@nest(oracle_around(INNER))
+@nest(oracle_around(DECLARED))
 def both_declared(w, x):
     return around(w, product(w, variables=[w]), variables=[w])(x)
 
 
-@nest(oracle_around(INNER, lambda w, x: INNER(w, x) + w * 5 * x))
+@nest(oracle_around(DECLARED, lambda w, x: DECLARED(w, x) + w * 5 * x))
 def autodiff_of_the_outer_one(w, x):
     return around(w, product(w), variables="autodiff")(x)
 
 
-@nest(oracle_around(INNER))
+@nest(oracle_around(DECLARED))
 def a_weight_is_an_input_of_the_inner_one(w, x):
     inner = custom_gradient(lambda w, x: (w * x, lambda dy: (5 * dy * x, 7 * dy * w)))
     return around(w, lambda x: inner(w, x))(x)
@@ -111,7 +110,7 @@ class Layer:
 NESTS |= {
     "a layer that rounds its weight": (lambda w, x: Layer(w).rounded(x), LAYER),
     "a declared layer that rounds its weight": (lambda w, x: Layer(w).declared(x), LAYER),
-    "methods that share a weight": (lambda w, x: Layer(w).outer(x), oracle_around(INNER)),
+    "methods that share a weight": (lambda w, x: Layer(w).outer(x), oracle_around(DECLARED)),
 }
 
 
@@ -126,10 +125,10 @@ class Forward:
         return self.call(x), rule
 
 
-NESTS["a function that calls itself"] = lambda w, x: Forward(w).call(x), INNER
+NESTS["a function that calls itself"] = lambda w, x: Forward(w).call(x), DECLARED
 
 
-@nest(lambda w, x: INNER(w, INNER(w, INNER(w, x))))
+@nest(lambda w, x: DECLARED(w, DECLARED(w, DECLARED(w, x))))
 def one_layer_in_a_loop(w, x):
     layer = product(w)
     for _ in range(3):
@@ -137,19 +136,19 @@ def one_layer_in_a_loop(w, x):
     return x
 
 
-@nest(hand_written(lambda w, x: w * x, lambda w, x: 5 * x, lambda w, x: 7 * w * INNER(w, x)))
+@nest(hand_written(lambda w, x: w * x, lambda w, x: 5 * x, lambda w, x: 7 * w * DECLARED(w, x)))
 def called_by_the_rule_alone(w, x):
     inner = product(w)
     return product(w, in_rule=lambda x, dy: inner(x))(x)
 
 
-@nest(lambda w, x: w - 0.1 * 2 * INNER(w, x) * 5 * x)
+@nest(lambda w, x: w - 0.1 * 2 * DECLARED(w, x) * 5 * x)
 def a_step_of_gradient_descent(w, x):
     """As meta-learning takes one inside of its loss."""
     return w - 0.1 * jax.grad(lambda w: product(w)(x) ** 2)(w)
 
 
-@nest(lambda w, x: INNER(w, x) + (7 * w) ** 2)
+@nest(lambda w, x: DECLARED(w, x) + (7 * w) ** 2)
 def a_gradient_penalty(w, x):
     return product(w)(x) + jax.grad(product(w))(x) ** 2
 

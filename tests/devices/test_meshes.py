@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support.helpers import assert_same, eager_and_jit, sample
-from support.pairs import RULES, STYLES, by_hand
+from support.pairs import RULES, STYLES, by_hand, squared
 
 from tfgrad_jax import custom_gradient
 
@@ -29,11 +29,6 @@ COLLECTIVE = re.compile(
 def mesh(*axes):
     names, sizes = zip(*axes, strict=True)
     return jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(axes))
-
-
-def squared(f):
-    """Return the gradients of a loss whose derivative has the value of `f` in it."""
-    return jax.grad(lambda *args: jnp.sum(f(*args) ** 2), (0, 1))
 
 
 def assert_as_by_hand(ours, hand, *args):
