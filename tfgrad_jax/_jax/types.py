@@ -10,22 +10,16 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.errors import (
-    ConcretizationTypeError,
-    NonConcreteBooleanIndexError,
-    TracerArrayConversionError,
-    TracerIntegerConversionError,
-)
 from jax.extend.core import JaxprEqn, primal_dtype_to_tangent_dtype
 
 from .compat import NUMPY, is_ref, type_of
 
 # JAX raises one of these if code needs the value of a tracer, as `if x > 0` does.
 NEEDS_VALUES = (
-    ConcretizationTypeError,
-    NonConcreteBooleanIndexError,
-    TracerArrayConversionError,
-    TracerIntegerConversionError,
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
 )
 
 
