@@ -19,7 +19,7 @@ from ._jax.jaxpr import Identity, dependence, without_consts
 from ._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array
 from ._messages.errors import bad_option
 from ._messages.text import aligned, type_name
-from ._tools import Call, decorated, differentiable, name_of
+from ._tools import Call, decorated, differentiable, name_of, refuse_pair
 
 
 class Seen(NamedTuple):
@@ -94,6 +94,7 @@ def explain(h: AnyFunction, /, *args: PyTree, **kwargs: PyTree) -> Explanation:
 
     def value(given: Mapping[int, Leaf]) -> tuple[list[Leaf], PyTree]:
         y = call.run(call.h, given)
+        refuse_pair(call.h, y, "explain")
         return differentiable(y), y
 
     def kept(given: dict[int, Leaf]) -> list[Leaf]:

@@ -11,6 +11,7 @@ from jax.tree_util import PyTreeDef, keystr, tree_flatten_with_path, tree_leaves
 
 from ._custom_gradient import CustomGradient
 from ._jax.types import Leaf, PyTree, has_gradient
+from ._messages.errors import bad_option
 from ._messages.source import Source
 
 Checked: TypeAlias = Any  # a function, a method or a layer, decorated or around what is
@@ -27,6 +28,13 @@ def decorated(h: Checked) -> CustomGradient[..., Any] | None:
 
 def name_of(h: Checked) -> str:
     return Source.of(inspect.unwrap(h)).name.replace("<locals>.", "")  # `jax.jit(f)` has no name
+
+
+def refuse_pair(h: Checked, y: PyTree, tool: str) -> None:
+    """Raise if a function returns its rule, too."""
+    if decorated(h) is None and any(map(callable, tree_leaves(y))):
+        pair = "a decorated function: this one returns a pair (forgot `@custom_gradient`?)"
+        raise bad_option("h", name_of(h), pair, tool)
 
 
 def differentiable(y: PyTree) -> list[jax.Array]:

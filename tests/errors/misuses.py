@@ -539,7 +539,7 @@ MISUSES["checking"] = [
         function(
             "layer = f\nassert_gradient(lambda x: layer(x), x)",
             "x * w[0, :2], lambda dy, variables: (dy * w[0, :2], [None])"),
-        "ok where it was checked", "not checked   a float32[2,4] (model.py:3:",
+        "not checked in full", "not checked   a float32[2,4] (model.py:3:",
         "make it an argument, as in `check_gradient(lambda w, x: make(w)(x), w, x)`",
         error=AssertionError, of="", jitted=False),
     misuse("Accept unchecked weights by another word",

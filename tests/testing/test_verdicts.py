@@ -6,6 +6,7 @@ import pytest
 from checked import COMPLEX, RIGHT, WRONG, X, rule
 from support.helpers import sample
 
+from tfgrad_jax import custom_gradient
 from tfgrad_jax.testing import assert_gradient, check_gradient
 
 SEEDS = range(1, 10_000)
@@ -40,7 +41,41 @@ def test_no_right_rule_is_blamed(row, x64):
 @pytest.mark.parametrize("slope", [-1.0, 0.0, 0.3, 1.0, 1.5])
 def test_at_a_kink_every_slope_between_is_right(slope):
     h = rule(jnp.abs, lambda dy, y, x: dy * jnp.where(x == 0, slope, jnp.sign(x)))
-    assert check_gradient(h, X.at[0].set(0)).ok is (slope <= 1)
+    assert check_gradient(h, jnp.float32(0)).ok is (slope <= 1)
+    assert check_gradient(h, X.at[0].set(0)) or slope > 1
+
+
+@pytest.mark.parametrize("x", [jnp.zeros(2), jnp.zeros(3), jnp.array([0.0, 0, 1])], ids=str)
+@pytest.mark.parametrize("relu", [jax.nn.relu, lambda x: jnp.maximum(x, 0)])
+def test_kinks_of_several_entries_are_judged_near_them(relu, x):
+    right = rule(relu, lambda dy, y, x: jnp.where(x > 0, dy, 0))
+    (row,) = check_gradient(right, x).rows
+    assert row.ok and row.note == "a kink at the given point, judged near it"
+    assert check_gradient(right, x, near=0).rows[0].ok in (True, None)
+    assert not check_gradient(rule(relu, lambda dy, y, x: jnp.where(x > 0, 2 * dy, 0)), x).ok
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_what_rounds_inside_is_judged_as_coarsely(factor):
+    def f(x):  # as a kernel does, with `stop_gradient` around its argument
+        return jnp.tanh(jax.lax.stop_gradient(x).astype("float32")).astype(x.dtype)
+
+    h = rule(f, lambda dy, y, x: factor * dy * (1 - jnp.tanh(x) ** 2))
+    (row,) = check_gradient(h, X).rows
+    assert row.ok is (factor == 1)
+
+
+def test_a_primal_returns_what_the_function_does():
+    def h(primal):
+        return custom_gradient(primal=primal)(
+            lambda x: (jnp.tanh(x), lambda dy: dy * (1 - y(x) ** 2))
+        )
+
+    y = jnp.tanh
+    assert check_gradient(h(y), X)
+    for wrong in (jnp.square, lambda x: y(x)[None]):
+        (fact,) = check_gradient(h(wrong), X).facts
+        assert fact.ok is False and fact.text == "`primal` does not return what the function does"
 
 
 def test_at_a_jump_plain_autodiff_decides():

@@ -148,7 +148,7 @@ def test_a_weight_that_is_not_checked_is_named_and_fails(way):
     (found,) = report.unchecked
     assert found.startswith(name) and not report
     head = str(report).partition("\n")[0]
-    assert head.endswith(": ok where it was checked" if report.ok else ": WRONG")
+    assert head.endswith(": not checked in full" if report.ok else ": WRONG")
     (text,) = [fact.text for fact in report.facts if fact.name == "not checked"]
     assert text.startswith(found) and f"`check_gradient(lambda w, x: {passed}" in text
     if report.ok:
@@ -178,3 +178,21 @@ def test_what_is_no_weight_is_not_named():
     assert report.unchecked == (), report
     ordinary = custom_gradient(lambda x: (x * W, lambda dy: dy * W), variables="autodiff")
     assert check_gradient(ordinary, X)
+
+
+@pytest.mark.parametrize("w", [2.0, np.float32(2)], ids=["a number", "of NumPy"])
+@pytest.mark.parametrize("is_method", [False, True])
+def test_a_rule_that_wants_variables_and_gets_none_is_not_checked(w, is_method):
+    class Scale:
+        @custom_gradient
+        def __call__(self, x):
+            return w * x, lambda dy, variables: (dy * w, [100 * jnp.sum(dy * x) for _ in variables])
+
+    @custom_gradient
+    def scale(x):
+        return w * x, lambda dy, variables: (dy * w, [100 * jnp.sum(dy * x) for _ in variables])
+
+    report = check_gradient(Scale() if is_method else scale, X)
+    assert (
+        report.ok and not report and report.unchecked[0].startswith("its weights (the rule takes")
+    )

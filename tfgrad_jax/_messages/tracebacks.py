@@ -70,14 +70,19 @@ def is_of_derivative(error: BaseException) -> bool:
 def note(error: Exception, text: str) -> None:
     """Add a note to an error, unless it has one of the function in which it was raised."""
     if not (is_raised_here(error) or hasattr(error, _SAYS_WHAT_TO_DO)):
-        setattr(error, _SAYS_WHAT_TO_DO, True)
+        setattr(error, _SAYS_WHAT_TO_DO, text)
         error.add_note(text)
+
+
+def note_of(error: BaseException) -> str:
+    """Return the note that we have added to an error, if any."""
+    return getattr(error, _SAYS_WHAT_TO_DO, "")
 
 
 def hide(error: BaseException) -> None:
     """Remove our frames from the traceback of an error that is being handled."""
     if is_raised_here(error):  # the traceback will no longer show it
-        setattr(error, _SAYS_WHAT_TO_DO, True)
+        setattr(error, _SAYS_WHAT_TO_DO, "")
     if _CONFIG.jax_traceback_filtering == "off":
         return
     kept, tb = [], error.__traceback__

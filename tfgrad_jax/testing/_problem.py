@@ -18,11 +18,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.source_info_util import current, summarize
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path, tree_leaves
 
+from .._frontend.signature import requires_variables
 from .._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array
 from .._jax.watching import replacing
 from .._messages.errors import bad_option
 from .._messages.text import kind_of, type_name
-from .._tools import Call, Checked, decorated, differentiable, name_of
+from .._tools import Call, Checked, decorated, differentiable, name_of, refuse_pair
 
 _T = TypeVar("_T")
 Arrays: TypeAlias = Sequence[Leaf]
@@ -84,9 +85,7 @@ class Problem:
         self._call = call = Call.of(h, args, kwargs)
         self.name, owner = name_of(call.h), decorated(call.h)
         y = call.run(call.h, {})  # an error of the user's stays as it is
-        if owner is None and any(map(callable, tree_leaves(y))):
-            pair = "a decorated function: this one returns a pair (forgot `@custom_gradient`?)"
-            raise bad_option("h", self.name, pair, "check_gradient")
+        refuse_pair(call.h, y, "check_gradient")
         inputs = [(i, v) for i, v in enumerate(call.leaves) if call.is_input[i]]
         self._at = [i for i, v in inputs if isinstance(v, float | complex) or _is_floating(v)]
         self.names, self.declared = [call.names[i] for i in self._at], list[jax.Array]()
@@ -103,6 +102,9 @@ class Problem:
         self.plain = None if plain is None else self._function(plain)
         if not isinstance(variables, str):  # JAX differentiates these as it does without a rule
             self._look_at_the_rest(value)
+            if owner and variables is None and not self.unchecked and self._wants_variables():
+                none = "the rule takes `variables` and gets none, as numbers and NumPy arrays are"
+                self.unchecked.append(f"its weights ({none} constants)")
 
     @property
     def example(self) -> str:
@@ -125,8 +127,14 @@ class Problem:
 
         return Function(of_arrays, holding)
 
+    def _pair(self, *args: PyTree, **kwargs: PyTree) -> tuple[PyTree, AnyFunction]:
+        return self._call.h.__wrapped__(*self._call.bound_to, *args, **kwargs)
+
     def _plain(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        return self._call.h.__wrapped__(*self._call.bound_to, *args, **kwargs)[0]
+        return self._pair(*args, **kwargs)[0]
+
+    def _wants_variables(self) -> bool:
+        return requires_variables(self._call.run(self._pair, {})[1])
 
     def _look_at_variables(self, variables: PyTree) -> None:
         """Note which declared variables are checked, each once; a number has no identity."""
