@@ -119,6 +119,11 @@ def wrong_type(where: Where, given: Sequence[Any], leaf: int, layout: Layout) ->
         f"{type_name(wanted)}, or None."
     )
     convert = TypeError(f"{text} Convert it, by `jnp.real` or `.astype`.")
+    if not all_leaves([gradient]):
+        of_variables = "; those of `variables` come last" * (where.of == "input")
+        return TypeError(
+            f"{text} Return the gradients in the order of the {where.of}s{of_variables}."
+        )
     if callable(gradient):
         return TypeError(f"{text} Maybe you wrote `return g` instead of `return g(dy)`.")
     if came is None:

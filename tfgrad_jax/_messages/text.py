@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import PyTreeDef
+from jax.tree_util import PyTreeDef, all_leaves
 
 from .._jax.types import Aval, Leaf
 from .source import Source
@@ -25,7 +25,7 @@ def kind_of(value: Any) -> str:
         return f"a {type(value).__name__} of length {len(value)}"
     if isinstance(value, bool | int | float | complex | str | bytes):
         return f"the {type(value).__name__} {value!r}"
-    if callable(value):
+    if callable(value) and all_leaves([value]):  # a module is a pytree
         return f"the callable {Source.of(value)}"
     return f"an object of type {type(value).__qualname__}"
 

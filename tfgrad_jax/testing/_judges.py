@@ -117,15 +117,16 @@ class Point:
             plain = None
         low = high = d if plain is None else plain
         scale = np.sqrt(np.mean(abs(x) ** 2)) if x.any() else 1.0
-        size = 8 * _largest(abs(self._us) @ abs(self._y)) / scale
-        error, is_sharp, is_kink = self._eps * size, False, False
+        size = _largest(abs(self._us) @ abs(self._y)) / scale
+        # Two formulas for zero: their terms cancel up to rounding, and may be larger than `y`.
+        error, is_sharp, is_kink = 100 * self._eps * size, False, False
         # A kernel, say, may round to float32 what it gets in double precision.
         for eps in dict.fromkeys((self._eps, max(self._eps, _SINGLE_EPS))):
             if self._value is None or is_sharp:
                 break
             step = eps**0.4
             left, right, change = self._slopes(i, self._value, step * scale)
-            noise, slope = eps * size / step, _largest(left, right)
+            noise, slope = 8 * eps * size / step, _largest(left, right)
             # A slope of rounding alone is none, unless a small derivative hides in the rounding.
             is_flat = slope <= noise and not 0 < 0.01 * _largest(d, low) < noise
             if is_sharp := is_flat or noise + change <= 0.01 * slope:
