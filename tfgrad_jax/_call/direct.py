@@ -118,10 +118,7 @@ def _watching(
     # With "autodiff", JAX differentiates the operations of `f` by what it captures. So they run
     # where JAX differentiates, on inputs without their tangents, for which there is the rule.
     level = of if call.autodiff else parent_of(of)
-    # If `f` may leave what it computes in an object, it computes tracers, not constants.
-    is_first = outer is None and has_values(level) and not is_forward(of)
-    shows = not (is_first and reaches_nothing(call.held.roots, tracers=True))
-    run = Run(of, call.operands, lambda: errors.left_behind(call.spec.source), shows)
+    run = Run(of, call.operands, lambda: errors.left_behind(call.spec.source))
     aliases = _aliases(call, of) if is_forward(of) else {}
     ofs = (*(outer.ofs if outer else ()), of)
     return Watch.running(level, run, ofs=ofs, outer=outer, aliases=aliases)

@@ -125,13 +125,11 @@ def globals_of(f: types.FunctionType) -> Iterator[tuple[str, Object]]:
             yield name, f.__globals__[name]
 
 
-def reaches_nothing(
-    held: Iterable[Object], *, may_change: bool = False, tracers: bool = False
-) -> bool:
+def reaches_nothing(held: Iterable[Object], may_change: bool = False) -> bool:
     """Return whether functions can read constants alone, and leave nothing behind.
 
-    False if there may be a tracer, unless `tracers` count as constants; or an object or a variable
-    in which they leave something, unless it `may_change`.
+    False if there may be a tracer; or an object or a variable in which they leave something, unless
+    it `may_change`.
     """
     pending, seen = [*held], set[Id]()
     for one in pending:  # it grows
@@ -139,7 +137,7 @@ def reaches_nothing(
         if cls in PLAIN or cls is _Empty:
             continue
         if isinstance(one, ARRAYS):
-            if (isinstance(one, Tracer) and not tracers) or is_of_objects(one):
+            if isinstance(one, Tracer) or is_of_objects(one):
                 return False
         elif cls is types.FunctionType:
             if id(one) in seen or is_of_library(one):

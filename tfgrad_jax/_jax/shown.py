@@ -59,14 +59,9 @@ class Run(jax.core.Trace):
     trace of an operand is still valid: it is, in every run under the same derivative.
     """
 
-    def __init__(
-        self, of: Trace, inputs: Sequence[Leaf], left: Callable[[], Exception], shows: bool = True
-    ) -> None:
+    def __init__(self, of: Trace, inputs: Sequence[Leaf], left: Callable[[], Exception]) -> None:
         super().__init__()
         self.of, self.key = of, object()  # what JAX keeps of a run, which holds tracers
-        # A run that can leave nothing behind computes values: JAX runs operations on tracers in
-        # Python, each in about ten times the time.
-        self.shows = shows and of is not None
         self.taken: list[Leaf] = list(inputs)
         self.inputs = len(self.taken)
         self.uses: list[tuple[Leaf, object]] = []  # in order, with the line, as JAX records it

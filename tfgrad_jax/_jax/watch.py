@@ -105,9 +105,7 @@ class Watch(Transparent):
 
     def shown(self, inputs: Sequence[Leaf]) -> list[Leaf]:
         """Return the inputs of the code such that what it computes from them is known."""
-        every = enumerate(inputs)
-        shows = self.run.shows
-        return [Shown(self.run, v, 1 << i) if shows and not is_ref(v) else v for i, v in every]
+        return [v if is_ref(v) else Shown(self.run, v, 1 << i) for i, v in enumerate(inputs)]
 
     def lower(self, v: Leaf) -> Leaf:
         """Return what stands for a value where the operations run."""
@@ -154,15 +152,15 @@ class Watch(Transparent):
         """Return what stands for values that the code returns: one may be from outside."""
         bare, mask = self._opened(values)
         self.run.use(mask, moves=True)
-        if self.run.shows:
+        if self.ofs:
             self.run.returned = mask
         return bare
 
     def marked(self, results: Any, mask: Mask) -> Any:
         """Return results of an operation such that what they depend on is known."""
-        shows, marked = self.run.shows and mask, []
+        marks, marked = self.run.of is not None and mask, []
         for r in results:
-            if shows and has_derivative(r):
+            if marks and has_derivative(r):
                 r = Shown(self.run, r, mask)
             elif isinstance(r, Tracer):
                 self._made[id(r)] = r
