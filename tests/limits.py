@@ -425,6 +425,24 @@ def memos_that_a_rule_fills(instead):
     return slope_of(loss)
 
 
+@limit(AssertionError, "differ", 7 + 2 * X)
+def values_in_a_ref(instead):
+    """`f` runs on primals, so that is what the Ref gets."""
+
+    def loss(x):
+        ref = jax.new_ref(jnp.float32(0))
+
+        @custom_gradient
+        def f(x):
+            ref[...] = x**2
+            return (2 * x, x**2), lambda dy, ds: 7 * dy + ds * 2 * x
+
+        y, square = f(x)
+        return y + (square if instead else ref[...])
+
+    return slope_of(loss)
+
+
 @limit(AssertionError, "differ", X)
 def numbers_out_of_a_weight(instead):
     """JAX itself gives the number, with or without a custom gradient."""

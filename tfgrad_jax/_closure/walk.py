@@ -6,6 +6,7 @@ survey         does an object lead to a tracer, or to functions whose variables 
 named          the names that the user has for some values, for messages
 """
 
+import builtins
 import collections
 import contextlib
 import contextvars
@@ -49,6 +50,7 @@ _ENDS = (
 _LIBRARIES = frozenset({"jax", "jaxlib", "numpy", *sys.stdlib_module_names})
 _OURS = __name__.rpartition("._closure")[0]
 _KNOWN = np.dtype, Inert, enum.Enum
+_STORES = setattr, delattr, vars, globals, exec, eval
 BUDGET, _BUDGET_OF_FUNCTIONS = 10_000, 1_000  # of objects to visit, for arrays and for functions
 
 
@@ -84,7 +86,11 @@ def is_of_library(value: Object) -> bool:
     """
     if getattr(value, "__closure__", None):
         return False
-    module = str(getattr(value, "__module__", ""))
+    f: Any = getattr(value, "__wrapped__", None) if type(value) is JITTED else value
+    if type(f) is types.FunctionType:  # `functools.wraps` has given it the module of another one
+        module = str(f.__globals__.get("__name__", ""))
+    else:
+        module = str(getattr(value, "__module__", ""))
     return module.partition(".")[0] in _LIBRARIES or f"{module}.".startswith(f"{_OURS}.")
 
 
@@ -113,9 +119,12 @@ def assigned_in(code: types.CodeType) -> frozenset[str]:
 
 @functools.cache
 def _leaves_something(code: types.CodeType) -> bool:
-    """Return whether code assigns to anything but its own variables."""
-    outside = "STORE_ATTR", "STORE_GLOBAL", "STORE_NAME"
-    return bool(assigned_in(code)) or any(op in outside for op, _ in _operations(code))
+    """Return whether code assigns to anything but its own variables, or may do so by others."""
+    outside = "STORE_ATTR", "STORE_GLOBAL", "STORE_NAME", "IMPORT_NAME"
+    return bool(assigned_in(code)) or any(
+        op in outside or (op == "LOAD_GLOBAL" and getattr(builtins, name, None) in _STORES)
+        for op, name in _operations(code)
+    )
 
 
 def globals_of(f: types.FunctionType) -> Iterator[tuple[str, Object]]:
@@ -157,7 +166,9 @@ def reaches_nothing(held: Iterable[Object], may_change: bool = False) -> bool:
         elif cls is tuple or (may_change and issubclass(cls, _SIZED)):
             if getattr(one, "__dict__", None):
                 return False
-            if id(one) not in seen and not is_inert(one):
+            # A tuple of empty lists is a place to leave something in.
+            is_empty = is_inert(one) if may_change else PLAIN.issuperset(map(type, one))
+            if id(one) not in seen and not is_empty:
                 seen.add(id(one))
                 pending += [*one, *dict.values(one)] if issubclass(cls, dict) else one
         elif not is_known(one, cls):

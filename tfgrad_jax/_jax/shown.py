@@ -127,11 +127,21 @@ class Shown(Tracer):
     was a constant for the loss that read it later, and its gradient was lost without an error.
     """
 
-    __slots__ = ("mask", "value")
+    __slots__ = ("_type", "mask", "value")
 
     def __init__(self, run: Run, value: Leaf, mask: Mask) -> None:
         super().__init__(run, jax.typeof(value))
         self.value, self.mask = value, mask
+
+    @property
+    def aval(self) -> Any:
+        """Raise where JAX takes what is left for a constant: a loss may return it as it is."""
+        is_valid(self)
+        return self._type
+
+    @aval.setter
+    def aval(self, aval: Any) -> None:
+        self._type = aval
 
     @property
     def _debug_info(self) -> None:

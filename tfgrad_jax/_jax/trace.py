@@ -121,11 +121,6 @@ def is_around(tracer: Any) -> bool:
     return True
 
 
-def is_innermost(tracer: Any) -> bool:
-    """Return whether a tracer belongs to the innermost trace that is running."""
-    return isinstance(tracer, Tracer) and trace_of(tracer) is innermost()
-
-
 def is_staging() -> bool:
     """Return whether JAX records operations, as under `jit` and `scan`, instead of running them."""
     trace = now = _current_trace(())
@@ -155,7 +150,7 @@ def is_transposed(value: Any) -> bool:
 
     JAX also linearizes under a trace of this type; but then known values are not its tracers.
     """
-    return isinstance(value, LINEARIZED) and is_innermost(value)
+    return isinstance(value, LINEARIZED) and trace_of(value) is innermost()
 
 
 def is_forward(trace: Any) -> bool:

@@ -74,7 +74,7 @@ def note(error: Exception, text: str) -> None:
         error.add_note(text)
 
 
-def note_of(error: BaseException) -> str:
+def note_of(error: BaseException | None) -> str:
     """Return the note that we have added to an error, if any."""
     return getattr(error, _SAYS_WHAT_TO_DO, "")
 
