@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.source_info_util import current, summarize
-from jax.tree_util import all_leaves, keystr, tree_flatten_with_path, tree_leaves
+from jax.tree_util import all_leaves, keystr, tree_flatten_with_path, tree_leaves, tree_structure
 
 from .._frontend.signature import requires_variables
 from .._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array
@@ -97,6 +97,8 @@ class Problem:
             floats = "floats among its arguments, and finite ones among its outputs"
             raise bad_option("h", call.h, f"a function with {floats}", "check_gradient")
         value = self._plain if owner else call.h
+        of_f = call.run(value, {}) if owner else y
+        self.has_its_structure = tree_structure(of_f) == tree_structure(y)  # not that of a `primal`
         plain = reference or (value if owner else None)
         self.h, self.value = self._function(call.h), self._function(value)
         self.plain = None if plain is None else self._function(plain)
@@ -112,7 +114,8 @@ class Problem:
         inputs = ", ".join(self._call.bound.arguments)
         makes, _, name = self.name.rpartition(".")
         is_method = isinstance(self._call.h, types.MethodType) and name != "__call__"
-        made = f"{makes or 'make'}(w)" + f".{name}" * is_method
+        makes = makes if makes.replace(".", "").isidentifier() else "make"  # a wrapper has no name
+        made = f"{makes}(w)" + f".{name}" * is_method
         return f"check_gradient(lambda w, {inputs}: {made}({inputs}), w, {inputs})"
 
     def _function(self, f: AnyFunction) -> Function:
