@@ -80,7 +80,9 @@ class Run(jax.core.Trace):
 
     def is_known(self) -> bool:
         """Return whether a run under the same derivative is on, in this thread."""
-        return any(self.of is of for watch in _local.watches for of in watch.ofs)
+        watches = _local.watches
+        is_innermost = bool(watches) and watches[-1].run is self  # as at almost every operation
+        return is_innermost or any(self.of is of for watch in watches for of in watch.ofs)
 
     def is_captured(self, v: Leaf) -> bool:
         """Return whether a value is a tracer from outside that no earlier run has left."""

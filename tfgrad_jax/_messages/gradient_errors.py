@@ -137,9 +137,9 @@ def wrong_type(where: Where, given: Sequence[Any], leaf: int, layout: Layout) ->
     elif axes := varying(wanted) - varying(came):
         names = ", ".join(f"'{a}'" for a in sorted(axes, key=str))
         text += (
-            f" It is the same along the mesh axis {names}: return `jax.lax.pcast(g, ({names},), "
-            "to='varying')`. In a rule for `shard_map(..., check_vma=False)`, check every `psum` "
-            "too: a checked one has already summed the upstreams of what all devices share."
+            f" It is the same along the mesh axis {names}. If the rule sums it (`psum`), drop "
+            "that: a checked `shard_map` sums what all devices share. Otherwise, return "
+            f"`jax.lax.pcast(g, ({names},), to='varying')`."
         )
     elif (by := explicit_sharding(wanted)) != explicit_sharding(came):
         by = by or f"P{(None,) * len(wanted.shape)}"
