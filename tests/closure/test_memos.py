@@ -210,6 +210,7 @@ PLACES = {
     "a function that looks like JAX's": (like_one_of_jax, lambda: NOTES[1]["e"]),
     "a module": (in_a_module, lambda: users.e),
     "an attribute": (lambda e: setattr(layer, "e", e), lambda: layer.e),
+    "a dict of attributes": (lambda e: layer.__dict__.update(d=e), lambda: layer.d),
     "globals": (lambda e: globals().__setitem__("LEFT", e), lambda: LEFT),  # noqa: F821
 }
 

@@ -122,7 +122,9 @@ def _leaves_something(code: types.CodeType) -> bool:
     """Return whether code assigns to anything but its own variables, or may do so by others."""
     outside = "STORE_ATTR", "STORE_GLOBAL", "STORE_NAME", "IMPORT_NAME"
     return bool(assigned_in(code)) or any(
-        op in outside or (op == "LOAD_GLOBAL" and getattr(builtins, name, None) in _STORES)
+        op in outside
+        or name == "__dict__"
+        or (op == "LOAD_GLOBAL" and getattr(builtins, name, None) in _STORES)
         for op, name in _operations(code)
     )
 
