@@ -13,6 +13,8 @@ REMAT = "JAX cannot transpose a checkpoint, or look into it, under this flag"
 # Forward mode of a rule that calls a decorated function is an error there, and not a wrong number.
 HIGH = "JAX hides what a decorated function calls, and lowers no `linear_call`, under these flags"
 ABSENT = "no limit under these flags"
+ANOTHER = "JAX raises an error of its own under these flags"
+ANEW = "forward mode of a checkpoint makes its values anew under this flag: `v is w` does not hold"
 
 UNDER_FLAGS = {
     "autodiff/test_eager_values.py": VALUES,
@@ -41,6 +43,20 @@ UNDER_FLAGS = {
     "an operator plus": HIGH,
     "[outside of JAX": HIGH,
     "test_forward_mode_names_the_operation[round in a function with a linear": HIGH,
+    "[rules that read a ref]": HIGH,
+    "[in a rule-vmap(jacfwd)]": HIGH,
+    "[in a rule-jacfwd(vmap)]": HIGH,
+    "[in a rule-vmap(hessian)]": HIGH,
+    "[in a rule-hessian(vmap)]": HIGH,
+    "both_modes[of a decorated function-": HIGH,
+    "both_modes[constant custom_jvp-": HIGH,
+    "right_or_an_error[a custom_vjp-hessian]": ANOTHER,
+    "in_the_order_of_first_use[a shard_map]": ANOTHER,
+    "its_declared_derivatives[called by the rule alone-jvp]": HIGH,
+    "its_declared_derivatives[called by the rule alone-vmap(hessian)]": HIGH,
+    "its_own_gradient[captured-checkpoint-": REMAT,
+    "-jacfwd(checkpoint)]": ANEW,
+    "-hessian(checkpoint)]": ANEW,
     "both_modes[checkpoint-": REMAT,
     "test_forward_mode_names_the_operation[checkpoint-": REMAT,
 }
