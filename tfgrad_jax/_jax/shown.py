@@ -191,4 +191,5 @@ class Shown(Tracer):
     def __repr__(self) -> str:
         return repr(self.value)
 
-    __str__ = __repr__
+    def __str__(self) -> str:
+        return str(self.value)  # as `print` shows an array
