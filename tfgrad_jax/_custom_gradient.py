@@ -6,6 +6,7 @@ differentiated, and `_plain` only calls `f`. Otherwise `_called` sorts the argum
 """
 
 import functools
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from jax.core import Tracer
 from jax.tree_util import all_leaves, tree_leaves
 
 from ._call.run import run
-from ._closure.walk import JITTED, is_importable
+from ._closure.walk import JITTED
 from ._frontend.grad_fn import Call, CallSpec, Held, value
 from ._frontend.signature import Signature
 from ._frontend.structure import split
@@ -144,7 +145,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
         return self._declaration.f.__globals__
 
     def __reduce__(self) -> Any:
-        if is_importable(self):
+        if _is_importable(self):
             return vars(self)["__qualname__"]  # pickled by name, like any function
         attributes = {k: v for k, v in vars(self).items() if k not in _SET_BY_WRAPS}
         return type(self), (self._declaration,), attributes
@@ -194,6 +195,14 @@ class CustomGradient(Copied, Generic[_P, _R]):
             if isinstance(v, Tracer) and not is_plain():
                 raise errors.traced_elsewhere(source)
         return y
+
+
+def _is_importable(value: object) -> bool:
+    """Return whether a function can be imported by its name."""
+    found: Any = sys.modules.get(getattr(value, "__module__", ""))
+    for name in getattr(value, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is value
 
 
 class _Options(TypedDict, total=False):

@@ -55,6 +55,16 @@ def test_at_several_kinks_each_entry_is_judged_alone(relu, x):
         assert report.ok is (right or x.size == 2 or bool(x[2]))
 
 
+@pytest.mark.parametrize("at_zero", [0, 1, 100])
+def test_a_kink_in_what_rounds_inside(at_zero):
+    def f(x):
+        return jax.nn.relu(jax.lax.stop_gradient(x).astype("float32")).astype(x.dtype) * 1.1
+
+    slopes = lambda x: jnp.where(x > 0, 1.0, jnp.where(x == 0, at_zero, 0.0)).astype(x.dtype)  # noqa: E731
+    h = rule(f, lambda dy, y, x: 1.1 * dy * slopes(x))
+    assert check_gradient(h, X.at[0].set(0)).ok is (at_zero < 2)
+
+
 def test_many_kinks_are_judged_near_them():
     x = jnp.zeros(100)
     right = rule(jax.nn.relu, lambda dy, y, x: jnp.where(x > 0, dy, 0.3 * dy))

@@ -49,7 +49,6 @@ _ENDS = (
 # By the modules themselves: one of the user's may be called `signal`, too.
 _LIBRARIES = frozenset({"jax", "jaxlib", "numpy", *sys.stdlib_module_names})
 _OURS = __name__.rpartition("._closure")[0]
-_KNOWN = np.dtype, Inert, enum.Enum
 _STORES = setattr, delattr, vars, globals, exec, eval
 BUDGET, _BUDGET_OF_FUNCTIONS = 10_000, 1_000  # of objects to visit, for arrays and for functions
 
@@ -87,19 +86,9 @@ def is_of_library(value: Object) -> bool:
     if getattr(value, "__closure__", None):
         return False
     f: Any = getattr(value, "__wrapped__", None) if type(value) is JITTED else value
-    if type(f) is types.FunctionType:  # `functools.wraps` has given it the module of another one
-        module = str(f.__globals__.get("__name__", ""))
-    else:
-        module = str(getattr(value, "__module__", ""))
+    is_code = type(f) is types.FunctionType  # `functools.wraps` may have given it another module
+    module = str(f.__globals__.get("__name__") if is_code else getattr(value, "__module__", ""))
     return module.partition(".")[0] in _LIBRARIES or f"{module}.".startswith(f"{_OURS}.")
-
-
-def is_importable(value: Object) -> bool:
-    """Return whether a class or a function can be imported by its name."""
-    found: Object = sys.modules.get(getattr(value, "__module__", ""))
-    for name in getattr(value, "__qualname__", "").split("."):
-        found = getattr(found, name, None)
-    return found is value
 
 
 @functools.cache
@@ -180,7 +169,7 @@ def reaches_nothing(held: Iterable[Object], may_change: bool = False) -> bool:
 
 def is_known(one: Object, cls: type) -> bool:
     """Return whether one is a module, a function or a class of a library: it leads nowhere."""
-    if issubclass(cls, _KNOWN):
+    if issubclass(cls, np.dtype | Inert | enum.Enum):
         return True
     if cls is types.ModuleType:
         return one.__name__.partition(".")[0] in _LIBRARIES

@@ -121,14 +121,14 @@ class Point:
         scale = np.sqrt(np.mean(abs(x) ** 2)) if x.any() else 1.0
         size = _largest(abs(self._us) @ abs(self._y)) / scale
         # Two formulas for zero: their terms cancel up to rounding, and may be larger than `y`.
-        error, is_sharp, is_kink = 100 * self._eps * size, False, False
+        error, is_sharp, is_kink, noise, step = 100 * self._eps * size, False, False, 0.0, 0.0
         # A kernel, say, may round to float32 what it gets in double precision.
         for eps in dict.fromkeys((self._eps, max(self._eps, _SINGLE_EPS))):
             if self._value is None or is_sharp:
                 break
-            step = eps**0.4
-            left, right, change = self._slopes(i, self._value, step * scale, self._vs[i])
-            noise, slope = 8 * eps * size / step, _largest(left, right)
+            step = eps**0.4 * scale
+            left, right, change = self._slopes(i, self._value, step, self._vs[i])
+            noise, slope = 8 * eps * size * scale / step, _largest(left, right)
             # A slope of rounding alone is none, unless a small derivative hides in the rounding.
             is_flat = slope <= noise and not 0 < 0.01 * _largest(d, low) < noise
             if is_sharp := is_flat or noise + change <= 0.01 * slope:
@@ -141,12 +141,12 @@ class Point:
         if is_kink and (x.size > _FEW or np.iscomplexobj(x)):
             is_judged = is_sharp = False
         elif is_kink and self._value is not None:  # each entry may have one: along each of them
-            units, step = np.eye(x.size), self._eps**0.4
-            left, right, change = self._slopes(i, self._value, step * scale, units)
+            units = np.eye(x.size)
+            left, right, change = self._slopes(i, self._value, step, units)
             each = self.along(i, self.gradients, units)
             inside = np.clip(each, np.minimum(left, right), np.maximum(left, right))
             off, allowed = _apart(each, inside), self._tolerance * _largest(each, left, right)
-            ok = bool((abs(each - inside) <= allowed + change + 8 * self._eps * size / step).all())
+            ok = bool((abs(each - inside) <= allowed + noise + change).all())
         return Study(
             d,
             expected,

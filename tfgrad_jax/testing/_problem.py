@@ -97,14 +97,14 @@ class Problem:
             floats = "floats among its arguments, and finite ones among its outputs"
             raise bad_option("h", call.h, f"a function with {floats}", "check_gradient")
         value = self._plain if owner else call.h
-        of_f = call.run(value, {}) if owner else y
+        of_f, rule = call.run(self._pair, {}) if owner else (y, None)
         self.has_its_structure = tree_structure(of_f) == tree_structure(y)  # not that of a `primal`
         plain = reference or (value if owner else None)
         self.h, self.value = self._function(call.h), self._function(value)
         self.plain = None if plain is None else self._function(plain)
         if not isinstance(variables, str):  # JAX differentiates these as it does without a rule
             self._look_at_the_rest(value)
-            if owner and variables is None and not self.unchecked and self._wants_variables():
+            if rule and variables is None and not self.unchecked and requires_variables(rule):
                 none = "the rule takes `variables` and gets none, as numbers and NumPy arrays are"
                 self.unchecked.append(f"its weights ({none} constants)")
 
@@ -135,9 +135,6 @@ class Problem:
 
     def _plain(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         return self._pair(*args, **kwargs)[0]
-
-    def _wants_variables(self) -> bool:
-        return requires_variables(self._call.run(self._pair, {})[1])
 
     def _look_at_variables(self, variables: PyTree) -> None:
         """Note which declared variables are checked, each once; a number has no identity."""
