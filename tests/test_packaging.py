@@ -128,7 +128,7 @@ def test_a_vendored_copy_works_under_another_name(tmp_path):
     code = """if True:
         import sys
         import jax
-        from a._vendor.tfgrad_jax import custom_gradient, explain
+        from a._vendor.tfgrad_jax import custom_gradient
         from a._vendor.tfgrad_jax.testing import assert_gradient, check_gradient
 
         def loss(w, x):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfgrad_jax import custom_gradient, explain, grad_pass_through, recompute_grad
+from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
 from tfgrad_jax.testing import assert_gradient, check_gradient
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def run(misuse: Misuse, jitted: bool = False) -> Any:
         space = {
             "__name__": "model", "jax": jax, "jnp": jnp, "np": np,
             "custom_gradient": custom_gradient, "recompute_grad": recompute_grad,
-            "grad_pass_through": grad_pass_through, "explain": explain,
+            "grad_pass_through": grad_pass_through,
             "check_gradient": check_gradient, "assert_gradient": assert_gradient, **arrays,
         }  # fmt: skip
         exec(compile(module, "model.py", "exec"), space)
@@ -545,8 +545,6 @@ MISUSES["checking"] = [
     misuse("Accept unchecked weights by another word",
         function("assert_gradient(f, x, unchecked='ignore')"),
         "assert_gradient got unchecked='ignore'; expected 'error' or 'allow'", **VALUE),
-    misuse("Explain the result of a call", function("explain(f(x))"),
-        "explain got h=an array", "expected a function, and its arguments after it", **VALUE),
 ]  # fmt: skip
 
 LINE_1 = "tracing the function f at model.py:1"

@@ -23,7 +23,7 @@ from .._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array
 from .._jax.watching import replacing
 from .._messages.errors import bad_option
 from .._messages.text import kind_of, type_name
-from .._tools import Call, Checked, decorated, differentiable, name_of, refuse_pair
+from ._call import Call, Checked, decorated, name_of
 
 _T = TypeVar("_T")
 Arrays: TypeAlias = Sequence[Leaf]
@@ -85,7 +85,9 @@ class Problem:
         self._call = call = Call.of(h, args, kwargs)
         self.name, owner = name_of(call.h), decorated(call.h)
         y = call.run(call.h, {})  # an error of the user's stays as it is
-        refuse_pair(call.h, y, "check_gradient")
+        if owner is None and any(map(callable, tree_leaves(y))):
+            pair = "a decorated function: this one returns a pair (forgot `@custom_gradient`?)"
+            raise bad_option("h", self.name, pair, "check_gradient")
         inputs = [(i, v) for i, v in enumerate(call.leaves) if call.is_input[i]]
         self._at = [i for i, v in inputs if isinstance(v, float | complex) or _is_floating(v)]
         self.names, self.declared = [call.names[i] for i in self._at], list[jax.Array]()
@@ -93,7 +95,7 @@ class Problem:
         variables = owner and owner._declaration.variables
         self._look_at_variables(variables)
         self.xs = [*(call.leaves[i] for i in self._at), *self.declared]
-        if not (self.xs and any(jnp.isfinite(v).any() for v in differentiable(y))):
+        if not (self.xs and any(jnp.isfinite(v).any() for v in _differentiable(y))):
             floats = "floats among its arguments, and finite ones among its outputs"
             raise bad_option("h", call.h, f"a function with {floats}", "check_gradient")
         value = self._plain if owner else call.h
@@ -126,7 +128,7 @@ class Problem:
 
         def of_arrays(*xs: Leaf) -> list[jax.Array]:
             with holding(xs):
-                return differentiable(self._call.run(f, dict(zip(self._at, xs, strict=False))))
+                return _differentiable(self._call.run(f, dict(zip(self._at, xs, strict=False))))
 
         return Function(of_arrays, holding)
 
@@ -187,6 +189,11 @@ class Problem:
         with replacing(self.declared, self.declared, note):
             look_at(tree_leaves(self._call.run(f, dict(zip(self._at, xs, strict=True)))))
         return found
+
+
+def _differentiable(y: PyTree) -> list[jax.Array]:
+    """Return the leaves that have a derivative."""
+    return [jnp.asarray(leaf) for leaf in tree_leaves(y) if has_gradient(leaf)]
 
 
 def _is_floating(leaf: Leaf) -> bool:

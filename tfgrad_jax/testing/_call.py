@@ -1,18 +1,15 @@
-"""A call, and the leaves of its arguments by name: what `check_gradient` and `explain` work on."""
+"""The call to check, and the leaves of its arguments by name."""
 
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-import jax
-import jax.numpy as jnp
-from jax.tree_util import PyTreeDef, keystr, tree_flatten_with_path, tree_leaves, tree_unflatten
+from jax.tree_util import PyTreeDef, keystr, tree_flatten_with_path, tree_unflatten
 
-from ._custom_gradient import CustomGradient
-from ._jax.types import Leaf, PyTree, has_gradient
-from ._messages.errors import bad_option
-from ._messages.source import Source
+from .._custom_gradient import CustomGradient
+from .._jax.types import Leaf, PyTree
+from .._messages.source import Source
 
 Checked: TypeAlias = Any  # a function, a method or a layer, decorated or around what is
 _T = TypeVar("_T")
@@ -28,18 +25,6 @@ def decorated(h: Checked) -> CustomGradient[..., Any] | None:
 
 def name_of(h: Checked) -> str:
     return Source.of(inspect.unwrap(h)).name.replace("<locals>.", "")  # `jax.jit(f)` has no name
-
-
-def refuse_pair(h: Checked, y: PyTree, tool: str) -> None:
-    """Raise if a function returns its rule, too."""
-    if decorated(h) is None and any(map(callable, tree_leaves(y))):
-        pair = "a decorated function: this one returns a pair (forgot `@custom_gradient`?)"
-        raise bad_option("h", name_of(h), pair, tool)
-
-
-def differentiable(y: PyTree) -> list[jax.Array]:
-    """Return the leaves that have a derivative."""
-    return [jnp.asarray(leaf) for leaf in tree_leaves(y) if has_gradient(leaf)]
 
 
 class Call(NamedTuple):
