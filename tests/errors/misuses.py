@@ -410,8 +410,8 @@ class Layer:
 jax.jit(jax.grad(lambda w: Layer(w).f(2.0)))(1.0)
 """,
         "needs the value of an array that JAX is tracing", "JAX records `Layer.f` (model.py:5) at "
-        "the call, without values: it reads a traced value in an object that is no pytree. Read it "
-        "from a variable, a small container or a pytree",
+        "the call, without values: it reads a traced value in an object. Read it from a "
+        "variable or a list, tuple or dict",
         of="Layer.f", error=jax.errors.TracerBoolConversionError),
     misuse("Call a decorated function in a thread pool, in a loss", """
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,8 @@
 """The kinds of values that can be put together around other parts. A new kind goes here.
 
 `opened` returns the parts of a value, and what makes it of others: of lists, tuples and dicts, of
-methods, partials and jitted functions, of decorated functions, and of pytrees without hidden state.
-`are_alike` compares what is made so.
+methods, partials and jitted functions, and of decorated functions. `are_alike` compares what is
+made so.
 """
 
 import functools
@@ -10,10 +10,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from jax.tree_util import tree_flatten, tree_unflatten
-
 from .._jax.types import Copied
-from .walk import EMPTY, JITTED, PLAIN, Id, attributes_of, held_by, reaches_nothing
+from .walk import JITTED, PLAIN, Id, attributes_of, held_by
 
 Make: TypeAlias = Callable[[Sequence[Any]], Any]  # a value, of other parts
 
@@ -39,7 +37,7 @@ def opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
         return (v.func, v.args, v.keywords), lambda p: functools.partial(p[0], *p[1], **p[2])
     if isinstance(v, Copied):
         return _of_declared(v)
-    return _of_pytree(v, cls)
+    return None
 
 
 def filled(pairs: Sequence[Any]) -> Any:
@@ -58,43 +56,6 @@ def _of_declared(h: Any) -> tuple[Sequence[Any], Make]:
     return [f, variables, primal, attributes_of(h)], make
 
 
-def _of_pytree(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
-    """Return the children of a pytree, and what makes it; None if that loses something.
-
-    What a class keeps beside its children, `unflatten` may make anew, in its first state; a
-    `defaultdict` has other keys first then. So it is tried on the children themselves.
-    """
-    try:
-        children, treedef = tree_flatten(v, is_leaf=lambda part: part is not v)
-        if len(children) == 1 and children[0] is v:
-            return None
-        again = tree_unflatten(treedef, children)
-    except Exception:  # keys that cannot be sorted; a constructor that does not take its own
-        return None
-    if type(again) is not cls or not _are_same(_state(v), _state(again)):
-        return None
-    _, static = treedef.node_data()
-    if not reaches_nothing([static], may_change=True):  # its static part may hold an array
-        return None
-    return children, functools.partial(tree_unflatten, treedef)
-
-
-def _state(v: Any) -> list[Any]:
-    slots = (s for c in type(v).__mro__ for s in vars(c).get("__slots__", ()))
-    named = {**getattr(v, "__dict__", {}), **{s: getattr(v, s, EMPTY) for s in slots}}
-    items = [x for pair in dict.items(v) for x in pair] if isinstance(v, dict) else ()
-    return [*named, *named.values(), *items, *(v if isinstance(v, (list, tuple)) else ())]
-
-
-def _are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:
-    return len(these) == len(those) and all(map(_is_same, these, those))
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    """Return whether two values are one, or equal numbers or strings."""
-    return a is b or (type(a) in PLAIN and type(b) is type(a) and a == b)
-
-
 def are_alike(a: Any, b: Any) -> bool:
     """Return whether two values are the same, or made of the same in the same way.
 
@@ -102,7 +63,8 @@ def are_alike(a: Any, b: Any) -> bool:
     """
     pending, seen = [(a, b)], set[tuple[Id, Id]]()
     for a, b in pending:  # it grows
-        if _is_same(a, b) or (id(a), id(b)) in seen:
+        is_equal = type(a) in PLAIN and type(b) is type(a) and a == b
+        if a is b or is_equal or (id(a), id(b)) in seen:
             continue
         seen.add((id(a), id(b)))
         if type(a) is not type(b) or type(a) not in _MADE:
