@@ -6,7 +6,7 @@ import pytest
 
 from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
 
-X, W = jnp.ones((4, 8)), jnp.full((8, 8), 0.5)
+X, W, STOP = jnp.ones((4, 8)), jnp.full((8, 8), 0.5), jax.lax.stop_gradient
 
 
 @custom_gradient
@@ -22,7 +22,19 @@ def careless(x):
     return 2 * y, lambda dy: dy * slope.astype(dy.dtype) * 2
 
 
+class Box:
+    """A rule that reads it is recorded."""
+
+    def __init__(self, x):
+        self.x = x
+
+    @custom_gradient
+    def scaled(self, y):
+        return jnp.sin(y), lambda dy: dy * self.x
+
+
 KEPT = {
+    "what it reads in an object": (lambda x: Box(STOP(x)).scaled(x), [("float32", (4, 8))]),
     "an output": (careful, [("float32", (4, 8))]),
     "what it computes": (careless, [("bfloat16", (4, 8))]),
     "nothing": (grad_pass_through(jnp.round), []),

@@ -200,16 +200,20 @@ def _recorded(
     finally:
         _recording.reset(token)
     run, n, k = done.run, len(positions), len(done.consts)
+    jaxpr = done.jaxpr
+    read = {id(a) for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for a in atoms}
+    kept_y = [y] * (y is not None and id(jaxpr.invars[-1]) in read)  # else it need not stay alive
 
     def body(
         residuals: Values, cotangents: Values, _: Any, listed: Sequence[OperandIndex]
     ) -> Gradients:
-        found = iter(run(residuals[:k], [*cotangents, *residuals[k:]]))
+        y = residuals[k:] or cotangents[: len(own)]  # any array will do for what it does not read
+        found = iter(run(residuals[:k], [*cotangents, *y]))
         every = [next(found) if h else None for h in has]
         of_variables = dict(zip(positions, every[len(every) - n :], strict=True))
         return [*every[: len(every) - n], *(of_variables[i] for i in listed)]
 
-    return body, [*done.consts, *([] if y is None else [y])]
+    return body, [*done.consts, *kept_y]
 
 
 _recording: contextvars.ContextVar[tuple[Held, ...]] = contextvars.ContextVar(
