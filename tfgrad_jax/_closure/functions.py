@@ -1,10 +1,10 @@
 """A rule as a function of the arrays that it holds.
 
 `taken_apart` takes them out: through the variables of functions, their defaults and attributes,
-methods, partials, decorated functions, and exact lists, tuples and dicts. `Apart.rebuilt` puts the
-rule together around others. What a function held when it was taken apart it holds then, too: layers
-that are made in a loop keep their own weight. A variable to which the code itself assigns is the
-user's own.
+methods, partials, decorated functions, and exact lists, (named) tuples and dicts. `Apart.rebuilt`
+puts the rule together around others. What a function held when it was taken apart it holds then,
+too: layers that are made in a loop keep their own weight. A variable to which the code itself
+assigns is the user's own.
 
 Behind anything else, such as an object, nothing can be put together; the caller decides.
 """

@@ -1,8 +1,8 @@
 """The kinds of values that can be put together around other parts. A new kind goes here.
 
-`opened` returns the parts of a value, and what makes it of others: of lists, tuples and dicts, of
-methods, partials and jitted functions, and of decorated functions. `are_alike` compares what is
-made so.
+`opened` returns the parts of a value, and what makes it of others: of lists, (named) tuples and
+dicts, of methods, partials and jitted functions, and of decorated functions. `are_alike` compares
+what is made so.
 """
 
 import functools
@@ -27,6 +27,8 @@ def opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
     """Return the parts of a value, and what makes it of others; None if nothing can."""
     if cls is tuple or cls is list:
         return v, cls
+    if issubclass(cls, tuple) and hasattr(cls, "_make") and not cls.__dictoffset__:  # a NamedTuple
+        return v, cls._make
     if cls is dict:
         return values_of(v), filled
     if cls is types.MethodType:
