@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from checked import COMPLEX, RIGHT, WRONG, X, rule
 from support.helpers import sample
@@ -111,6 +112,21 @@ def test_at_a_jump_plain_autodiff_decides():
     assert not check_gradient(rule(jnp.round, lambda dy, y, x: dy), at_jump).ok
 
 
+def test_a_jump_within_the_step_is_no_kink():
+    step = rule(lambda v: jnp.heaviside(v, 0.5), lambda dy, y, v: dy / (1 + 10 * abs(v)) ** 2)
+    (row,) = check_gradient(
+        lambda t: step(1.001 - t.astype("float32")), jnp.float32(1), near=0
+    ).rows
+    assert (row.ok, row.differences) == (None, None)
+
+
+def test_a_clipped_gradient_is_not_linear_at_any_seed():
+    h = rule(lambda x: x, lambda dy, y, x: 0.01 * dy / jnp.linalg.norm(dy))
+    for seed in range(12):
+        facts = check_gradient(h, jnp.float32(2), seed=seed, near=0).facts
+        assert [fact.ok for fact in facts if fact.name == "linear in dy"] == [False]
+
+
 def test_where_plain_autodiff_is_wrong_differences_decide(x64):
     h = rule(lambda x: jnp.log(1 + jnp.exp(x)), lambda dy, y, x: dy * jax.nn.sigmoid(x))
     assert check_gradient(h, 50.0).ok
@@ -182,6 +198,21 @@ def test_a_surrogate_without_a_reference_is_measured_at_the_point_alone():
         report = check_gradient(rule(f, grad), X, expect="surrogate")
         assert report.ok and report.rows[0].note.startswith(note) and len(report.points) == 1
         assert [fact.ok for fact in report.facts if fact.name == "linear in dy"] == [None]
+
+
+REFERENCES = {
+    "its own error": (lambda x: 1 / 0, ZeroDivisionError, "zero"),
+    "other arguments": (lambda: X, TypeError, "takes 0 positional arguments"),
+    "another shape": (jnp.sum, ValueError, "outputs of the same shapes as those of `h`"),
+    "no derivative": (np.sin, jax.errors.TracerArrayConversionError, "traced array"),
+}
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_a_reference_that_cannot_be_compared_is_an_error(kind):
+    reference, error, text = REFERENCES[kind]
+    with pytest.raises(error, match=text):
+        check_gradient(rule(jnp.sin, lambda dy, y, x: dy * jnp.cos(x)), X, reference=reference)
 
 
 def test_the_derivative_of_jax_itself_is_checked_by_a_reference():

@@ -82,6 +82,21 @@ def test_a_declared_weight_is_checked_wherever_it_is_held(way):
     assert check_gradient(h, W * 0 + w).rows[1].note == wrong  # at its own weight
 
 
+@jax.custom_vjp
+def sevenfold(w):
+    return w
+
+
+sevenfold.defvjp(lambda w: (w, None), lambda _, dw: (7 * dw,))
+
+
+def test_a_reference_may_have_a_rule_for_a_declared_weight():
+    layer = Layer(jnp.array(W))
+    reference = lambda x: of(sevenfold(layer.params["w"]), x)[0]  # noqa: E731
+    report = check_gradient(layer, X, expect="surrogate", reference=reference)
+    assert report and all(row.autodiff < 1e-5 for row in report.rows), report
+
+
 @pytest.mark.parametrize("way", ["an object", "a nested call", "a closure"])
 def test_second_derivatives_by_declared_weights(way):
     make, name = DECLARED[way]
@@ -178,6 +193,9 @@ def test_what_is_no_weight_is_not_named():
     assert report.unchecked == (), report
     ordinary = custom_gradient(lambda x: (x * W, lambda dy: dy * W), variables="autodiff")
     assert check_gradient(ordinary, X)
+    # The gradient of the reference may be another one than JAX's.
+    report = check_gradient(ordinary, X, expect="surrogate", reference=lambda x: x * W)
+    assert report.unchecked and not report
 
 
 @pytest.mark.parametrize("w", [2.0, np.float32(2)], ids=["a number", "of NumPy"])

@@ -40,7 +40,8 @@ class Source(NamedTuple):
             elif isinstance(call, types.FunctionType):
                 return cls(type(inner).__qualname__, call.__code__)
             else:
-                return cls(getattr(f, "__qualname__", repr(f)), None)
+                names = (getattr(f, a, "") for a in ("__qualname__", "__name__"))
+                return cls(next(filter(None, names), type(inner).__qualname__), None)
         return cls(getattr(inner, "__qualname__", inner.__code__.co_name), inner.__code__)
 
     def named(self, run: Any, names: Sequence[str]) -> Callable[..., Any]:

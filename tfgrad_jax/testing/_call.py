@@ -39,6 +39,8 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, h: Checked, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> "Call":
+        if hasattr(h, "__func__"):  # equinox has a class of its own for bound methods
+            h = types.MethodType(h.__func__, h.__self__)
         owner, call = decorated(h), getattr(h, "__call__", None)  # noqa: B004
         if owner is h and owner._is_method and args:  # called on the class
             h, args = h.__get__(args[0]), args[1:]

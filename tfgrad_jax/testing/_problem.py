@@ -81,6 +81,7 @@ class Problem:
         args: tuple[PyTree, ...],
         kwargs: Mapping[str, PyTree],
         reference: AnyFunction | None,
+        is_exact: bool,
     ) -> None:
         self._call = call = Call.of(h, args, kwargs)
         self.name, owner = name_of(call.h), decorated(call.h)
@@ -94,7 +95,8 @@ class Problem:
         self.unchecked = list[str]()
         variables = owner and owner._declaration.variables
         self._look_at_variables(variables)
-        self.xs = [*(call.leaves[i] for i in self._at), *self.declared]
+        # Not the declared ones themselves: what `replacing` puts there must be other arrays.
+        self.xs = [*(call.leaves[i] for i in self._at), *map(jnp.array, self.declared)]
         if not (self.xs and any(jnp.isfinite(v).any() for v in _differentiable(y))):
             floats = "floats among its arguments, and finite ones among its outputs"
             raise bad_option("h", call.h, f"a function with {floats}", "check_gradient")
@@ -104,7 +106,13 @@ class Problem:
         plain = reference or (value if owner else None)
         self.h, self.value = self._function(call.h), self._function(value)
         self.plain = None if plain is None else self._function(plain)
-        if not isinstance(variables, str):  # JAX differentiates these as it does without a rule
+        if reference:  # here, an error of the user's stays as it is
+            ys, _ = jax.vjp(self._function(reference).of_arrays, *self.xs)
+            if [v.shape for v in ys] != [v.shape for v in _differentiable(y)]:
+                expected = "a function with outputs of the same shapes as those of `h`"
+                raise bad_option("reference", reference, expected, "check_gradient")
+        # By "autodiff", JAX differentiates weights as it does without a rule.
+        if not (isinstance(variables, str) and is_exact):
             self._look_at_the_rest(value)
             if rule and variables is None and not self.unchecked and requires_variables(rule):
                 none = "the rule takes `variables` and gets none, as numbers and NumPy arrays are"
