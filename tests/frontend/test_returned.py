@@ -151,7 +151,7 @@ REFUSED = {  # inputs, what the rule returns, and what the message says
     "one for `self`": ((1.0, "m"), lambda d: [None, d, None], "Return `(..., None)`"),
     # Another class has the same leaves, perhaps in another order.
     "another dataclass": ((Layer(1.0, 1.0), 1.0), lambda d: (Other(d, d), d),
-        "Return `(Layer([..., ...]), ...)`"),
+        "Return `[..., ..., ...]`"),
     # None stands for the list, and the other entry for None; or it is flat.
     "None beside None": (([1.0, 1.0], None), lambda d: [None, d],
         UNKNOWN + "`([..., ...], None)`"),
@@ -163,7 +163,7 @@ REFUSED = {  # inputs, what the rule returns, and what the message says
     "beside a setting": ((DICT, "m"), lambda d: [d, d],
         UNKNOWN + "`({'b': ..., 'w': [...]}, None)"),
     "in a field": ((Layer(DICT, None),), lambda d: [d, d],
-        UNKNOWN + "`Layer([{'b': ..., 'w': [...]}, None])`"),
+        UNKNOWN + "`jax.tree.map(..., args[0])`"),
 }  # fmt: skip
 
 

@@ -60,11 +60,14 @@ def traced(
     # a nest of 20 took 16 times as long as one of 5. Not with effects: an axis that a `vmap` binds
     # is not bound where JAX transposes the body of a `jit`; nor a rule, which is recorded no more.
 
-    @jax.jit
-    def as_one(*operands: Leaf) -> list[Leaf]:
-        with jax.named_scope(source.name.rpartition(".")[2]):  # for profiles
+    name = source.name.rpartition(".")[2]  # for profiles, and errors
+
+    def run_as_one(*operands: Leaf) -> list[Leaf]:
+        with jax.named_scope(name):
             return evaluate(*operands)
 
+    run_as_one.__name__ = name
+    as_one = jax.jit(run_as_one)
     is_one = not (is_rule or jaxpr.effects)
 
     def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:

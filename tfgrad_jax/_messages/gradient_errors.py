@@ -40,7 +40,10 @@ def _written_out(layout: Layout) -> str:
     leaves = zip(layout.leaf_paths(), layout.counted, strict=True)
     each = (("d" + p if p.isidentifier() else "...") if has else "None" for p, has in leaves)
     text = tree_of(values[0] if len(values) == 1 else tree)
-    text = re.sub(r"CustomNode\((?:namedtuple\[)?(\w+).*?\], \[", r"\1([", text)  # of a class
+    if "CustomNode(" in text:  # a class, which may be made in another way than JAX shows
+        if not layout.are_in_a_dict([*itertools.compress(itertools.count(), layout.counted)]):
+            return f"[{', '.join(each)}]"
+        return ", ".join(f"jax.tree.map(..., {name})" for name in layout.names)
     return re.sub(r"\*", lambda _: next(each, "*"), text)
 
 
