@@ -429,9 +429,9 @@ def memos_that_a_rule_fills(instead):
 def values_in_a_ref(instead):
     """`f` runs on primals, so that is what the Ref gets."""
 
-    def loss(x):
-        ref = jax.new_ref(jnp.float32(0))
+    ref = jax.new_ref(jnp.float32(0))
 
+    def loss(x):
         @custom_gradient
         def f(x):
             ref[...] = x**2

@@ -39,18 +39,6 @@ def written_by_the_rule(r, x):
     return jax.grad(lambda x: 11 * f(x))(x), r[...]
 
 
-@program(10, 21)
-def ignored_by_y(_, x):
-    """A counter made inside needs no gradient, though JAX takes it for differentiated."""
-
-    def loss(w, x):
-        count = jax.new_ref(jnp.float32(0))
-        note = lambda *_: (count.__setitem__(..., count[...] + 1), 1)[1]  # noqa: E731
-        return product(w, note, variables=[w])(x) + 0 * count[...]
-
-    return gradient(loss)(W, x)
-
-
 @program(20, 42)
 def of_a_weight(_, x):
     """Written by `f` from its weight, in a loop and a `jit`, and read: as good as the weight."""

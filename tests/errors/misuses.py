@@ -170,9 +170,7 @@ MISUSES["calling"] = [
         "got arguments that do not fit its signature, (x): missing a required argument"),
     misuse("Call a function that is an attribute of a class",
         function("class Layer:\n    act = f\n\nLayer().act(x)"),
-        "do not fit its signature, (): too many positional arguments. It is an attribute of a "
-        "class, so Python passes the instance as its first argument. In the class, write "
-        "`staticmethod(h)` instead of `h`"),
+        "do not fit its signature, (): too many positional arguments"),
 ]  # fmt: skip
 
 PAIR = "must return a pair (y, grad_fn): its value and its rule, the function that computes its "

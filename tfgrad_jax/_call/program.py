@@ -8,7 +8,6 @@ late     when JAX differentiates: its `primal` runs till then, and no tracer can
 import contextvars
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,7 +22,6 @@ from .._closure.walk import survey
 from .._frontend.grad_fn import Call, CallSpec, Held
 from .._frontend.structure import Outputs
 from .._jax.compat import is_ref, type_of
-from .._jax.jaxpr import dependence
 from .._jax.shown import is_live
 from .._jax.trace import plainly
 from .._jax.types import Aval, Leaf, OperandIndex, PyTree, has_gradient
@@ -190,7 +188,6 @@ def traced_call(call: Call) -> tuple[Function, Outputs, list[Leaf]]:
         primal = evaluated(traced(run_primal, *call.operands, source=of_call.source))
     n = len(captured)
     refs = {k: n + r if isinstance(r, int) else place[id(r)] for k, r in aside.refs.items()}
-    refused = _of_value(refused, done, place, outputs.count)
     written = names_of(held, {i: captured[i] for i in (*refused, *alone)})
     ordinary = [
         i for i, v in enumerate(captured) if call.autodiff and has_gradient(v) and not is_ref(v)
@@ -223,20 +220,6 @@ def traced_call(call: Call) -> tuple[Function, Outputs, list[Leaf]]:
     has_primal = primal is not None
     program = Function(of_call.source, names, primal or value, run, has_primal, needs_perturbed)
     return program, outputs, [*captured, *call.operands]
-
-
-def _of_value(
-    refused: Mapping[OperandIndex, Refused],
-    done: Traced,
-    place: Mapping[int, OperandIndex],
-    count: int,
-) -> Mapping[OperandIndex, Refused]:
-    """Return those without the Refs on which `y` does not depend, such as a log."""
-    if not any(r.is_ref for r in refused.values()):
-        return refused
-    value = functools.reduce(operator.or_, dependence(done.jaxpr)[:count], 0)
-    at = {place[id(c)] for k, c in enumerate(done.consts) if id(c) in place and value >> k & 1}
-    return {i: r for i, r in refused.items() if not r.is_ref or i in at}
 
 
 class TypeOfY:

@@ -54,7 +54,7 @@ class Weights(NamedTuple):
             known.add(id(v))
             if has_gradient(v):
                 if is_ref(v):
-                    if within is not Within.RULE and run.may_return(v):
+                    if within is not Within.RULE:
                         refused[len(operands)] = Refused(type_of(v), True, line)
                 elif is_by_use:
                     listed.append(len(operands))

@@ -66,7 +66,6 @@ class Run(jax.core.Trace):
         self.inputs = len(self.taken)
         self.uses: list[tuple[Leaf, object]] = []  # in order, with the line, as JAX records it
         self.numbers: dict[int, tuple[Leaf, Leaf]] = {}  # tracers, and arrays for what is inside
-        self.returned: Mask | None = None  # what results depend on; None: it is not known
         self._used: Mask = 0
         self._moving: Mask = 0  # what an operation takes whose result has a derivative
         self._bits: dict[int, Mask] = {}
@@ -112,10 +111,6 @@ class Run(jax.core.Trace):
             self._used |= new
         if mask & ~self._moving and (moves or any(map(has_derivative, results))):
             self._moving |= mask
-
-    def may_return(self, v: Leaf) -> bool:
-        """Return whether what the code returns may depend on a value from outside."""
-        return self.returned is None or bool(self._bits[id(v)] & self.returned)
 
     def is_compared(self, v: Leaf) -> bool:
         """Return whether operations without a derivative alone take a value from outside."""

@@ -152,8 +152,6 @@ class Watch(Transparent):
         """Return what stands for values that the code returns: one may be from outside."""
         bare, mask = self._opened(values)
         self.run.use(mask, moves=True)
-        if self.ofs:
-            self.run.returned = mask
         return bare
 
     def marked(self, results: Any, mask: Mask) -> Any:
