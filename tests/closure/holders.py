@@ -1,11 +1,10 @@
 """Where a function may keep a weight: each entry takes `w` and returns what fetches it from there.
 
-An entry stands for one mechanism: a cell, a pytree in a cell, an object that is no pytree, a
-builtin, a class, a cache, a global, another trace, a Ref.
+An entry stands for one mechanism: a cell, an object, a builtin, a class, a cache, a global, another
+trace, a Ref.
 """
 
 import contextvars
-import dataclasses
 import functools
 import itertools
 import weakref
@@ -38,16 +37,6 @@ class Box:
         return self.w
 
 
-class Static:
-    """A pytree that is all static."""
-
-    def __init__(self, get):
-        self.get = get
-
-
-jax.tree_util.register_pytree_node(Static, lambda s: ((), s.get), lambda get, _: Static(get))
-
-
 class Slots:
     __slots__ = ("_late", "w")  # the first is empty
 
@@ -66,15 +55,6 @@ class Registered:
     @property
     def w(self):
         return self.registry[self]
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=[], drop_fields=["s"]
-)
-@dataclasses.dataclass
-class Scaled:
-    w: Any
-    s: Any = 0.0
 
 
 def attributed(held, w):
@@ -112,8 +92,6 @@ keep("object", Box, lambda b: b.w)
 keep("bound method", lambda w: Box(w).get, lambda get: get())
 keep("slots", Slots, lambda b: b.w)
 keep("property over a registry", Registered, lambda r: r.w)
-keep("static part of a pytree", lambda w: Static(lambda: w), lambda s: s.get())
-keep("dropped field", lambda w: Scaled(1.0, w), lambda d: d.w * d.s)
 keep("object array of itself", in_object_array, lambda a: a[0, 0][0, 1]["w"])
 keep("default", lambda w: lambda w=w: w, lambda get: get())
 keep("default by name", lambda w: lambda *, w=w: w, lambda get: get())

@@ -460,7 +460,7 @@ MISUSES["forward mode"] = [
         )
     ),
     misuse("Branch on the upstream", forward("dy if dy.sum() > 0 else -dy"),
-        "Write it with `jax.numpy`", "In forward mode the upstreams of a rule have no values",
+        "Write it with `jax.numpy`", "Under `jax.jvp` and `jax.jacfwd`, upstreams have no values",
         error=jax.errors.TracerBoolConversionError, jitted=False),
     misuse("Compute the gradient outside of JAX",
         forward("jax.pure_callback(lambda dy: 2 * dy, dy, dy)"),

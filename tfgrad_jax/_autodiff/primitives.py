@@ -100,10 +100,6 @@ def _depend_jvp(primals: _Values, tangents: Tangents, *, count: int) -> _WithTan
     return depend_p.bind(*primals, count=count), list(tangents[:count])
 
 
-def _depend_transpose(cotangents: Cotangents, *args: Leaf, count: int) -> list[Leaf]:
-    return [*cotangents, *[None] * (len(args) - count)]
-
-
 def _depend_batch(axis: Axis, args: _Values, dims: _Dims, *, count: int) -> _Batched:
     ys, at = _mapped(args[:count], dims[:count], axis)
     return depend(ys, args[count:]), at
@@ -258,5 +254,4 @@ for _p, (_value, _type, _jvp, _batch, _lowering) in _RULES.items():
     ad.primitive_jvps[_p] = hidden(_jvp)
     batching.fancy_primitive_batchers[_p] = hidden(_only_mapped(_p, _batch))
     mlir.register_lowering(_p, _lowering)
-ad.primitive_transposes[depend_p] = hidden(_depend_transpose)
 ad.primitive_transposes[push_p] = hidden(_push_transpose)

@@ -7,11 +7,12 @@ from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import all_leaves, tree_structure
 
 from .._jax.compat import explicit_sharding, varying
-from .._jax.types import Aval, Leaf, PyTree, is_array
+from .._jax.types import Aval, Leaf, PyTree, is_array, is_kind
 from .source import Source, Where
 from .text import counted, kind_of, tree_of, type_name, types_of
 
@@ -121,7 +122,10 @@ def wrong_type(where: Where, given: Sequence[Any], leaf: int, layout: Layout) ->
         f"{where} returned {shown} for the {where.of} `{paths[leaf]}`; expected "
         f"{type_name(wanted)}, or None."
     )
-    convert = TypeError(f"{text} Convert it, by `jnp.real` or `.astype`.")
+    how = "Convert it, by `jnp.real` or `.astype`."
+    if is_kind(wanted.dtype, jnp.complexfloating):
+        how = "The gradient of a complex array is complex: was `jnp.real` applied?"
+    convert = TypeError(f"{text} {how}")
     if not all_leaves([gradient]):
         of_variables = "; those of `variables` come last" * (where.of == "input")
         return TypeError(

@@ -1,10 +1,13 @@
 """`Problem`: the function to check and what it decorates, as functions of arrays.
 
+`Call` is the call to check, and the leaves of its arguments by name.
+
 What is checked are the arrays among the arguments, and those that `variables` declares. These the
 function may hold anywhere: other values take their place at each operation (`replacing`). Whatever
 else operations take is `unchecked`.
 """
 
+import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,15 +19,25 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.source_info_util import current, summarize
-from jax.tree_util import all_leaves, keystr, tree_flatten_with_path, tree_leaves, tree_structure
+from jax.tree_util import (
+    PyTreeDef,
+    all_leaves,
+    keystr,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_structure,
+    tree_unflatten,
+)
 
+from .._custom_gradient import CustomGradient
 from .._frontend.signature import requires_variables
 from .._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array
 from .._jax.watching import replacing
 from .._messages.errors import bad_option
+from .._messages.source import Source
 from .._messages.text import kind_of, type_name
-from ._call import Call, Checked, decorated, name_of
 
+Checked: TypeAlias = Any  # a function, a method or a layer, decorated or around what is
 _T = TypeVar("_T")
 Arrays: TypeAlias = Sequence[Leaf]
 _Id: TypeAlias = int  # of an array
@@ -70,6 +83,59 @@ class Function(NamedTuple):
             return self._gradients(both[:count], [list(both[count:])])[0]
 
         return Function(gradient, self.holding)
+
+
+def decorated(h: Checked) -> CustomGradient[..., Any] | None:
+    """Return the `CustomGradient` that a function is, or that a method is bound from."""
+    f = getattr(h, "__func__", h)
+    found = getattr(f, "_custom_gradient", f)  # a wrapper has a copy of this attribute
+    known = isinstance(found, CustomGradient) and (found is f or found._method is f)
+    return found if known else None
+
+
+def name_of(h: Checked) -> str:
+    return Source.of(inspect.unwrap(h)).name.replace("<locals>.", "")  # `jax.jit(f)` has no name
+
+
+class Call(NamedTuple):
+    """A call of a function, or of a bound method, and the leaves of its arguments."""
+
+    h: Checked
+    bound: inspect.BoundArguments
+    treedef: PyTreeDef
+    leaves: Sequence[Leaf]
+    names: Sequence[str]  # of the leaves, as a user writes them
+    is_input: Sequence[bool]  # of the leaves; arguments that are passed by keyword alone are none
+
+    @classmethod
+    def of(cls, h: Checked, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> "Call":
+        if hasattr(h, "__func__"):  # equinox has a class of its own for bound methods
+            h = types.MethodType(h.__func__, h.__self__)
+        owner, call = decorated(h), getattr(h, "__call__", None)  # noqa: B004
+        if owner is h and owner._is_method and args:  # called on the class
+            h, args = h.__get__(args[0]), args[1:]
+        elif isinstance(call, types.MethodType) and not hasattr(h, "__wrapped__"):
+            h = call  # of an object, such as a layer
+        try:
+            bound = inspect.signature(h).bind(*args, **kwargs)
+        except (TypeError, ValueError):  # of a builtin, or a wrapper shows that of what it wraps
+            bound = inspect.signature(lambda *args, **kwargs: None).bind(*args, **kwargs)
+        flat, treedef = tree_flatten_with_path([*bound.arguments.values()])
+        of = [bound.signature.parameters[[*bound.arguments][path[0].idx]] for path, _ in flat]
+        names = [p.name + keystr(path[1:]) for p, (path, _) in zip(of, flat, strict=True)]
+        is_input = [p.kind < p.KEYWORD_ONLY for p in of]
+        return cls(h, bound, treedef, [leaf for _, leaf in flat], names, is_input)
+
+    @property
+    def bound_to(self) -> tuple[object, ...]:
+        return (self.h.__self__,) if isinstance(self.h, types.MethodType) else ()
+
+    def run(self, f: Callable[..., _T], new: Mapping[int, Leaf]) -> _T:
+        """Call a function with these arguments, and new leaves among them."""
+        leaves = [new.get(i, leaf) for i, leaf in enumerate(self.leaves)]
+        given = zip(self.bound.arguments, tree_unflatten(self.treedef, leaves), strict=True)
+        bound = inspect.BoundArguments(self.bound.signature, dict(given))
+        return f(*bound.args, **bound.kwargs)
 
 
 class Problem:
