@@ -188,7 +188,10 @@ def check(closed: ClosedJaxpr, is_transpose: bool = False) -> "Linearity":
     found = Linearity(may_be_opaque=is_transpose)
     kinds = [*map(found.constant, closed.consts), *[LINEAR] * len(closed.jaxpr.invars)]
     if CONSTANT in found.follow(closed.jaxpr, kinds):
-        raise NotLinearError("a gradient that is not zero and does not depend on the upstreams")
+        raise NotLinearError(
+            "a gradient that is not zero and does not depend on the upstreams (did you forget to "
+            "multiply by dy?)"
+        )
     return found
 
 
