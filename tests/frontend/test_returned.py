@@ -151,7 +151,7 @@ REFUSED = {  # inputs, what the rule returns, and what the message says
     "one for `self`": ((1.0, "m"), lambda d: [None, d, None], "Return `(..., None)`"),
     # Another class has the same leaves, perhaps in another order.
     "another dataclass": ((Layer(1.0, 1.0), 1.0), lambda d: (Other(d, d), d),
-        "Return `[..., ..., ...]`"),
+        "Return `[dw, db, ...]`"),
     # None stands for the list, and the other entry for None; or it is flat.
     "None beside None": (([1.0, 1.0], None), lambda d: [None, d],
         UNKNOWN + "`([..., ...], None)`"),
@@ -159,9 +159,9 @@ REFUSED = {  # inputs, what the rule returns, and what the message says
     "an array for None": ((W, None), lambda d: (None, d * W), ELSEWHERE.format("None")),
     "an array for an integer": ((3, W), lambda d: (d * W, None), ELSEWHERE.format("`args[0]`")),
     # JAX has sorted the keys: nobody knows in which order the rule was written.
-    "flat for a dict": ((DICT,), lambda d: [d, d], UNKNOWN + "`{'b': ..., 'w': [...]}`"),
+    "flat for a dict": ((DICT,), lambda d: [d, d], UNKNOWN + "`{'b': db, 'w': [...]}`"),
     "beside a setting": ((DICT, "m"), lambda d: [d, d],
-        UNKNOWN + "`({'b': ..., 'w': [...]}, None)"),
+        UNKNOWN + "`({'b': db, 'w': [...]}, None)"),
     "in a field": ((Layer(DICT, None),), lambda d: [d, d],
         UNKNOWN + "`jax.tree.map(..., args[0])`"),
 }  # fmt: skip

@@ -178,15 +178,13 @@ class Outputs(Inert):
     def _swapped(self, y: PyTree) -> tuple[list[str], list[str]] | None:
         """Return which upstreams would be others in the order in which `f` wrote the keys.
 
-        First what they are, then what they would be. JAX flattens a dict by its sorted keys. None
-        if there are none, or if their shapes tell them apart.
+        First what they are, then what they would be. JAX flattens a dict by its sorted keys.
         """
         paths, written = (
             [path for path, _ in tree_flatten_with_path(tree)[0]] for tree in (y, _as_written(y))
         )
-        shapes = {path: t.shape for path, t in zip(paths, self._types, strict=True)}
         moved = [(a, b) for a, b in zip(paths, written, strict=True) if a != b]
-        if not moved or any(shapes[a] != shapes[b] for a, b in moved):
+        if not moved:
             return None
         are, would_be = ([f"y{keystr(p)}" for p in each] for each in zip(*moved, strict=True))
         return are, would_be

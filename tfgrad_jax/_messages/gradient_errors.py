@@ -39,7 +39,9 @@ def _written_out(layout: Layout) -> str:
     """Write what to return for some values, as in `(dx, {'scale': ..., 'bias': ...})`."""
     values, tree = layout.treedef.children(), layout.treedef
     leaves = zip(layout.leaf_paths(), layout.counted, strict=True)
-    each = (("d" + p if p.isidentifier() else "...") if has else "None" for p, has in leaves)
+    # `dw` for a leaf whose path ends in `w`, as `params['w']` and `self.w` do.
+    named = ((re.search(r"(?:^|\.|\[')([A-Za-z_]\w*)(?:'\])?$", p), has) for p, has in leaves)
+    each = ((f"d{p[1]}" if p else "...") if has else "None" for p, has in named)
     text = tree_of(values[0] if len(values) == 1 else tree)
     if "CustomNode(" in text:  # a class, which may be made in another way than JAX shows
         if not layout.are_in_a_dict([*itertools.compress(itertools.count(), layout.counted)]):
