@@ -75,7 +75,7 @@ def test_forward_mode_of_a_branch_on_a_traced_value_raises_the_error_of_jax(name
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
         NO_VALUE[name](branching)
     assert "_autodiff" not in str(caught.value)
-    assert sum("In forward mode" in note for note in caught.value.__notes__) == 1
+    assert sum("Under `jax.jvp`" in note for note in caught.value.__notes__) == 1
 
 
 READS = {
@@ -92,6 +92,6 @@ def test_a_rule_that_reads_its_upstream_runs_once_in_forward_mode(read):
     h = custom_gradient(lambda x: (x, lambda dy: (runs.append(dy), rule(dy))[1]))
     with pytest.raises(error) as caught:
         jax.jvp(h, (1.0,), (1.0,))
-    (note,) = [note for note in caught.value.__notes__ if "In forward mode" in note]
+    (note,) = [note for note in caught.value.__notes__ if "Under `jax.jvp`" in note]
     assert "test_eager_values.py" in note and "jax.grad" in note
     assert len(runs) == 1
