@@ -31,7 +31,12 @@ class Held:
         self.f, self.factor = f, factor
 
 
-Pair = collections.namedtuple("Pair", "w factor")
+class Pair(collections.namedtuple("Pair", "w factor")):
+    __slots__ = ()
+
+    @classmethod
+    def _make(cls, values):
+        return cls(*(2 * v for v in values))
 
 
 def cyclic(w):

@@ -199,7 +199,7 @@ def _recorded(
         return fails, ()
     finally:
         _recording.reset(token)
-    run, n, k = done.run, len(positions), len(done.consts)
+    run, n, k, n_own = done.run, len(positions), len(done.consts), len(own)  # no tracer
     jaxpr = done.jaxpr
     read = {id(a) for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for a in atoms}
     kept_y = [y] * (y is not None and id(jaxpr.invars[-1]) in read)  # else it need not stay alive
@@ -207,7 +207,7 @@ def _recorded(
     def body(
         residuals: Values, cotangents: Values, _: Any, listed: Sequence[OperandIndex]
     ) -> Gradients:
-        y = residuals[k:] or cotangents[: len(own)]  # any array will do for what it does not read
+        y = residuals[k:] or cotangents[:n_own]  # any array will do for what it does not read
         found = iter(run(residuals[:k], [*cotangents, *y]))
         every = [next(found) if h else None for h in has]
         of_variables = dict(zip(positions, every[len(every) - n :], strict=True))

@@ -27,8 +27,9 @@ def opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
     """Return the parts of a value, and what makes it of others; None if nothing can."""
     if cls is tuple or cls is list:
         return v, cls
-    if issubclass(cls, tuple) and hasattr(cls, "_make") and not cls.__dictoffset__:  # a NamedTuple
-        return v, cls._make
+    if issubclass(cls, tuple) and hasattr(cls, "_fields") and not cls.__dictoffset__:
+        # Not as the class of a user's NamedTuple would do it: it may have a `_make` of its own.
+        return tuple.__getitem__(v, slice(None)), functools.partial(tuple.__new__, cls)
     if cls is dict:
         return values_of(v), filled
     if cls is types.MethodType:
