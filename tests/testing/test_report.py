@@ -74,6 +74,9 @@ def test_the_points_near_the_given_one():
         _, *points = check_gradient(rule(lambda x: 2 * x, lambda dy, y, x: 2 * dy), x).points
         assert len(points) == 2
         for near in (np.asarray(point["xs[0]"]) for point in points):
+            if np.iscomplexobj(near):  # of another phase
+                assert (abs(np.angle(near / np.where(x == 0, near, x))) < 0.4).all()
+                continue
             same = np.asarray(x) != 0  # zeros become positive
             np.testing.assert_array_equal(np.sign(near.real)[same], np.sign(x.real)[same])
             assert (near[~same].real > 0).all()

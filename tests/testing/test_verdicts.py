@@ -205,6 +205,31 @@ def test_a_surrogate_without_a_reference_is_measured_at_the_point_alone():
         assert [fact.ok for fact in report.facts if fact.name == "linear in dy"] == [None]
 
 
+def test_a_surrogate_is_linear_if_its_reference_is():
+    clip = lambda x: rule(lambda x: x, lambda dy, y, x: jnp.clip(dy, -9, 9))(x)  # noqa: E731
+    for reference, ok in ((lambda x: x, False), (lambda x: 1.0 * clip(x), True)):
+        report = check_gradient(clip, X, expect="surrogate", reference=reference)
+        assert report.ok is ok, report
+
+
+LOW, MANY = jnp.ones(8, "bfloat16"), jnp.ones(1000)
+ROUNDED = {  # in low precision: right and wrong
+    "an output": (lambda w, x: jnp.dot(w, x).astype("bfloat16"), (jnp.ones(8), jnp.ones(8))),
+    "inside": (lambda w, x: (w * x).astype("bfloat16").astype(x.dtype), (jnp.ones(3), X)),
+    "all": (jnp.multiply, (LOW, LOW)),
+    "a sum": (lambda w, x: jnp.sum(w.astype("float32") * x).astype(w.dtype), (MANY, MANY)),
+}
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize("factor", [0, 0.5, 1, 2])
+def test_low_precision_hides_no_mistake_and_makes_none(kind, factor):
+    f, args = ROUNDED[kind]
+    scaled = lambda dy, y, *xs: [factor * g for g in jax.vjp(f, *xs)[1](dy)]  # noqa: E731
+    for seed in range(3):
+        assert check_gradient(rule(f, scaled), *args, seed=seed).ok is (factor == 1)
+
+
 REFERENCES = {
     "its own error": (lambda x: 1 / 0, ZeroDivisionError, "zero"),
     "other arguments": (lambda: X, TypeError, "takes 0 positional arguments"),
