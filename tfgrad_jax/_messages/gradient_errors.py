@@ -39,9 +39,14 @@ def _written_out(layout: Layout) -> str:
     """Write what to return for some values, as in `(dx, {'scale': ..., 'bias': ...})`."""
     values, tree = layout.treedef.children(), layout.treedef
     leaves = zip(layout.leaf_paths(), layout.counted, strict=True)
-    # `dw` for a leaf whose path ends in `w`, as `params['w']` and `self.w` do.
-    named = ((re.search(r"(?:^|\.|\[')([A-Za-z_]\w*)(?:'\])?$", p), has) for p, has in leaves)
-    each = ((f"d{p[1]}" if p else "...") if has else "None" for p, has in named)
+    # `dw` for a leaf whose path ends in `w`, as `params['w']` and `self.w` do. (In nnx, each ends
+    # in `value`.)
+    named = [(re.search(r"(?:^|\.|\[')([A-Za-z_]\w*)(?:'\])?$", p), has) for p, has in leaves]
+    words = [p[1] for p, has in named if p and has]
+    each = (
+        (f"d{p[1]}" if p and words.count(p[1]) == 1 else "...") if has else "None"
+        for p, has in named
+    )
     text = tree_of(values[0] if len(values) == 1 else tree)
     if "CustomNode(" in text:  # a class, which may be made in another way than JAX shows
         if not layout.are_in_a_dict([*itertools.compress(itertools.count(), layout.counted)]):
