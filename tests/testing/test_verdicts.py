@@ -222,12 +222,19 @@ ROUNDED = {  # in low precision: right and wrong
 
 
 @pytest.mark.parametrize("kind", ROUNDED)
-@pytest.mark.parametrize("factor", [0, 0.5, 1, 2])
+@pytest.mark.parametrize("factor", [0, 0.5, 1, 1.2, 2])
 def test_low_precision_hides_no_mistake_and_makes_none(kind, factor):
     f, args = ROUNDED[kind]
     scaled = lambda dy, y, *xs: [factor * g for g in jax.vjp(f, *xs)[1](dy)]  # noqa: E731
     for seed in range(3):
         assert check_gradient(rule(f, scaled), *args, seed=seed).ok is (factor == 1)
+
+
+@pytest.mark.parametrize("factor", [1, 1.02])
+def test_a_cast_to_float32_hides_no_small_factor(factor):
+    for f in (ROUNDED["a sum"][0], lambda w, x: jnp.sin(w.astype("float32") * x).astype(w.dtype)):
+        scaled = lambda dy, y, *xs, f=f: [factor * g for g in jax.vjp(f, *xs)[1](dy)]  # noqa: E731
+        assert check_gradient(rule(f, scaled), MANY, MANY).ok is (factor == 1)
 
 
 REFERENCES = {

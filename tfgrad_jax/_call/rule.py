@@ -200,9 +200,12 @@ def _recorded(
     finally:
         _recording.reset(token)
     run, n, k, n_own = done.run, len(positions), len(done.consts), len(own)  # no tracer
+    # `y` is an operand, so that what the rule reads of it has the declared derivative. If it reads
+    # nothing of it, as a method may, `y` would still stay alive until the backward pass: twice the
+    # memory of the same rule as a closure, under `jit`.
     jaxpr = done.jaxpr
     read = {id(a) for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for a in atoms}
-    kept_y = [y] * (y is not None and id(jaxpr.invars[-1]) in read)  # else it need not stay alive
+    kept_y = [y] * (y is not None and id(jaxpr.invars[-1]) in read)
 
     def body(
         residuals: Values, cotangents: Values, _: Any, listed: Sequence[OperandIndex]
@@ -216,6 +219,7 @@ def _recorded(
     return body, [*done.consts, *kept_y]
 
 
+# As `_tracing` in `program.py`: no cache of JAX's remembers how deep a call is in itself.
 _recording: contextvars.ContextVar[tuple[Held, ...]] = contextvars.ContextVar(
     "what the calls hold whose rules are being recorded", default=()
 )

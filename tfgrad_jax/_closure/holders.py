@@ -28,7 +28,9 @@ def opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
     if cls is tuple or cls is list:
         return v, cls
     if issubclass(cls, tuple) and hasattr(cls, "_fields") and not cls.__dictoffset__:
-        # Not as the class of a user's NamedTuple would do it: it may have a `_make` of its own.
+        # A rule that holds one, of settings say, would else be revived or recorded. Not as the
+        # class of the user's would do it: one with a `_make` of its own that changes values gave
+        # other gradients, silently.
         return tuple.__getitem__(v, slice(None)), functools.partial(tuple.__new__, cls)
     if cls is dict:
         return values_of(v), filled

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import all_leaves, tree_structure
+from jax.tree_util import PyTreeDef, all_leaves, tree_structure
 
 from .._jax.compat import explicit_sharding, varying
 from .._jax.types import Aval, Leaf, PyTree, is_array, is_kind
@@ -47,12 +47,20 @@ def _written_out(layout: Layout) -> str:
         (f"d{p[1]}" if p and words.count(p[1]) == 1 else "...") if has else "None"
         for p, has in named
     )
-    text = tree_of(values[0] if len(values) == 1 else tree)
-    if "CustomNode(" in text:  # a class, which may be made in another way than JAX shows
+    tree = values[0] if len(values) == 1 else tree
+    if not _is_written_as_shown(tree):
         if not layout.are_in_a_dict([*itertools.compress(itertools.count(), layout.counted)]):
             return f"[{', '.join(each)}]"
         return ", ".join(f"jax.tree.map(..., {name})" for name in layout.names)
-    return re.sub(r"\*", lambda _: next(each, "*"), text)
+    return re.sub(r"\*", lambda _: next(each, "*"), tree_of(tree))
+
+
+def _is_written_as_shown(tree: PyTreeDef) -> bool:
+    """Return whether a structure has no class, which may be made in another way than JAX shows."""
+    data = tree.node_data()
+    return (data is None or data[0] in (tuple, list, dict, type(None))) and all(
+        map(_is_written_as_shown, tree.children())
+    )
 
 
 def _the(of: str, paths: Sequence[str]) -> str:

@@ -124,10 +124,12 @@ class Point:
         # Two formulas for zero: their terms cancel up to rounding, and may be larger than `y`.
         error, is_sharp, is_kink = min(2 * self._eps, _EQUAL) * size, False, False
         noise, step, precisions = 0.0, 0.0, [self._eps, *(e for e in _COARSE if e > self._eps)]
-        eps, rounds, tolerance = self._eps, False, self._tolerance
-        # A kernel, say, may round to float32 what it gets in double precision.
+        tolerance, coarse = self._tolerance, 0.0  # allowed if the function rounds inside
+        # A kernel, say, may round to float32, or bfloat16, what it gets in double precision. A step
+        # that it rounds away says nothing: a cast of `x`, and right rules, had the derivative 0.
+        # Such a function and its rule agree to that precision, and no further.
         for eps in precisions:
-            if self._value is None or is_sharp:
+            if self._value is None or (eps > _COARSE[0] and not coarse):
                 break
             step = eps**0.4 * scale
             left, right, change = self._slopes(i, self._value, step, self._vs[i])
@@ -136,14 +138,16 @@ class Point:
             # Nor if one of the steps has crossed a jump.
             is_flat = max(slope, change) <= noise and not 0 < 0.01 * _largest(d, low) < noise
             if is_flat and eps < precisions[-1] and _largest(d, low) > noise:
-                rounds = True  # the steps, away
+                coarse = 0.01 if eps < _COARSE[0] else 0.1
                 continue
             if is_sharp := is_flat or noise + change <= 0.01 * slope:
                 left, right = (0 * left, 0 * right) if is_flat else (left, right)
                 low, high, error = np.minimum(left, right), np.maximum(left, right), noise + change
                 is_kink = _largest(left - right) > 4 * error
-        if rounds:
-            tolerance = max(tolerance, (eps if is_sharp else precisions[-1]) ** 0.5)
+                tolerance = max(tolerance, eps**0.5) if coarse else tolerance
+                break
+        if not is_sharp:
+            tolerance = max(tolerance, coarse)
         expected = np.clip(d, low, high)
         ok = bool((abs(d - expected) <= tolerance * _largest(d, low, high) + error).all())
         off, is_judged = _apart(d, expected), is_sharp or plain is not None

@@ -161,7 +161,9 @@ class Problem:
         self.unchecked = list[str]()
         variables = owner and owner._declaration.variables
         self._look_at_variables(variables)
-        # Not the declared ones themselves: what `replacing` puts there must be other arrays.
+        # Not the declared ones themselves: to a custom_vjp inside, JAX passes the very array that
+        # it differentiates, and `replacing` would put the tracer there again. That leaked, in a
+        # `reference` with a rule for the weight of a layer.
         self.xs = [*(call.leaves[i] for i in self._at), *map(jnp.array, self.declared)]
         if not (self.xs and any(jnp.isfinite(v).any() for v in _differentiable(y))):
             floats = "floats among its arguments, and finite ones among its outputs"
@@ -172,8 +174,9 @@ class Problem:
         plain = reference or (value if owner else None)
         self.h, self.value = self._function(call.h), self._function(value)
         self.plain = None if plain is None else self._function(plain)
-        if reference:  # here, an error of the user's stays as it is
-            ys, _ = jax.vjp(self._function(reference).of_arrays, *self.xs)
+        self.has_primal = bool(owner and owner._declaration.primal)
+        if reference and self.plain:  # here, an error of the user's stays as it is
+            ys, _ = jax.vjp(self.plain.of_arrays, *self.xs)
             if [v.shape for v in ys] != [v.shape for v in _differentiable(y)]:
                 expected = "a function with outputs of the same shapes as those of `h`"
                 raise bad_option("reference", reference, expected, "check_gradient")
