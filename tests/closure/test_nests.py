@@ -114,20 +114,6 @@ NESTS |= {
 }
 
 
-class Forward:
-    """Its function calls itself, as the forward rule of a `jax.custom_vjp` may."""
-
-    def __init__(self, w):
-        self.w, self.call = w, custom_gradient(self.f, primal=lambda x: self.w * x)
-
-    def f(self, x):
-        rule = lambda dy, variables=(): (7 * dy * self.w, [5 * dy * x for _ in variables])  # noqa: E731
-        return self.call(x), rule
-
-
-NESTS["a function that calls itself"] = lambda w, x: Forward(w).call(x), DECLARED
-
-
 @nest(lambda w, x: DECLARED(w, DECLARED(w, DECLARED(w, x))))
 def one_layer_in_a_loop(w, x):
     layer = product(w)

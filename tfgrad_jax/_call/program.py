@@ -5,7 +5,6 @@ operands
 late     when JAX differentiates: its `primal` runs till then, and no tracer can be reached
 """
 
-import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,17 +18,17 @@ from .._autodiff.attached import Forward, Function
 from .._closure.functions import taken_apart
 from .._closure.traced import Traced, traced
 from .._closure.walk import survey
-from .._frontend.grad_fn import Call, CallSpec, Held
+from .._frontend.grad_fn import Call, CallSpec
 from .._frontend.structure import Outputs
 from .._jax.compat import is_ref, type_of
 from .._jax.shown import is_live
 from .._jax.trace import plainly
-from .._jax.types import Aval, Leaf, OperandIndex, PyTree, has_gradient
+from .._jax.types import Aval, Leaf, OperandIndex, has_gradient
 from .._jax.watch import Watch
 from .._messages import errors
 from .._messages.source import Source
 from .ordinary import with_ordinary_gradients
-from .rule import Kept, is_deep_in_itself, is_made, kept
+from .rule import Kept, is_made, kept
 from .weights import Refused, Weights, names_of
 
 Values: TypeAlias = Sequence[Leaf]
@@ -88,35 +87,6 @@ def late(call: Call) -> tuple[Function, "TypeOfY", list[Leaf]]:
     return program, types, call.operands
 
 
-# No cache of JAX's remembers this: a function under `jit` that calls itself is an error of JAX's.
-_tracing: contextvars.ContextVar[tuple[Held, ...]] = contextvars.ContextVar(
-    "what the calls hold that are being traced", default=()
-)
-
-
-def is_endless(call: Call) -> bool:
-    """Return whether a function calls itself, and would be traced again without an end.
-
-    It ends by its `primal`, as a `jax.custom_vjp` does whose forward rule is `lambda x: (f(x), x)`.
-    """
-    has_primal = call.held.primal is not None and not call.autodiff
-    return has_primal and is_deep_in_itself(call, _tracing.get())
-
-
-def without_rule(call: Call) -> PyTree:
-    """Return `y` such that its derivative is an error: only one of a higher order needs it."""
-
-    @jax.custom_jvp
-    def unchanged(y: PyTree) -> PyTree:
-        return y
-
-    def jvp(_primals: Any, _tangents: Any) -> Any:
-        raise errors.endless(call.spec.source)
-
-    unchanged.defjvp(jvp)
-    return unchanged(call.spec.value(call.held.filled(call.spec.inputs, call.operands)))
-
-
 def traced_call(call: Call) -> tuple[Function, Outputs, list[Leaf]]:
     """Trace `f`, around the tracers that it captured."""
     of_call, held, n_inputs = call.spec, call.held, len(call.operands)
@@ -140,11 +110,7 @@ def traced_call(call: Call) -> tuple[Function, Outputs, list[Leaf]]:
         found = found._replace(residuals=[], read=())  # no tracer of this trace
         return [*leaves, *arrays], _Aside(outputs, weights, found, refs, held_ids, read)
 
-    token = _tracing.set((*_tracing.get(), held))
-    try:
-        done = traced(f, *call.operands, source=of_call.source, names=_paths(of_call))
-    finally:
-        _tracing.reset(token)
+    done = traced(f, *call.operands, source=of_call.source, names=_paths(of_call))
     aside: _Aside = done.aside  # type: ignore[assignment]
     outputs, own, weights = aside.outputs, aside.kept.own, aside.weights
     captured = list(weights.operands)

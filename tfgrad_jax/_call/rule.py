@@ -14,9 +14,8 @@ import jax
 from jax.core import Tracer
 
 from .._closure.functions import Apart, taken_apart
-from .._closure.holders import are_alike
 from .._closure.traced import traced
-from .._closure.walk import ARRAYS, Matches, survey
+from .._closure.walk import ARRAYS, Matches, content, survey
 from .._frontend.grad_fn import Call, GradFn, Held
 from .._frontend.structure import Outputs
 from .._jax.trace import is_of
@@ -31,11 +30,17 @@ Values: TypeAlias = Sequence[Leaf]
 Gradients: TypeAlias = list[Leaf | None]
 Derivatives: TypeAlias = tuple[Any, ...]  # traces of JAX's, from that of the outermost call on
 _CONFIG: Any = jax.config
-_DEEP = 3  # orders of a function that is traced inside itself
+_DEEP = 3  # orders of a rule that is recorded inside itself
 
 # Values of the listed variables, residuals of the rule, cotangents, the variables that it gets
 # (as positions among the operands too) -> the gradients of the inputs, then of these variables.
 Body: TypeAlias = Callable[[Values, Values, Any, Sequence[OperandIndex]], Gradients]
+
+# No cache of JAX's remembers how deep a rule is in itself: a function under `jit` that calls itself
+# is an error of JAX's.
+_recording: contextvars.ContextVar[tuple[tuple[object, ...], ...]] = contextvars.ContextVar(
+    "the code of functions whose rules are being recorded, and by `id` what they hold", default=()
+)
 
 
 class Rule(NamedTuple):
@@ -170,6 +175,9 @@ def _recorded(
     It may never run. So it raises what it raises when it would.
     """
     source, running = call.spec.source, _recording.get()
+    f: Any = call.held.f  # it may be made anew at each call, around the same
+    holds = getattr(f, "__self__", None), *map(content, getattr(f, "__closure__", None) or ())
+    same = source.code, *map(id, (*holds, *call.held.bound_to))
     variables, some, positions = weights.argument(values, weights.listed)
     has = list[bool]()
 
@@ -183,9 +191,9 @@ def _recorded(
         return [g for g in found if g is not None], None
 
     own = [] if y is None else [outputs.only(leaves)]
-    token = _recording.set((*running, call.held))
+    token = _recording.set((*running, same))
     try:
-        if is_deep_in_itself(call, running):
+        if running.count(same) >= _DEEP:
             raise errors.endless(source)
         done = traced(rule, *outputs.cotangents(leaves), *own, source=grad_fn.source, is_rule=True)
     except Exception as error:
@@ -217,15 +225,3 @@ def _recorded(
         return [*every[: len(every) - n], *(of_variables[i] for i in listed)]
 
     return body, [*done.consts, *kept_y]
-
-
-# As `_tracing` in `program.py`: no cache of JAX's remembers how deep a call is in itself.
-_recording: contextvars.ContextVar[tuple[Held, ...]] = contextvars.ContextVar(
-    "what the calls hold whose rules are being recorded", default=()
-)
-
-
-def is_deep_in_itself(call: Call, running: Sequence[Held]) -> bool:
-    """Return whether calls that are running, by what they hold, are the same as this one."""
-    own = call.held.f, call.held.bound_to
-    return sum(are_alike((held.f, held.bound_to), own) for held in running) >= _DEEP

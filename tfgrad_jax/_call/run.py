@@ -19,7 +19,7 @@ from .._jax.types import PyTree
 from .._jax.watch import Watch
 from .._messages import errors
 from .direct import direct
-from .program import is_endless, is_late, late, traced_call, without_rule
+from .program import is_late, late, traced_call
 
 
 def run(call: Call, name: str) -> PyTree:
@@ -29,8 +29,6 @@ def run(call: Call, name: str) -> PyTree:
         raise errors.leaked(call.spec.source)
     if _is_direct(call, of):
         return direct(call, name, of)
-    if is_endless(call):
-        return without_rule(call)
     program, y, operands = late(call) if is_late(call) else traced_call(call)
     leaves = differentiated(program, name, operands) if operands else program.value([])
     return tree_unflatten(y.treedef, leaves)

@@ -9,20 +9,22 @@ assigns is the user's own.
 Behind anything else, such as an object, nothing can be put together; the caller decides.
 """
 
+import functools
 import operator
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from .holders import Make, filled, values_of
-from .holders import opened as opened_by
+from .._jax.types import Copied
 from .walk import (
     EMPTY,
+    JITTED,
     PLAIN,
     Id,
     Matches,
     Object,
     Variable,
+    attributes_of,
     content,
     globals_of,
     is_end,
@@ -31,6 +33,8 @@ from .walk import (
     reaches_nothing,
     survey,
 )
+
+Make: TypeAlias = Callable[[Sequence[Any]], Any]  # a value, of other parts
 
 
 class _Part:
@@ -93,11 +97,11 @@ class Apart(NamedTuple):
             if id(part) not in made:
                 if part.code is not None:
                     function(part)
-                elif part.make in (list, filled):
+                elif part.make in (list, _filled):
                     empty: Any = [] if part.make is list else {}
                     made[id(part)] = empty
                     inner = list(map(of, part.inner)) if part.value is None else now(part)
-                    empty.extend(inner) if part.make is list else empty.update(filled(inner))
+                    empty.extend(inner) if part.make is list else empty.update(_filled(inner))
                     if part.is_outer:
                         outer.append((empty, empty.copy()))
                 else:
@@ -108,7 +112,7 @@ class Apart(NamedTuple):
         def now(part: _Part) -> list[Any]:
             """Return what a container holds now, with its functions as they were."""
             known = {id(p.value): p for p in part.inner}
-            values = values_of(part.value)
+            values = _values_of(part.value)
             return [of(known[id(v)]) if id(v) in known else v for v in values]
 
         def function(part: _Part) -> None:
@@ -134,7 +138,7 @@ class Apart(NamedTuple):
             unfilled.pop()()
 
         def is_unchanged() -> bool:
-            both = ((values_of(a), values_of(b)) for a, b in outer)
+            both = ((_values_of(a), _values_of(b)) for a, b in outer)
             return all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in both)
 
         return root, is_unchanged
@@ -189,7 +193,7 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
                 if is_whole and not reaches_nothing([one], may_change=True):
                     is_whole = looks and not survey(one, takes).leads
             return part
-        opened = opened_by(v, cls)
+        opened = _opened(v, cls)
         if opened is None:
             found = survey(v, takes if looks else None)
             is_whole = is_whole and looks and not found.leads
@@ -233,7 +237,7 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
             part.leads = leads or any(p.leads for p in part.inner)
             part.moves = moves or any(p.moves for p in part.inner)
             changes = changes or (leads, moves) != (part.leads, part.moves)
-    mutable = [p for p in every if p.leads and p.make in (list, filled)]
+    mutable = [p for p in every if p.leads and p.make in (list, _filled)]
     if mutable:
         before = _containers(f)
         for part in mutable:
@@ -269,3 +273,51 @@ def _containers(roots: Sequence[Object]) -> set[Id]:
             pending += map(content, one.__closure__ or ())
             pending += [one.__defaults__, one.__kwdefaults__]
     return found
+
+
+# --- the kinds of values that can be put together around other parts: a new one goes here ---------
+
+
+def _values_of(container: Any) -> Sequence[Any]:
+    """Return what a list or a dict holds, of a dict keys and values in turn."""
+    if type(container) is not dict:
+        return container
+    return [v for pair in container.items() for v in pair]
+
+
+def _opened(v: Any, cls: type) -> tuple[Sequence[Any], Make] | None:
+    """Return the parts of a value, and what makes it of others; None if nothing can."""
+    if cls is tuple or cls is list:
+        return v, cls
+    if issubclass(cls, tuple) and hasattr(cls, "_fields") and not cls.__dictoffset__:
+        # A rule that holds one, of settings say, would else be revived or recorded. Not as the
+        # class of the user's would do it: one with a `_make` of its own that changes values gave
+        # other gradients, silently.
+        return tuple.__getitem__(v, slice(None)), functools.partial(tuple.__new__, cls)
+    if cls is dict:
+        return _values_of(v), _filled
+    if cls is types.MethodType:
+        return (v.__func__, v.__self__), lambda parts: types.MethodType(*parts)
+    if cls is JITTED:  # rebuilt without the `jit`
+        return (v.__wrapped__,), lambda parts: parts[0]
+    if cls is functools.partial:
+        return (v.func, v.args, v.keywords), lambda p: functools.partial(p[0], *p[1], **p[2])
+    if isinstance(v, Copied):
+        return _of_declared(v)
+    return None
+
+
+def _filled(pairs: Sequence[Any]) -> Any:
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+def _of_declared(h: Any) -> tuple[Sequence[Any], Make]:
+    (f, variables, primal, *options), cls = h._declaration, type(h)
+    declaration = type(h._declaration)
+
+    def make(parts: Sequence[Any]) -> Any:
+        made = cls(declaration(*parts[:3], *options))
+        vars(made).update(parts[3])
+        return made
+
+    return [f, variables, primal, attributes_of(h)], make
