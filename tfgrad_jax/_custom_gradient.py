@@ -169,10 +169,10 @@ class CustomGradient(Copied, Generic[_P, _R]):
         if callable(variables) and all_leaves([variables]):
             variables = variables(*bound_to)
         variables = standing_for(variables)
-        operands, constants, inputs = split(bound.inputs, signature.input_names(bound))
+        operands, constants, inputs = split(bound.inputs, signature.input_names(len(bound.inputs)))
         if bound.omitted:
             inputs.add_omitted(bound.inputs, bound.omitted)
-        spec = CallSpec(self._source, inputs, bound.named, declared.convention, declared.within)
+        spec = CallSpec(self._source, inputs, declared.convention, declared.within)
         held = Held(declared.f, declared.primal, constants, bound.rest, bound_to)
         return run(Call(spec, held, operands, variables), self._name)
 

@@ -72,7 +72,7 @@ LEAVES = {  # by the name that a message has for them: of a call with two number
     "rest[1]": lambda a, b: custom_gradient(
         lambda x, *rest: (x, lambda dy: (dy, dy, jnp.ones(5))))(a, 1.0, b),
     "z": lambda a, b: custom_gradient(
-        lambda x, y=1.0, z=2.0: (x, lambda dy: (dy, jnp.ones(5))))(a, z=b),
+        lambda x, y=1.0, z=2.0: (x, lambda dy: (dy, None, jnp.ones(5))))(a, z=b),
 }  # fmt: skip
 
 

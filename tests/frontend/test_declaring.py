@@ -129,7 +129,7 @@ def test_metadata():
 
 SIGNATURES = [
     (custom_gradient(real), "(x: float, y: float = 2.0, *, name: str = '') -> float"),
-    (custom_gradient(text), "(x: 'float')"),  # of a string, the type of y is not known
+    (custom_gradient(text), "(x: float) -> dict[str, float]"),  # its annotations are strings
     (custom_gradient(untold), "(x)"),
     (Layer.method, "(self, x: float) -> float"),
     (Layer().method, "(x: float) -> float"),

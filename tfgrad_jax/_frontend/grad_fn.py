@@ -102,6 +102,10 @@ class Held(NamedTuple):
     def roots(self) -> Sequence[object]:
         return [self.f, self.primal, *self.bound_to, *self.inputs, *self.keywords.values()]
 
+    @property
+    def arguments(self) -> tuple[Arguments, Keywords]:
+        return [*self.bound_to, *self.inputs], self.keywords
+
     def filled(self, layout: Layout, operands: Sequence[Leaf]) -> "Held":
         return self._replace(inputs=layout.join(self.inputs, operands))
 
@@ -124,17 +128,16 @@ class CallSpec(Inert):
 
     source: Source
     inputs: Layout
-    named: Sequence[str]  # the names of the last inputs, if these are passed by name
     convention: str
     within: Within
 
     def value(self, held: Held) -> PyTree:
         """Return `y` alone, as the `primal` computes it, or `f`."""
-        return value(held.f, held.primal, *self._arguments(held), self.source, self.within)
+        return value(held.f, held.primal, *held.arguments, self.source, self.within)
 
     def apply(self, held: Held) -> tuple[list[Leaf], Outputs, GradFn]:
         """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
-        y, grad_fn = checked_pair(held.f, *self._arguments(held), self.source, self.within)
+        y, grad_fn = checked_pair(held.f, *held.arguments, self.source, self.within)
         if isinstance(grad_fn, Copied):  # a decorated function
             grad_fn = grad_fn.as_rule()
         returned, treedef = tree_flatten(checked_outputs(held.f, y))
@@ -144,12 +147,6 @@ class CallSpec(Inert):
         accepts, source = accepts_variables(grad_fn), Source.of(grad_fn)
         rule = GradFn(gradients, grad_fn, accepts, source, outputs.only(returned))
         return leaves, outputs, rule
-
-    def _arguments(self, held: Held) -> tuple[Arguments, Keywords]:
-        values = [*held.bound_to, *held.inputs]
-        first = len(values) - len(self.named)
-        named = dict(zip(self.named, values[first:], strict=True))
-        return values[:first], {**named, **held.keywords}
 
     def gradients(
         self,
