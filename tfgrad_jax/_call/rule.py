@@ -58,6 +58,13 @@ class Rule(NamedTuple):
         """Return the gradients of the operands that are wanted."""
         weights = self.weights
         weights.check(wanted, {})  # at an outer derivative
+        # Two weights may be one array. A rule that finds its weight among its variables, as in
+        # `v is w`, gave both the gradient of the first.
+        known = dict[int, int]()
+        residuals = [
+            r.copy() if known.setdefault(id(r), k) < k and isinstance(r, jax.Array) else r
+            for k, r in enumerate(residuals)
+        ]
         n, every = len(weights.listed), [residuals[i] for i in self.places]
         variables, values, listed = weights.argument(every[:n], wanted)
         found = self.body(every[n:], cotangents, (variables, values), listed)
