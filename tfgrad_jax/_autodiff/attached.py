@@ -16,15 +16,7 @@ import numpy as np
 from jax.tree_util import register_static
 
 from .._jax.compat import is_ref, zeros
-from .._jax.types import (
-    Inert,
-    Leaf,
-    LeafIndex,
-    OperandIndex,
-    Tangents,
-    is_kind,
-    is_traced,
-)
+from .._jax.types import Inert, Leaf, LeafIndex, OperandIndex, Tangents, is_kind, is_traced
 from .._messages import gradient_errors
 from .._messages.source import Source
 from .primitives import attach, push

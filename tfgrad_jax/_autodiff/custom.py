@@ -29,14 +29,7 @@ import jax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import jaxpr_as_fun
 
-from .._jax.compat import (
-    KEEPS_CUSTOM_JVP,
-    is_partial_sum,
-    is_ref,
-    is_reverse,
-    weakly_typed,
-    zeros,
-)
+from .._jax.compat import KEEPS_CUSTOM_JVP, is_partial_sum, is_ref, is_reverse, weakly_typed, zeros
 from .._jax.jaxpr import dependence
 from .._jax.trace import below, is_staging, is_transposed
 from .._jax.types import (

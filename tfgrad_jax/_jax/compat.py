@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+
+if jax.__version_info__ < (0, 10, 2):  # this module is imported before what an older one lacks
+    raise ImportError(f"tfgrad_jax needs jax 0.10.2 or newer, found {jax.__version__}.")
+
 import jax.extend.core as extend
 import numpy as np
 from jax.core import Tracer

@@ -3,6 +3,7 @@
 `Run` notes what one run takes; `Shown` is a value that it has computed. `watch.py` makes both.
 """
 
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -117,6 +118,11 @@ class Run(jax.core.Trace):
         return not self._bits[id(v)] & self._moving
 
 
+def _of_value(convert: Callable[[Any], Any]) -> Any:
+    """Return a method of `Shown` that converts its value."""
+    return lambda self: convert(self._now())
+
+
 class Shown(Tracer):
     """What a run has computed from what it takes. It shows its value to Python.
 
@@ -156,23 +162,12 @@ class Shown(Tracer):
         value = concrete(self._now())
         return None if isinstance(value, Tracer) else value
 
+    __float__, __int__, __complex__, __bool__, __index__ = map(
+        _of_value, (float, int, complex, bool, operator.index)
+    )
+
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.asarray(self._now(), *args, **kwargs)
-
-    def __float__(self) -> float:
-        return float(self._now())
-
-    def __int__(self) -> int:
-        return int(self._now())
-
-    def __complex__(self) -> complex:
-        return complex(self._now())
-
-    def __bool__(self) -> bool:
-        return bool(self._now())
-
-    def __index__(self) -> int:
-        return self._now().__index__()
 
     def __format__(self, spec: str) -> str:
         return format(self._now(), spec)
