@@ -509,7 +509,7 @@ MISUSES["helpers"] = [
         "or write the rule with `custom_gradient`", error=ValueError, of="<lambda>"),
 ]  # fmt: skip
 
-FLOATS = "expected a function with floats among its arguments, and finite ones among its outputs"
+FLOATS = "floats among its arguments (`x` is an array of dtype int32 and shape (3,)), and finite"
 
 MISUSES["checking"] = [
     misuse("Check the result of a call", function("check_gradient(f(x), x)"),

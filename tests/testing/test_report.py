@@ -104,7 +104,8 @@ def test_a_rule_or_a_function_that_cannot_run():
         raise RuntimeError
 
     report = check_gradient(rule(jnp.sin, silent), X)
-    assert [tuple(fact) for fact in report.facts] == [("rule", False, "RuntimeError")]
+    line = f"({__file__}:{silent.__code__.co_firstlineno + 1})"
+    assert [tuple(fact) for fact in report.facts] == [("rule", False, f"RuntimeError {line}")]
     with pytest.raises(ZeroDivisionError):
         check_gradient(rule(lambda x: 1 / 0, None), X)
     outside = rule(jnp.square, lambda dy, y, x: dy * jax.pure_callback(lambda x: 2 * x, x, x))

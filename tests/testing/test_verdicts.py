@@ -39,40 +39,17 @@ def test_no_right_rule_is_blamed(row, x64):
             assert all(fact.ok is None for fact in report.facts)
 
 
-@pytest.mark.parametrize("slope", [-1.0, 0.0, 0.3, 1.0, 1.5])
-def test_at_a_kink_every_slope_between_is_right(slope):
+@pytest.mark.parametrize("x", [jnp.zeros(()), X.at[0].set(0), jnp.zeros(3), jnp.zeros(100)])
+@pytest.mark.parametrize("slope", [0.0, 0.3, 1.0])
+def test_at_a_kink_it_is_judged_near_it(x, slope):
+    """Several slopes are right there; if JAX has the same one, it is."""
     h = rule(jnp.abs, lambda dy, y, x: dy * jnp.where(x == 0, slope, jnp.sign(x)))
-    for x in jnp.float32(0), X.at[0].set(0), jnp.zeros(3):
-        assert check_gradient(h, x).ok is (slope <= 1)
-
-
-@pytest.mark.parametrize("x", [jnp.zeros(2), jnp.zeros(3), jnp.array([0.0, 0, 1])], ids=str)
-@pytest.mark.parametrize("relu", [jax.nn.relu, lambda x: jnp.maximum(x, 0)])
-def test_at_several_kinks_each_entry_is_judged_alone(relu, x):
-    for at_zero, right in ([0, 1, 0.3], True), ([0, 1, 100], False):
-        slopes = jnp.array(at_zero, jnp.float32)[: x.size]
-        h = rule(relu, lambda dy, y, x, a=slopes: jnp.where(x > 0, dy, (dy * a).astype(dy.dtype)))
-        report = check_gradient(h, x, near=0)
-        assert report.ok is (right or x.size == 2 or bool(x[2]))
-
-
-@pytest.mark.parametrize("at_zero", [0, 1, 100])
-def test_a_kink_in_what_rounds_inside(at_zero):
-    def f(x):
-        return jax.nn.relu(jax.lax.stop_gradient(x).astype("float32")).astype(x.dtype) * 1.1
-
-    slopes = lambda x: jnp.where(x > 0, 1.0, jnp.where(x == 0, at_zero, 0.0)).astype(x.dtype)  # noqa: E731
-    h = rule(f, lambda dy, y, x: 1.1 * dy * slopes(x))
-    assert check_gradient(h, X.at[0].set(0)).ok is (at_zero < 2)
-
-
-def test_many_kinks_are_judged_near_them():
-    x = jnp.zeros(100)
-    right = rule(jax.nn.relu, lambda dy, y, x: jnp.where(x > 0, dy, 0.3 * dy))
-    (row,) = check_gradient(right, x).rows
-    assert row.ok and row.note == "a kink at the given point, judged near it"
-    assert check_gradient(right, x, near=0).rows[0].ok is None
-    assert not check_gradient(rule(jax.nn.relu, lambda dy, y, x: jnp.where(x > 0, 2 * dy, 0)), x).ok
+    (row,), (alone,) = check_gradient(h, x).rows, check_gradient(h, x, near=0).rows
+    is_jax = slope == jax.grad(jnp.abs)(0.0)
+    judged, note = (True, "") if is_jax else (None, "a kink at the given point")
+    assert (row.ok, row.note) == (True, note and note + ", judged near it")
+    assert (alone.ok, alone.note) == (judged, note)
+    assert not check_gradient(rule(jnp.abs, lambda dy, y, x: 2 * dy * jnp.sign(x)), x).ok
 
 
 @pytest.mark.parametrize("factor", [1, 2])
@@ -135,7 +112,7 @@ def test_where_plain_autodiff_is_wrong_differences_decide(x64):
     assert check_gradient(h, 50.0).ok
     root = rule(lambda x: jnp.sqrt(x * x), lambda dy, y, x: dy * jnp.sign(x))
     (row,) = check_gradient(root, jnp.zeros(3), near=0).rows  # plain autodiff gives nan at the kink
-    assert row.ok and row.autodiff is None and row.differences == 0
+    assert row.ok is row.autodiff is None
     stops = rule(lambda x: jax.lax.stop_gradient(x) * x, lambda dy, y, x: dy * 2 * x)
     (row,) = check_gradient(stops, X).rows
     assert row.ok and row.autodiff == pytest.approx(0.5) and row.note == "plain autodiff differs"

@@ -57,6 +57,13 @@ def frames_of_jax(error: BaseException) -> list[types.FrameType]:
     return [*itertools.takewhile(of_jax, frames(error))]
 
 
+def line_of(error: BaseException | None) -> str:
+    """Return the innermost line of the user's code that led to an error, in brackets."""
+    tbs = [*traceback.walk_tb(error and error.__traceback__)][::-1]
+    every = ((frame.f_code.co_filename, line) for frame, line in tbs)
+    return next((f"({f}:{n})" for f, n in every if not f.startswith((_OURS, _JAX))), "")
+
+
 def is_of_derivative(error: BaseException) -> bool:
     """Return whether JAX raised an error because it cannot differentiate an operation.
 

@@ -166,7 +166,10 @@ class Problem:
         # `reference` with a rule for the weight of a layer.
         self.xs = [*(call.leaves[i] for i in self._at), *map(jnp.array, self.declared)]
         if not (self.xs and any(jnp.isfinite(v).any() for v in _differentiable(y))):
-            floats = "floats among its arguments, and finite ones among its outputs"
+            given = ", ".join(
+                f"`{n}` is {kind_of(v)}" for n, v in zip(call.names, call.leaves, strict=True)
+            )
+            floats = f"floats among its arguments ({given}), and finite ones among its outputs"
             raise bad_option("h", call.h, f"a function with {floats}", "check_gradient")
         value = self._plain if owner else call.h
         of_f, rule = call.run(self._pair, {}) if owner else (y, None)
@@ -190,12 +193,16 @@ class Problem:
     @property
     def example(self) -> str:
         """Return how to check a weight that the function holds."""
-        inputs = ", ".join(self._call.bound.arguments)
+        bound, word = self._call.bound, "weight" if "w" in self._call.bound.arguments else "w"
+        every = bound.signature.parameters.values()
+        inputs = ", ".join(
+            p.name for p in every if p.name in bound.arguments and p.kind < p.KEYWORD_ONLY
+        )
         makes, _, name = self.name.rpartition(".")
         is_method = isinstance(self._call.h, types.MethodType) and name != "__call__"
         makes = makes if makes.replace(".", "").isidentifier() else "make"  # a wrapper has no name
-        made = f"{makes}(w)" + f".{name}" * is_method
-        return f"check_gradient(lambda w, {inputs}: {made}({inputs}), w, {inputs})"
+        made = f"{makes}({word})" + f".{name}" * is_method
+        return f"check_gradient(lambda {word}, {inputs}: {made}({inputs}), {word}, {inputs})"
 
     def _function(self, f: AnyFunction) -> Function:
         start, end = len(self._at), len(self.xs)
