@@ -188,7 +188,7 @@ def affine(w, b, x):
 @pytest.mark.parametrize("h", [affine, lambda w, b, x: Affine(w, b).method(x)])
 @pytest.mark.parametrize("way", WAYS)
 def test_two_weights_may_be_one_array(h, way):
-    slopes = lambda w, b, x: 5 * x, lambda w, b, x: 3.0, lambda w, b, x: 7 * w  # noqa: E731
+    slopes = lambda w, b, x: 5 * x, lambda w, b, x: 3.0, lambda w, b, x: 7 * w
     oracle, one = hand_written(lambda w, b, x: w * x + b, *slopes), jnp.float32(2)
     assert_derivative(WAYS[way], squared(h), squared(oracle), one, one, jnp.float32(3))
 

@@ -309,7 +309,7 @@ MISUSES["variables"] = [
         UNDECLARED, "takes no `variables`", "  `w`: float32[2,4], first used at model.py:6\n",
         "Declare them, `custom_gradient(variables=[...])`",
         "pass them as arguments", "`def grad(dy, variables): ... return grad_xs, grad_vars`",
-        'Or decorate with `custom_gradient(variables="autodiff")`', **LOSS),
+        '`variables="autodiff"`; for none', **LOSS),
     misuse("Declare other variables than those in use",
         weight("return dy @ w.T, [None]", option="variables=[b]"),
         UNDECLARED, "missing from its `variables`", "Declare them", **LOSS),
@@ -335,7 +335,7 @@ MISUSES["variables"] = [
         NO_ORDER + "Return `{'b': db, 'w': dw}` for the variables", **LOSS),
     misuse("Declare variables by their names",
         weight("return dy @ w.T, [x.T @ dy]", option='variables=["w"]'),
-        UNDECLARED, "missing from its `variables`", "arrays, not the objects that hold them",
+        UNDECLARED, "missing from its `variables`", "arrays, or a pytree of them",
         **LOSS),
     misuse("Declare an attribute that is not there",
         weight("return dy @ w.T, x.T @ dy", option="variables=lambda: w.params"),
@@ -444,7 +444,7 @@ jax.grad(loss)(b)
 
 LINEAR = "is not linear in its upstream gradients, or JAX cannot transpose it: it contains "
 WHY = "Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) transposes the rule."
-REVERSE = "or use reverse mode (`jax.grad`; where JAX can differentiate the rule, for `jax.hessian"
+REVERSE = "or use reverse mode (`jax.grad`; for `jax.hessian"
 REVERSE += "(f)`, `jax.jacrev(jax.jacrev(f))`; for its product with `v`, `jax.grad(lambda x: jnp."
 
 MISUSES["forward mode"] = [
@@ -469,7 +469,7 @@ MISUSES["forward mode"] = [
     misuse("Loop until the upstream is small",
         forward("jax.lax.while_loop(lambda d: d.sum() > 1, lambda d: d / 2, dy)"),
         LINEAR + "`while`, which JAX cannot transpose, at model.py:3.", WHY,
-        "write a loop as a `scan`, or as a `fori_loop` whose bounds are Python integers"),
+        "write a loop as a `scan`"),
 ]  # fmt: skip
 
 BODY = "computes something that JAX cannot differentiate"

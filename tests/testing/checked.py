@@ -9,6 +9,7 @@ import numpy as np
 from tfgrad_jax import custom_gradient
 
 X = jnp.asarray([0.5, -1.2, 2.0], jnp.float32)
+NEAR = "right at your point, wrong at points[1]: "
 ONES, MATRIX = jnp.ones(3), 4 * jnp.eye(3) + jnp.arange(9.0).reshape(3, 3)
 COMPLEX = jax.lax.complex(X, X[::-1])
 STOP = jax.lax.stop_gradient
@@ -61,19 +62,18 @@ WRONG = [
     Row("conjugate", lambda z: z**3, lambda dy, y, z: dy * 3 * z**2, (COMPLEX,),
         "declared = conjugate of expected"),
     Row("swapped product", jnp.multiply, lambda dz, z, x, y: (dz * x, dz * y), (ONES, ONES),
-        "right at your point, wrong at points[1]: swapped with `xs[1]`?|"
-        "right at your point, wrong at points[1]: swapped with `xs[0]`?"),
+        NEAR + "swapped with `xs[1]`?|" + NEAR + "swapped with `xs[0]`?"),
     Row("missing transposes", jnp.matmul, lambda dy, y, a, b: (dy @ b, a @ dy),
-        (jnp.ones((3, 3)),) * 2, "right at your point, wrong at points[1]: missing transpose of `xs[1]`?|"
-        "right at your point, wrong at points[1]: missing transpose of `xs[0]`?"),
+        (jnp.ones((3, 3)),) * 2, NEAR + "missing transpose of `xs[1]`?|" + NEAR
+        + "missing transpose of `xs[0]`?"),
     Row("a power, at ones", lambda x: x**3, lambda dy, y, x: dy * 3 * x, (ONES,),
-        "right at your point, wrong at points[1]: relative error "),
+        NEAR + "relative error "),
     Row("one wrong entry", jnp.sin, lambda dy, y, x: (dy * jnp.cos(x)).at[617].multiply(1.01),
         (jnp.linspace(0.1, 2, 1000),), "relative error "),
     Row("a part in a thousand", jnp.sin, lambda dy, y, x: 1.001 * dy * jnp.cos(x), (X,),
         "relative error 0.001, cosine 1.000"),
     Row("a callback, one point right", called(lambda x: np.asarray(x) ** 3),
-        lambda dy, y, x: 3 * x * dy, (ONES,), "right at your point, wrong at points[1]: relative error "),
+        lambda dy, y, x: 3 * x * dy, (ONES,), NEAR + "relative error "),
     Row("a Python number", lambda x, n: x * n, lambda dy, y, x, n: (dy * n, dy * n), (2.0, 3.0),
         "|relative error "),
     Row("not finite", jnp.log, lambda dy, y, x: dy / x, (jnp.asarray([0.0, 1.0]),),
