@@ -1,4 +1,4 @@
-"""What JAX's own decorators and two of its libraries do, as two pages say it.
+"""What JAX's own decorators and two of its libraries do, as `docs/why.md` says it.
 
 The same function goes through each of them: value `w x**2` at w = 3, x = 2, with the declared
 derivatives `7 w x` for `x` and, where this can be told, `5 x**2` for the captured `w`. Forward
@@ -18,7 +18,7 @@ from flax import nnx
 from tfgrad_jax import custom_gradient
 
 pytestmark = pytest.mark.nightly
-PAGES = [Path(__file__).parents[1] / "docs" / name for name in ("why.md", "hijax.md")]
+PAGE = Path(__file__).parents[1] / "docs" / "why.md"
 
 
 class Declared(NamedTuple):
@@ -150,8 +150,7 @@ def outcome(use: Callable[[Any], Any], f: Any) -> str:
 
 def table(heading: str) -> dict[str, dict[str, str]]:
     """Read the table below a heading: use -> peer -> outcome."""
-    pages = "".join(page.read_text() for page in PAGES)
-    text = pages.partition(f"## {heading}")[2].partition("\n## ")[0]
+    text = PAGE.read_text().partition(f"## {heading}")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     header, _, *rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines]
     return {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
@@ -174,82 +173,10 @@ USES_OF_Y = {
 }
 
 
-# --- hijax primitives ----------------------------------------------------------------------------
-
-
-def of_hijax(w):
-    """Write a primitive with `jvp` and `batch`, and derive the other rules from `jvp`."""
-    hijax = pytest.importorskip("jax.experimental.hijax")
-    if not hasattr(hijax, "vjp_from_jvp"):
-        pytest.skip("this JAX derives no rules")
-
-    class Square(hijax.HiPrim):
-        def __init__(self, aval):
-            self.in_avals, self.out_aval, self.params = (aval,), aval, {}
-            super().__init__()
-
-        def expand(self, x):
-            return w * x**2
-
-        def jvp(self, primals, tangents):
-            return self(*primals), 7 * w * primals[0] * tangents[0]
-
-        lin, linearized = hijax.linearize_from_jvp
-        vjp_fwd, vjp_bwd_retval = hijax.vjp_from_jvp
-
-        def batch(self, _, args, dims):
-            return type(self)(jax.typeof(args[0]))(*args), dims[0]
-
-    def f(x):
-        return f.primitive(jax.typeof(x))(x)
-
-    f.primitive = Square
-    return f
-
-
-def of_hijax_without_deriving(w):
-    f = of_hijax(w)
-
-    class Square(f.primitive):
-        def vjp_fwd(self, _, x):
-            return self(x), x
-
-        def vjp_bwd_retval(self, x, dy):
-            return (7 * dy * w * x,)
-
-        def lin(self, _, x):
-            return self(x), x
-
-        def linearized(self, x, t):
-            return 7 * w * x * t
-
-    f.primitive = Square
-    return f
-
-
-SEVENS = {
-    "`jax.custom_vjp`": PEERS["`jax.custom_vjp`"],
-    "hijax, every rule written": of_hijax_without_deriving,
-    "hijax, rules from `jvp`": of_hijax,
-    "`tfgrad_jax`": of_tfgrad_jax,
-}
-USES_OF_SEVEN = {
-    "`grad`": lambda f: jax.grad(f)(X),
-    "`jit(grad)`": lambda f: jax.jit(jax.grad(f))(X),
-    "`grad` through a `scan`": lambda f: scanned(lambda _, x: f(x)),
-    "`vmap(grad)`": lambda f: jax.vmap(jax.grad(f))(jnp.array([2.0, 3.0])),
-    "`jvp`, tangent 1": lambda f: jax.jvp(f, (X,), (jnp.ones_like(X),)),
-    "`linearize`, tangent 1": lambda f: jax.linearize(f, X)[1](jnp.ones_like(X)),
-    "second derivative of the square": lambda f: jax.grad(jax.grad(lambda x: f(x) ** 2))(X),
-    "`hessian` of the square": lambda f: jax.hessian(lambda x: f(x) ** 2)(X),
-}
-
-
 TABLES = {
     "Closed-over values": (PEERS, USES),
     "Python numbers": (PEERS, USES_OF_NUMBERS),
     "A rule that reads its value": (READ_Y, USES_OF_Y),
-    "Hijax primitives": (SEVENS, USES_OF_SEVEN),
 }
 
 

@@ -48,6 +48,6 @@ table(
         b.grads(lambda x: b.custom(lambda x, key=None: (x * 3.0, by(5.0, None)))(x), 2.0),
         ours=[6.0, 5.0]),
     input_after_a_skipped_default=Case(31, lambda b:
-        b.grads(lambda x, z: b.custom(lambda x, k=1.0, z=2.0: (x * k * z, by(5.0, 7.0)))(x, z=z),
+        b.grads(lambda x, z: b.custom(lambda x, k=1.0, z=2.0: (x * z, by(5.0, None, 7.0)))(x, z=z),
         2.0, 3.0), ours=[6.0, [5.0, 7.0]]),
 )

@@ -30,7 +30,6 @@ Values: TypeAlias = Sequence[Leaf]
 Gradients: TypeAlias = list[Leaf | None]
 Derivatives: TypeAlias = tuple[Any, ...]  # traces of JAX's, from that of the outermost call on
 _CONFIG: Any = jax.config
-_DEEP = 3  # orders of a rule that is recorded inside itself
 
 # Values of the listed variables, residuals of the rule, cotangents, the variables that it gets
 # (as positions among the operands too) -> the gradients of the inputs, then of these variables.
@@ -186,21 +185,18 @@ def _recorded(
     holds = getattr(f, "__self__", None), *map(content, getattr(f, "__closure__", None) or ())
     same = source.code, *map(id, (*holds, *call.held.bound_to))
     variables, some, positions = weights.argument(values, weights.listed)
-    has = list[bool]()
 
-    def rule(_: Watch, *given: Leaf) -> tuple[list[Leaf], None]:
+    def rule(_: Watch, *given: Leaf) -> tuple[Gradients, None]:
         cotangents = given[: len(outputs.differentiable)]
         others = given[len(cotangents) :]
         with replacing([y], others) if others else contextlib.nullcontext():
             found = grad_fn.gradients(grad_fn.held, cotangents, variables, some)
-        has[:] = [g is not None for g in found]
-        found = [others[0] if others and g is y else g for g in found]
-        return [g for g in found if g is not None], None
+        return [others[0] if others and g is y else g for g in found], None
 
     own = [] if y is None else [outputs.only(leaves)]
     token = _recording.set((*running, same))
     try:
-        if running.count(same) >= _DEEP:
+        if running.count(same) >= 3:  # orders of a rule that is recorded inside itself
             raise errors.endless(source)
         done = traced(rule, *outputs.cotangents(leaves), *own, source=grad_fn.source, is_rule=True)
     except Exception as error:
@@ -226,8 +222,7 @@ def _recorded(
         residuals: Values, cotangents: Values, _: Any, listed: Sequence[OperandIndex]
     ) -> Gradients:
         y = residuals[k:] or cotangents[:n_own]  # any array will do for what it does not read
-        found = iter(run(residuals[:k], [*cotangents, *y]))
-        every = [next(found) if h else None for h in has]
+        every = run(residuals[:k], [*cotangents, *y])
         of_variables = dict(zip(positions, every[len(every) - n :], strict=True))
         return [*every[: len(every) - n], *(of_variables[i] for i in listed)]
 

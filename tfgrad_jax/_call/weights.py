@@ -39,9 +39,7 @@ class Weights(NamedTuple):
     def of(cls, call: Call, grad_fn: GradFn, run: Run | None) -> "Weights":
         """Return what a run of `f` took; None: nothing."""
         variables, declared = call.declared
-        operands = list({id(v): v for v in declared}.values())
-        if len(operands) < len(declared):  # one is declared twice
-            operands = [*declared]
+        operands = [*declared]
         known = {id(v) for v in operands}
         within = call.spec.within
         is_by_use = grad_fn.accepts_variables and variables is None
