@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from .._jax.types import Leaf
-from ._problem import Arrays, Function, UserCodeError
+from .._jax.types import Leaf, Values
+from ._problem import Function, UserCodeError
 
 Matrix: TypeAlias = np.ndarray[Any, Any]
 Argument: TypeAlias = int  # an index into the arguments and weights that are checked
-Gradients: TypeAlias = Sequence[Arrays]  # for each upstream
+Gradients: TypeAlias = Sequence[Values]  # for each upstream
 # The relative error of one operation, and that allowed in a derivative.
 Precision: TypeAlias = tuple[float, float]
 _RANDOM = 3  # upstreams, and directions
@@ -26,7 +26,7 @@ _COARSE = [float(jnp.finfo(dtype).eps) for dtype in ("float32", "bfloat16")]
 _EQUAL = 1e-3  # the relative error below which a guess at a mistake fits
 
 
-def vector(arrays: Arrays) -> Matrix:
+def vector(arrays: Values) -> Matrix:
     """Return the entries of arrays in double precision."""
     kinds = [complex if np.iscomplexobj(a) else float for a in arrays]
     parts = [np.asarray(a, kind).ravel() for a, kind in zip(arrays, kinds, strict=True)]
@@ -41,7 +41,7 @@ def filled(like: Leaf, numbers: Matrix) -> Leaf:
     return jnp.asarray(new, jnp.result_type(like))
 
 
-def upstreams(ys: Arrays, seed: int) -> list[list[Leaf]]:
+def upstreams(ys: Values, seed: int) -> list[list[Leaf]]:
     """Return random factors for the outputs, zeros where these are not finite."""
     return [
         [filled(y, np.isfinite(vector([y])) * _random(y, seed, 0, k, n)) for k, y in enumerate(ys)]
@@ -88,7 +88,7 @@ class Point:
         h: Function,
         value: Function | None,
         plain: Function | None,
-        xs: Arrays,
+        xs: Values,
         precision: Precision,
         seed: int,
     ) -> None:
@@ -228,5 +228,5 @@ def _guesses(i: Argument, names: Sequence[str], p: Point) -> Iterator[tuple[str,
         yield "declared = conjugate of expected", ours, s.expected
 
 
-def _turned(arrays: Arrays, k: Argument) -> Arrays:
+def _turned(arrays: Values, k: Argument) -> Values:
     return [np.transpose(a) if i == k else a for i, a in enumerate(arrays)]

@@ -31,7 +31,7 @@ from jax.tree_util import (
 
 from .._custom_gradient import CustomGradient
 from .._frontend.signature import requires_variables
-from .._jax.types import AnyFunction, Leaf, PyTree, has_gradient, is_array
+from .._jax.types import AnyFunction, Leaf, PyTree, Values, has_gradient, is_array
 from .._jax.watching import replacing
 from .._messages.errors import bad_option
 from .._messages.source import Source
@@ -39,7 +39,6 @@ from .._messages.text import kind_of, type_name
 
 Checked: TypeAlias = Any  # a function, a method or a layer, decorated or around what is
 _T = TypeVar("_T")
-Arrays: TypeAlias = Sequence[Leaf]
 _Id: TypeAlias = int  # of an array
 
 
@@ -62,16 +61,16 @@ class Function(NamedTuple):
     """A function of the arrays that are checked; `holding` gives them to what it holds."""
 
     of_arrays: Callable[..., list[jax.Array]]
-    holding: Callable[[Arrays], AbstractContextManager[object]]
+    holding: Callable[[Values], AbstractContextManager[object]]
 
     def __call__(self, *xs: Leaf) -> list[jax.Array]:
         return attempt(self.of_arrays, *xs)
 
-    def gradients(self, xs: Arrays, us: Sequence[Arrays]) -> list[list[jax.Array]]:
+    def gradients(self, xs: Values, us: Sequence[Values]) -> list[list[jax.Array]]:
         """Return the gradients for each upstream, as they are declared."""
         return attempt(self._gradients, xs, us)
 
-    def _gradients(self, xs: Arrays, us: Sequence[Arrays]) -> list[list[jax.Array]]:
+    def _gradients(self, xs: Values, us: Sequence[Values]) -> list[list[jax.Array]]:
         _, pull_back = jax.vjp(self.of_arrays, *xs)
         with self.holding(xs):  # the rule may read weights of the function
             return [list(pull_back(u)) for u in us]
@@ -103,7 +102,7 @@ class Call(NamedTuple):
     h: Checked
     bound: inspect.BoundArguments
     treedef: PyTreeDef
-    leaves: Sequence[Leaf]
+    leaves: Values
     names: Sequence[str]  # of the leaves, as a user writes them
     is_input: Sequence[bool]  # of the leaves; arguments that are passed by keyword alone are none
 
@@ -141,15 +140,8 @@ class Call(NamedTuple):
 class Problem:
     """`h` and the undecorated function, as functions of the arrays that are checked."""
 
-    def __init__(
-        self,
-        h: Checked,
-        args: tuple[PyTree, ...],
-        kwargs: Mapping[str, PyTree],
-        reference: AnyFunction | None,
-        is_exact: bool,
-    ) -> None:
-        self._call = call = Call.of(h, args, kwargs)
+    def __init__(self, call: Call, reference: AnyFunction | None, is_exact: bool) -> None:
+        self._call = call
         self.name, owner = name_of(call.h), decorated(call.h)
         y = call.run(call.h, {})  # an error of the user's stays as it is
         if owner is None and any(map(callable, tree_leaves(y))):
@@ -207,7 +199,7 @@ class Problem:
     def _function(self, f: AnyFunction) -> Function:
         start, end = len(self._at), len(self.xs)
 
-        def holding(xs: Arrays) -> AbstractContextManager[object]:
+        def holding(xs: Values) -> AbstractContextManager[object]:
             return replacing(self.declared, xs[start:end]) if start < end else nullcontext()
 
         def of_arrays(*xs: Leaf) -> list[jax.Array]:
@@ -256,14 +248,14 @@ class Problem:
         known = {id(v): v for v in (*xs, *self.declared)}  # kept alive, so that an id stays one's
         found: dict[_Id, tuple[jax.Array, str]] = {}
 
-        def look_at(values: Sequence[Leaf]) -> None:
+        def look_at(values: Values) -> None:
             for v in values:
                 is_value = isinstance(v, jax.Array) and not isinstance(v, Tracer)
                 if id(v) not in known and is_value and has_gradient(v):
                     found[id(v)] = v, summarize(current()).rpartition("/")[2]
                 known[id(v)] = v
 
-        def note(values: Arrays, params: Mapping[str, Any], results: Arrays) -> None:
+        def note(values: Values, params: Mapping[str, Any], results: Values) -> None:
             look_at(values)
             for v in _constants_inside(params, set()):  # JAX has traced them: they are not replaced
                 known.pop(id(v), None)
