@@ -16,7 +16,7 @@ import numpy as np
 from jax.tree_util import register_static
 
 from .._jax.compat import is_ref, zeros
-from .._jax.types import Inert, Leaf, LeafIndex, OperandIndex, Tangents, is_kind, is_traced
+from .._jax.types import Inert, Leaf, LeafIndex, OperandIndex, Tangents, Values, is_kind, is_traced
 from .._messages import gradient_errors
 from .._messages.source import Source
 from .primitives import attach, push
@@ -41,20 +41,20 @@ class Function(Inert):
     source: Source
     names: Callable[[], Sequence[str]]  # of the operands, for JAX's own errors
     # The leaves of the value, in a call that JAX does not differentiate.
-    value: Callable[[Sequence[Leaf]], list[Leaf]]
+    value: Callable[[Values], list[Leaf]]
     # The leaves of the value and the rule, for operands that are perturbed.
-    forward: Callable[[Sequence[Leaf], Sequence[OperandIndex]], Forward]
+    forward: Callable[[Values, Sequence[OperandIndex]], Forward]
     has_primal: bool  # whether `value` runs other code than `forward`
     needs_perturbed: bool = False  # whether its rule must know what is differentiated
 
 
-def arrays(operands: Sequence[Leaf]) -> list[Leaf]:
+def arrays(operands: Values) -> list[Leaf]:
     """Return Python numbers that are differentiated as (weakly typed) arrays."""
     return [o if isinstance(o, jax.Array) or is_ref(o) else jnp.asarray(o) for o in operands]
 
 
 def with_rule(
-    forward: Forward, source: Source, operands: Sequence[Leaf], perturbed: Sequence[OperandIndex]
+    forward: Forward, source: Source, operands: Values, perturbed: Sequence[OperandIndex]
 ) -> tuple[list[Leaf], Rule]:
     """Return the leaves of a forward pass, and the rule."""
     leaves, outputs, run, residuals, gives = forward
@@ -72,7 +72,7 @@ def with_rule(
     )
 
 
-def attached(leaves: list[Leaf], rule: Rule, operands: Sequence[Leaf]) -> tuple[list[Leaf], Rule]:
+def attached(leaves: list[Leaf], rule: Rule, operands: Values) -> tuple[list[Leaf], Rule]:
     """Return the leaves with the rule as their derivative, and the rule.
 
     If an operand is mapped, so are the leaves, as in `_value`: JAX requires that the two agree.
@@ -88,9 +88,7 @@ def attached(leaves: list[Leaf], rule: Rule, operands: Sequence[Leaf]) -> tuple[
     return leaves, rule
 
 
-def _places_of_y(
-    residuals: Sequence[Leaf], ys: Sequence[Leaf], operands: Sequence[Leaf]
-) -> tuple[int, ...]:
+def _places_of_y(residuals: Values, ys: Values, operands: Values) -> tuple[int, ...]:
     """Return which residuals are the only output of the function.
 
     A rule that reads `y` means `h(x)`, whose derivative is the declared one. So `dy * 2 * y` has a
@@ -103,7 +101,7 @@ def _places_of_y(
     return tuple(k for k, r in enumerate(residuals) if r is ys[0])
 
 
-def tangents_of(leaves: Sequence[Leaf], rule: Rule, tangents: Tangents) -> list[Leaf]:
+def tangents_of(leaves: Values, rule: Rule, tangents: Tangents) -> list[Leaf]:
     """Return the tangents of the leaves for those of the operands, of which some are perturbed."""
     alone, residuals = rule.apart()
     ys = [leaves[i] for i in rule.outputs]

@@ -37,6 +37,7 @@ from .._jax.types import (
     Cotangents,
     Leaf,
     OperandIndex,
+    Values,
     is_differentiable,
     is_kind,
     is_traced,
@@ -51,7 +52,7 @@ from .rule import Rule, replaced
 from .transpose import at_any_point
 
 
-def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> list[Leaf]:
+def differentiated(function: Function, name: str, operands: Values) -> list[Leaf]:
     """Run a function on operands so that its rule is its derivative."""
     if any(map(is_ref, operands)):  # JAX accepts them in a custom_vjp alone
         return _reverse(name, function.needs_perturbed)(function, [*operands])
@@ -61,12 +62,7 @@ def differentiated(function: Function, name: str, operands: Sequence[Leaf]) -> l
 
 
 def record(
-    forward: Forward,
-    name: str,
-    source: Source,
-    operands: Sequence[Leaf],
-    primals: Sequence[Leaf],
-    of: Any,
+    forward: Forward, name: str, source: Source, operands: Values, primals: Values, of: Any
 ) -> list[Leaf]:
     """Let JAX differentiate a forward pass that has run one level down.
 
@@ -182,7 +178,7 @@ def _shown_as(name: str, f: AnyFunction) -> AnyFunction:
 
 
 def _forward(
-    function: Function, operands: Sequence[Leaf], perturbed: Sequence[OperandIndex]
+    function: Function, operands: Values, perturbed: Sequence[OperandIndex]
 ) -> tuple[list[Leaf], Rule]:
     """Run the forward pass of a function, with the rule attached to what it returns."""
     operands = arrays(operands)
@@ -197,7 +193,7 @@ def _forward(
     return _with_axis_in_front(function, leaves), rule
 
 
-def _value(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
+def _value(function: Function, operands: Values) -> list[Leaf]:
     """Return the leaves of the value, in a call that JAX does not differentiate."""
     operands = arrays(operands)
     if not is_traced(operands) or any(map(is_ref, operands)):
@@ -208,7 +204,7 @@ def _value(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     return _with_axis_in_front(function, leaves)
 
 
-def _staged(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
+def _staged(function: Function, operands: Values) -> list[Leaf]:
     """Return the leaves of the value, in a call that JAX records."""
     # JAX may map the staged call later, and then differentiate it. If an operand is mapped, each
     # output must be mapped: also one that ignores the operand, which the rule may use, and one that
@@ -246,7 +242,7 @@ def _not_transposable(leaf: Leaf) -> Any:
     return weakly_typed(marked) if leaf.weak_type else marked
 
 
-def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
+def _linear(function: Function, operands: Values) -> list[Leaf]:
     """Return the leaves under `jax.linear_transpose`, with the rule as their transpose.
 
     The rule of a linear function is the same at every point; a gradient that depends on the point
@@ -257,9 +253,7 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
     points = [operands[i] for i in linear]
     types = [jax.typeof(x).to_tangent_aval() for x in points]
 
-    def gradients(
-        points: Sequence[Leaf], values: Sequence[Leaf], cotangents: Cotangents
-    ) -> list[Leaf]:
+    def gradients(points: Values, values: Values, cotangents: Cotangents) -> list[Leaf]:
         every = list(values)
         for i, x in zip(linear, points, strict=True):
             every.insert(i, x)
@@ -268,7 +262,7 @@ def _linear(function: Function, operands: Sequence[Leaf]) -> list[Leaf]:
         given = {i: dx for i, dx in zip(rule.perturbed, dxs, strict=True) if dx is not None}
         return [given.get(i, zero) for i, zero in zip(linear, points, strict=True)]
 
-    def transpose(values: Sequence[Leaf], cotangents: Cotangents, wanted: Any) -> list[Leaf]:
+    def transpose(values: Values, cotangents: Cotangents, wanted: Any) -> list[Leaf]:
         closed = at_any_point(gradients, types, values, cotangents)
         if closed is None:
             text = "a gradient that depends on its inputs"

@@ -21,13 +21,12 @@ from jax.interpreters import ad, batching, mlir
 
 from .._jax.compat import batched_type, broadcast, zeros
 from .._jax.jaxpr import Identity
-from .._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents, is_traced
+from .._jax.types import AnyFunction, Aval, Cotangents, Dim, Leaf, Tangents, Values, is_traced
 from .._messages import errors
 from .._messages.tracebacks import hidden
 from .rule import Axis, Rule, replaced
 from .transpose import push_forward
 
-_Values: TypeAlias = Sequence[Leaf]
 _Batched: TypeAlias = tuple[list[Leaf], list[Dim]]  # values, and which axis of each is mapped
 _WithTangents: TypeAlias = tuple[list[Leaf], list[Leaf]]
 _Dims: TypeAlias = Sequence[Dim]
@@ -46,13 +45,13 @@ def _nonzero(tangents: Tangents) -> list[int]:
     return [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
 
-def _split(values: _Values, *sizes: int) -> list[list[Leaf]]:
+def _split(values: Values, *sizes: int) -> list[list[Leaf]]:
     """Return parts of these sizes, and the rest."""
     ends = [sum(sizes[:k]) for k in range(len(sizes) + 1)]
     return [list(values[i:j]) for i, j in zip(ends, [*ends[1:], len(values)], strict=True)]
 
 
-def _mapped(values: _Values, dims: _Dims, axis: Axis) -> _Batched:
+def _mapped(values: Values, dims: _Dims, axis: Axis) -> _Batched:
     """Return the values, all with a mapped axis; a value without one gets it in front."""
     # To move each axis to the front would be simpler. But under `vmap`, JAX assumes that a staged
     # value has the type of the value that it differentiates, mapped axis included. With the axis in
@@ -61,7 +60,7 @@ def _mapped(values: _Values, dims: _Dims, axis: Axis) -> _Batched:
     return with_axis, [0 if d is None else d for d in dims]
 
 
-def _in_front(values: _Values, dims: _Dims) -> list[Leaf]:
+def _in_front(values: Values, dims: _Dims) -> list[Leaf]:
     """Return the values with the mapped axis in front, where there is one."""
     return [v if d is None else jnp.moveaxis(v, d, 0) for v, d in zip(values, dims, strict=True)]
 
@@ -81,7 +80,7 @@ _EMPTY = jax.make_jaxpr(lambda: ())().jaxpr
 # --- depend -------------------------------------------------------------------------------------
 
 
-def depend(ys: _Values, others: _Values) -> list[Leaf]:
+def depend(ys: Values, others: Values) -> list[Leaf]:
     """Return `ys`; under `vmap` they are mapped if any of the others is."""
     # A staged call may be mapped later, and then differentiated: `vmap(jit(h), in_axes=(0, None))`
     # where `y` ignores the first input. An output that ignores a mapped operand must be mapped with
@@ -96,11 +95,11 @@ def _identity(*args: Leaf, count: int, **others: Any) -> list[Leaf]:
     return list(args[:count])
 
 
-def _depend_jvp(primals: _Values, tangents: Tangents, *, count: int) -> _WithTangents:
+def _depend_jvp(primals: Values, tangents: Tangents, *, count: int) -> _WithTangents:
     return depend_p.bind(*primals, count=count), list(tangents[:count])
 
 
-def _depend_batch(axis: Axis, args: _Values, dims: _Dims, *, count: int) -> _Batched:
+def _depend_batch(axis: Axis, args: Values, dims: _Dims, *, count: int) -> _Batched:
     ys, at = _mapped(args[:count], dims[:count], axis)
     return depend(ys, args[count:]), at
 
@@ -108,13 +107,13 @@ def _depend_batch(axis: Axis, args: _Values, dims: _Dims, *, count: int) -> _Bat
 # --- attach -------------------------------------------------------------------------------------
 
 
-def attach(rule: Rule, residuals: _Values, xs: _Values, leaves: _Values) -> list[Leaf]:
+def attach(rule: Rule, residuals: Values, xs: Values, leaves: Values) -> list[Leaf]:
     """Return the leaves with the rule as the derivative of its outputs with respect to `xs`."""
     return attach_p.bind(*leaves, *xs, *residuals, rule=rule, count=len(leaves), life=_life())
 
 
 def _attach_jvp(
-    primals: _Values, tangents: Tangents, *, rule: Rule, count: int, **life: Any
+    primals: Values, tangents: Tangents, *, rule: Rule, count: int, **life: Any
 ) -> _WithTangents:
     out = attach_p.bind(*primals, rule=rule, count=count, **life)
     dots = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in out]
@@ -133,7 +132,7 @@ def _attach_jvp(
 
 
 def _attach_batch(
-    axis: Axis, args: _Values, dims: _Dims, *, rule: Rule, count: int, **life: Any
+    axis: Axis, args: Values, dims: _Dims, *, rule: Rule, count: int, **life: Any
 ) -> _Batched:
     sizes = count, len(rule.perturbed)
     (leaves, xs, residuals), (dims, x_dims, kept) = _split(args, *sizes), _split(dims, *sizes)
@@ -147,7 +146,7 @@ def _attach_batch(
 # --- push ---------------------------------------------------------------------------------------
 
 
-def push(rule: Rule, residuals: _Values, ys: _Values, tangents: Tangents) -> list[Leaf]:
+def push(rule: Rule, residuals: Values, ys: Values, tangents: Tangents) -> list[Leaf]:
     """Return the tangents of `ys` for those of the `xs`."""
     # Where `ys` are mapped, each example has its own upstream, even if nothing that the rule reads
     # is mapped: `y = x + k`, mapped along `k`. The rule would get the sum of all upstreams, and run
@@ -159,7 +158,7 @@ def push(rule: Rule, residuals: _Values, ys: _Values, tangents: Tangents) -> lis
     return push_by_type(residuals, tangents, rule, types)
 
 
-def push_by_type(residuals: _Values, tangents: Tangents, rule: Rule, types: _Types) -> list[Leaf]:
+def push_by_type(residuals: Values, tangents: Tangents, rule: Rule, types: _Types) -> list[Leaf]:
     return push_p.bind(*tangents, *residuals, rule=rule, types=types, life=_life())
 
 
@@ -172,7 +171,7 @@ def _push_value(*args: Leaf, rule: Rule, types: _Types, **life: Any) -> list[Lea
     return push_forward(lambda cts: rule(residuals, cts), types, tangents, rule.source)
 
 
-def _push_jvp(primals: _Values, tangents: Tangents, *, rule: Rule, **others: Any) -> _WithTangents:
+def _push_jvp(primals: Values, tangents: Tangents, *, rule: Rule, **others: Any) -> _WithTangents:
     out = push_p.bind(*primals, rule=rule, **others)
     count, parts = len(rule.perturbed), []
     if _nonzero(tangents[:count]):
@@ -208,7 +207,7 @@ def _push_transpose(
 
 
 def _push_batch(
-    axis: Axis, args: _Values, dims: _Dims, *, rule: Rule, types: _Types, **life: Any
+    axis: Axis, args: Values, dims: _Dims, *, rule: Rule, types: _Types, **life: Any
 ) -> _Batched:
     count = len(rule.perturbed)
     (tangents, residuals), (x_dims, dims) = _split(args, count), _split(dims, count)
@@ -233,7 +232,7 @@ def _push_lowering(context: Any, *args: Any, rule: Rule, **params: Any) -> Any:
 def _only_mapped(primitive: Primitive, rule: AnyFunction) -> AnyFunction:
     """Return the rule for `vmap`, skipped if no operand is mapped: JAX calls it then, too."""
 
-    def batch(axis: Axis, args: _Values, dims: _Dims, **params: Any) -> _Batched:
+    def batch(axis: Axis, args: Values, dims: _Dims, **params: Any) -> _Batched:
         if any(d is not None for d in dims):
             return rule(axis, args, dims, **params)
         out = primitive.bind(*args, **params)

@@ -12,17 +12,17 @@ from typing import Any, TypeAlias
 import jax
 
 from .._jax.compat import is_ref, mapped_over
-from .._jax.types import Cotangents, Dim, Leaf, LeafIndex, OperandIndex
+from .._jax.types import Cotangents, Dim, Leaf, LeafIndex, OperandIndex, Values
 from .._messages.source import Source
 
 Axis: TypeAlias = Any  # what `vmap` maps over: its size and name
 
 # Residuals, cotangents of the outputs, which operands are wanted -> for each of these its gradient,
 # or None.
-Run: TypeAlias = Callable[[Sequence[Leaf], Cotangents, Sequence[OperandIndex]], list[Leaf]]
+Run: TypeAlias = Callable[[Values, Cotangents, Sequence[OperandIndex]], list[Leaf]]
 
 
-def replaced(values: Sequence[Leaf], at: Sequence[int], new: Sequence[Leaf]) -> list[Leaf]:
+def replaced(values: Values, at: Sequence[int], new: Values) -> list[Leaf]:
     """Return the values with others at some positions."""
     found = list(values)
     for i, v in zip(at, new, strict=True):
@@ -38,7 +38,7 @@ def replaced(values: Sequence[Leaf], at: Sequence[int], new: Sequence[Leaf]) -> 
 class Rule:
     """Residuals, cotangents of the outputs -> a gradient, or None, for each perturbed operand."""
 
-    residuals: Sequence[Leaf]
+    residuals: Values
     run: Run
     source: Source
     perturbed: Sequence[OperandIndex]  # those that are being differentiated, and may have one
@@ -49,7 +49,7 @@ class Rule:
     def __repr__(self) -> str:  # as jaxprs show it
         return f"the rule of {self.source}"
 
-    def __call__(self, residuals: Sequence[Leaf], cotangents: Cotangents) -> list[Leaf]:
+    def __call__(self, residuals: Values, cotangents: Cotangents) -> list[Leaf]:
         return self.run(residuals, cotangents, self.perturbed)
 
     def apart(self) -> tuple["Rule", list[Leaf]]:
@@ -63,7 +63,7 @@ class Rule:
         refs = [r if is_ref(r) else None for r in every]
 
         def run(
-            residuals: Sequence[Leaf], cotangents: Cotangents, wanted: Sequence[OperandIndex]
+            residuals: Values, cotangents: Cotangents, wanted: Sequence[OperandIndex]
         ) -> list[Leaf]:
             filled = replaced(refs, places, residuals[: len(places)])  # `push` may add one
             return inner(filled, cotangents, wanted)
@@ -72,7 +72,7 @@ class Rule:
         rule = dataclasses.replace(self, residuals=(), run=run, own=own)
         return rule, [every[k] for k in places]
 
-    def reading(self, residuals: Sequence[Leaf], leaves: Sequence[Leaf]) -> list[Leaf]:
+    def reading(self, residuals: Values, leaves: Values) -> list[Leaf]:
         """Return the residuals, with the only output where they have it."""
         return replaced(residuals, self.own, [leaves[i] for i in self.outputs] * len(self.own))
 
@@ -91,7 +91,7 @@ class Rule:
         inner, is_mapped = self.run, dict(zip(self.perturbed, mapped, strict=True))
 
         def run(
-            residuals: Sequence[Leaf], cotangents: Cotangents, wanted: Sequence[OperandIndex]
+            residuals: Values, cotangents: Cotangents, wanted: Sequence[OperandIndex]
         ) -> list[Leaf]:
             each = jax.vmap(
                 lambda residuals, cotangents: inner(residuals, cotangents, wanted),

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from .._jax.compat import is_ref_type, zeros
 from .._jax.jaxpr import dependence, name_of, without_consts
-from .._jax.types import Aval, Cotangents, Leaf, Tangents
+from .._jax.types import Aval, Cotangents, Leaf, Tangents, Values
 from .._jax.watching import recording
 from .._messages import errors
 from .._messages.source import Source
@@ -54,7 +54,7 @@ def _transposed(rule: Transposable, types: _Types, tangents: Tangents) -> list[L
         with contextlib.suppress(Exception):  # the type depends on the operation
             return list(jax.linear_transpose(run, *types)(dots))
 
-    def pull(points: Cotangents, *dots: Leaf) -> Sequence[Leaf]:
+    def pull(points: Cotangents, *dots: Leaf) -> Values:
         try:
             return jax.vjp(run, *points)[1](list(dots))
         except Exception as error:  # the type depends on the operation and the version of JAX

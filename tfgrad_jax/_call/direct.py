@@ -22,7 +22,7 @@ from .._frontend.grad_fn import Call
 from .._jax.compat import parent_of, primal, trace_of
 from .._jax.shown import Run, is_live
 from .._jax.trace import at, below, has_values, is_forward, is_of, plainly
-from .._jax.types import Leaf, PyTree, has_gradient
+from .._jax.types import Leaf, PyTree, Values, has_gradient
 from .._jax.watch import Watch
 from .._messages import errors
 from .rule import is_made, kept
@@ -47,13 +47,13 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
             needs_none = are_values and not call.autodiff
             with plainly() if needs_none else contextlib.nullcontext():
                 filled = call.held.filled(call.spec.inputs, inputs)
-                leaves, outputs, grad_fn = call.spec.apply(filled)
+                leaves, grad_fn = call.spec.apply(filled)
             if watch is not None:
                 leaves = watch.returned(leaves)
-            weights, y = Weights.of(call, grad_fn, run), grad_fn.y
+            weights, y, outputs = Weights.of(call, grad_fn, run), grad_fn.y, grad_fn.outputs
             taken = [*weights.operands, *call.operands]
             own = y is not None and not are_values and is_made(y, call.held, inputs, watch)
-            first: Sequence[Leaf] = weights.operands
+            first: Values = weights.operands
             if call.autodiff:  # of what `f` captured there is the derivative of `y` itself
                 first = [leaves[i] for i in outputs.differentiable]
                 leaves = [primal(v, of) for v in leaves]
@@ -67,7 +67,7 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
             takes, ofs = is_live, None
             if are_values:
                 takes, ofs = is_its, (*(outer.ofs if outer else ()), of)
-            found = kept(call, grad_fn, outputs, leaves, weights, takes, y if own else None, ofs)
+            found = kept(call, grad_fn, leaves, weights, takes, y if own else None, ofs)
             if weights.may_warn and run is not None:
                 if found.read is not None:
                     known = {id(v) for v in taken}
@@ -98,7 +98,7 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
 def _beside_identity(run: RunOfRule, n: int) -> RunOfRule:
     """Return a rule that gives the first `n` operands, which are the outputs, their upstreams."""
 
-    def both(residuals: Sequence[Leaf], cotangents: Sequence[Leaf], wanted: Sequence[int]) -> Any:
+    def both(residuals: Values, cotangents: Values, wanted: Sequence[int]) -> Any:
         others = [i for i in wanted if i >= n]
         found = dict(zip(others, run(residuals, cotangents, others), strict=True))
         return [cotangents[i] if i < n else found[i] for i in wanted]

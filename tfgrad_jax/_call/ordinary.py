@@ -9,9 +9,8 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from .._autodiff.attached import Forward
 from .._autodiff.primitives import depend
 from .._autodiff.rule import Run
-from .._jax.types import Leaf, LeafIndex, OperandIndex, PyTree
+from .._jax.types import Leaf, LeafIndex, OperandIndex, PyTree, Values
 
-Values: TypeAlias = Sequence[Leaf]
 Wanted: TypeAlias = Sequence[OperandIndex]
 
 

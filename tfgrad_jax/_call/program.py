@@ -23,7 +23,7 @@ from .._frontend.structure import Outputs
 from .._jax.compat import is_ref, type_of
 from .._jax.shown import is_live
 from .._jax.trace import plainly
-from .._jax.types import Aval, Leaf, OperandIndex, has_gradient
+from .._jax.types import Aval, Leaf, OperandIndex, Values, has_gradient
 from .._jax.watch import Watch
 from .._messages import errors
 from .._messages.source import Source
@@ -31,7 +31,6 @@ from .ordinary import with_ordinary_gradients
 from .rule import Kept, is_made, kept
 from .weights import Refused, Weights, names_of
 
-Values: TypeAlias = Sequence[Leaf]
 Evaluate: TypeAlias = Callable[[Values], list[Leaf]]  # of operands
 
 
@@ -92,12 +91,12 @@ def traced_call(call: Call) -> tuple[Function, Outputs, list[Leaf]]:
     of_call, held, n_inputs = call.spec, call.held, len(call.operands)
 
     def f(watch: Watch, *xs: Leaf) -> tuple[list[Leaf], _Aside]:
-        leaves, outputs, grad_fn = of_call.apply(held.filled(of_call.inputs, xs))
-        y, places = grad_fn.y, {id(x): i for i, x in enumerate(xs)}
+        leaves, grad_fn = of_call.apply(held.filled(of_call.inputs, xs))
+        y, outputs, places = grad_fn.y, grad_fn.outputs, {id(x): i for i, x in enumerate(xs)}
         watch.returned(leaves)
         weights = Weights.of(call, grad_fn, watch.run)
         y = y if is_made(y, held, xs, watch) else None
-        found = kept(call, grad_fn, outputs, leaves, weights, is_live, y)
+        found = kept(call, grad_fn, leaves, weights, is_live, y)
         residuals = list(found.residuals)
         for k in found.own:
             residuals[k] = outputs.only(leaves)
@@ -195,7 +194,7 @@ class TypeOfY:
     _types: Sequence[Aval] = ()
     _shown: Sequence[object] = ()  # of these, what must agree: not the sharding, say
 
-    def note(self, source: Source, treedef: PyTreeDef, leaves: Sequence[Leaf]) -> None:
+    def note(self, source: Source, treedef: PyTreeDef, leaves: Values) -> None:
         types = [getattr(leaf, "aval", None) or jax.typeof(leaf) for leaf in leaves]
         shown = [(t.shape, t.dtype) for t in types]
         if self.treedef is not None and (self.treedef, self._shown) != (treedef, shown):

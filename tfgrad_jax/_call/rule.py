@@ -17,16 +17,14 @@ from .._closure.functions import Apart, taken_apart
 from .._closure.traced import traced
 from .._closure.walk import ARRAYS, Matches, content, survey
 from .._frontend.grad_fn import Call, GradFn, Held
-from .._frontend.structure import Outputs
 from .._jax.trace import is_of
-from .._jax.types import Leaf, OperandIndex
+from .._jax.types import Leaf, OperandIndex, Values
 from .._jax.watch import Watch
 from .._jax.watching import replacing, reviving
 from .._messages import errors
 from .._messages.runs import annotate_recorded
 from .weights import Weights
 
-Values: TypeAlias = Sequence[Leaf]
 Gradients: TypeAlias = list[Leaf | None]
 Derivatives: TypeAlias = tuple[Any, ...]  # traces of JAX's, from that of the outermost call on
 _CONFIG: Any = jax.config
@@ -81,13 +79,12 @@ class Kept(NamedTuple):
     rule: Rule
     residuals: list[Leaf]
     own: Sequence[int]  # which of these are the only output of `f`
-    read: Sequence[Leaf] | None  # what it certainly reads; None: it says so when it runs
+    read: Values | None  # what it certainly reads; None: it says so when it runs
 
 
 def kept(
     call: Call,
     grad_fn: GradFn,
-    outputs: Outputs,
     leaves: Values,
     weights: Weights,
     takes: Matches,
@@ -99,7 +96,6 @@ def kept(
     `y` is the only output, if `f` has made it: its derivative is the declared one. `ofs` are the
     derivatives that are on, if the rule will run eagerly; None: it may run anywhere.
     """
-    values = [weights.operands[i] for i in weights.listed]
     holds = takes if y is None else lambda v: takes(v) or v is y
     apart = taken_apart(grad_fn.held, holds, call.held.roots, looks=ofs is None)
     if apart.is_whole and not (apart.changes_outer if ofs else apart.hidden):
@@ -107,11 +103,11 @@ def kept(
     elif ofs is not None and not _CONFIG.jax_check_tracer_leaks:  # it holds tracers
         body, held, read = _revived(call, grad_fn, apart, weights, ofs), [], None
     else:
-        body, held = _recorded(call, grad_fn, outputs, leaves, weights, values, y)
+        body, held = _recorded(call, grad_fn, leaves, weights, y)
         read = held
-    every = [*values, *held]
-    at = {id(v): i for i, v in enumerate({id(v): v for v in every}.values())}
+    every = [*weights.values, *held]
     residuals = list({id(v): v for v in every}.values())
+    at = {id(v): k for k, v in enumerate(residuals)}
     own = [k for k, r in enumerate(residuals) if y is not None and r is y]
     rule = Rule(body, weights._replace(operands=[]), [at[id(v)] for v in every])
     return Kept(rule, residuals, own, read)
@@ -168,23 +164,17 @@ def _revived(call: Call, grad_fn: GradFn, apart: Apart, weights: Weights, ofs: D
 
 
 def _recorded(
-    call: Call,
-    grad_fn: GradFn,
-    outputs: Outputs,
-    leaves: Values,
-    weights: Weights,
-    values: Values,
-    y: Leaf | None,
-) -> tuple[Body, Sequence[Leaf]]:
+    call: Call, grad_fn: GradFn, leaves: Values, weights: Weights, y: Leaf | None
+) -> tuple[Body, Values]:
     """Record a rule now; also return what it reads.
 
     It may never run. So it raises what it raises when it would.
     """
-    source, running = call.spec.source, _recording.get()
+    source, running, outputs = call.spec.source, _recording.get(), grad_fn.outputs
     f: Any = call.held.f  # it may be made anew at each call, around the same
     holds = getattr(f, "__self__", None), *map(content, getattr(f, "__closure__", None) or ())
     same = source.code, *map(id, (*holds, *call.held.bound_to))
-    variables, some, positions = weights.argument(values, weights.listed)
+    variables, some, positions = weights.argument(weights.values, weights.listed)
 
     def rule(_: Watch, *given: Leaf) -> tuple[Gradients, None]:
         cotangents = given[: len(outputs.differentiable)]

@@ -8,7 +8,7 @@ from .._frontend.grad_fn import Call, GradFn, Held, Variables
 from .._frontend.within import Within
 from .._jax.compat import is_ref, type_of
 from .._jax.shown import Run
-from .._jax.types import Aval, Leaf, OperandIndex, has_gradient
+from .._jax.types import Aval, Leaf, OperandIndex, Values, has_gradient
 from .._messages import errors, gradient_errors
 from .._messages.source import Source
 
@@ -64,9 +64,13 @@ class Weights(NamedTuple):
         source = call.spec.source
         return cls(operands, variables, listed, is_by_use, types, refused, source, may_refuse)
 
+    @property
+    def values(self) -> Values:
+        return [self.operands[i] for i in self.listed]
+
     def argument(
-        self, values: Sequence[Leaf], wanted: Sequence[OperandIndex]
-    ) -> tuple[Variables | None, Sequence[Leaf], Sequence[OperandIndex]]:
+        self, values: Values, wanted: Sequence[OperandIndex]
+    ) -> tuple[Variables | None, Values, Sequence[OperandIndex]]:
         """Return what the rule gets: the declared variables, or those that are differentiated."""
         if not self.is_by_use:
             return self.declared, values, self.listed
@@ -91,7 +95,7 @@ class Weights(NamedTuple):
             every = [(names.get(i, ""), t) for i, t in values.items()]
             gradient_errors.warn_of_unlisted(self.source, every)
 
-    def warn_of(self, held: Held, values: Sequence[Leaf], rule: object) -> None:
+    def warn_of(self, held: Held, values: Values, rule: object) -> None:
         """Warn of such values, which a call or its rule holds."""
         every = dict(enumerate(values))
         self.warn({i: type_of(v) for i, v in every.items()}, names_of(held, every, rule))

@@ -13,11 +13,11 @@ from jax.tree_util import tree_structure, tree_unflatten
 from .._jax.compat import is_ref
 from .._jax.jaxpr import without_consts
 from .._jax.trace import is_staging
-from .._jax.types import Aval, Leaf, PyTree
+from .._jax.types import Aval, Leaf, PyTree, Values
 from .._jax.watching import recording
 from .._messages.source import Source
 
-Run: TypeAlias = Callable[[Sequence[Leaf], Sequence[Leaf]], PyTree]
+Run: TypeAlias = Callable[[Values, Values], PyTree]
 
 
 @dataclasses.dataclass(eq=False)
@@ -70,7 +70,7 @@ def traced(
     as_one = jax.jit(run_as_one)
     is_one = not (is_rule or jaxpr.effects)
 
-    def evaluated(consts: Sequence[Leaf], args: Sequence[Leaf]) -> PyTree:
+    def evaluated(consts: Values, args: Values) -> PyTree:
         operands = [*consts, *args]
         records = is_one and is_staging() and not any(map(is_ref, operands))
         leaves = as_one(*operands) if records else evaluate(*operands)

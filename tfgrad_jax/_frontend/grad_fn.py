@@ -8,14 +8,24 @@ here differentiates; `_autodiff` decides what runs when.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
 from .._jax.compat import varying
-from .._jax.types import AnyFunction, Aval, Copied, Cotangents, Inert, Leaf, PyTree, is_array
+from .._jax.types import (
+    AnyFunction,
+    Aval,
+    Copied,
+    Cotangents,
+    Inert,
+    Leaf,
+    PyTree,
+    Values,
+    is_array,
+)
 from .._messages import errors, gradient_errors
 from .._messages.runs import annotate
 from .._messages.source import Source, Where
@@ -26,27 +36,39 @@ from .signature import accepts_variables, names_upstreams, requires_variables
 from .structure import Layout, Outputs, conjugate, split
 from .within import Within, running
 
-Arguments: TypeAlias = Sequence[PyTree]
-Keywords: TypeAlias = Mapping[str, PyTree]
-
 _PLAIN = (jax.Array, int, float, complex)
 
 
-def checked_pair(
-    f: AnyFunction, args: Arguments, keywords: Keywords, source: Source, within: Within
-) -> tuple[PyTree, AnyFunction]:
+class Held(NamedTuple):
+    """What a call holds, as the user wrote it. JAX keeps the code that gets it, not this."""
+
+    f: AnyFunction
+    primal: AnyFunction | None
+    inputs: Sequence[PyTree]  # the constants among them; once `filled`, all
+    keywords: Mapping[str, PyTree]  # keyword-only arguments and **kwargs
+    bound_to: Sequence[object]  # `self` of a method
+
+    @property
+    def roots(self) -> Sequence[object]:
+        return [self.f, self.primal, *self.bound_to, *self.inputs, *self.keywords.values()]
+
+    def filled(self, layout: Layout, operands: Values) -> "Held":
+        return self._replace(inputs=layout.join(self.inputs, operands))
+
+
+def checked_pair(held: Held, source: Source, within: Within) -> tuple[PyTree, AnyFunction]:
     """Run `f`, and return `(y, grad_fn)`; raise if it returned anything else."""
     if within is Within.RULE:  # then so are the functions that are decorated in `f`
-        with running(f):
-            return checked_pair(f, args, keywords, source, Within.NOTHING)
+        with running(held.f):
+            return checked_pair(held, source, Within.NOTHING)
     try:
-        result = f(*args, **keywords)
+        result = held.f(*held.bound_to, *held.inputs, **held.keywords)
     except Exception as error:
         annotate(error, source)
         raise
     are_two = isinstance(result, (tuple, list)) and len(result) == 2
     if not (are_two and callable(result[1])):
-        raise errors.not_a_pair(f, result)
+        raise errors.not_a_pair(held.f, result)
     return result[0], result[1]
 
 
@@ -60,18 +82,12 @@ def checked_outputs(f: AnyFunction, y: PyTree) -> PyTree:
     return y
 
 
-def value(
-    f: AnyFunction,
-    primal: AnyFunction | None,
-    args: Arguments,
-    keywords: Keywords,
-    source: Source,
-    within: Within,
-) -> PyTree:
+def value(held: Held, source: Source, within: Within) -> PyTree:
     """Return `y` alone, as the `primal` computes it, or `f`."""
-    if primal is None:
-        return checked_outputs(f, checked_pair(f, args, keywords, source, within)[0])
-    return checked_outputs(primal, primal(*args, **keywords))
+    if held.primal is None:
+        return checked_outputs(held.f, checked_pair(held, source, within)[0])
+    y = held.primal(*held.bound_to, *held.inputs, **held.keywords)
+    return checked_outputs(held.primal, y)
 
 
 class Variables(NamedTuple):
@@ -82,32 +98,11 @@ class Variables(NamedTuple):
     declared: bool = True
 
     @classmethod
-    def listed(cls, values: Sequence[Leaf], types: Sequence[Aval]) -> "Variables":
+    def listed(cls, values: Values, types: Sequence[Aval]) -> "Variables":
         """Return a list of undeclared variables, of these types in the forward pass."""
         # All are being differentiated, so each gets a gradient, even if its value is concrete.
         layout = Layout(([*values],), ("variables",), types)
         return cls([None] * len(types), layout, declared=False)
-
-
-class Held(NamedTuple):
-    """What a call holds, as the user wrote it. JAX keeps the code that gets it, not this."""
-
-    f: AnyFunction
-    primal: AnyFunction | None
-    inputs: Sequence[PyTree]  # the constants among them; once `filled`, all
-    keywords: Keywords  # keyword-only arguments and **kwargs
-    bound_to: Sequence[object]  # `self` of a method
-
-    @property
-    def roots(self) -> Sequence[object]:
-        return [self.f, self.primal, *self.bound_to, *self.inputs, *self.keywords.values()]
-
-    @property
-    def arguments(self) -> tuple[Arguments, Keywords]:
-        return [*self.bound_to, *self.inputs], self.keywords
-
-    def filled(self, layout: Layout, operands: Sequence[Leaf]) -> "Held":
-        return self._replace(inputs=layout.join(self.inputs, operands))
 
 
 class GradFn(NamedTuple):
@@ -119,7 +114,8 @@ class GradFn(NamedTuple):
     held: Any  # the function, or what stands for it
     accepts_variables: bool
     source: Source
-    y: Leaf = None  # the only output, as `f` returned it: the rule may hold it
+    outputs: Outputs  # of `f`
+    y: Leaf  # the only one, as `f` returned it: the rule may hold it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,11 +129,11 @@ class CallSpec(Inert):
 
     def value(self, held: Held) -> PyTree:
         """Return `y` alone, as the `primal` computes it, or `f`."""
-        return value(held.f, held.primal, *held.arguments, self.source, self.within)
+        return value(held, self.source, self.within)
 
-    def apply(self, held: Held) -> tuple[list[Leaf], Outputs, GradFn]:
-        """Run `f`; return the leaves of `y`, as arrays, their structure, and `grad_fn`."""
-        y, grad_fn = checked_pair(held.f, *held.arguments, self.source, self.within)
+    def apply(self, held: Held) -> tuple[list[Leaf], GradFn]:
+        """Run `f`; return the leaves of `y`, as arrays, and `grad_fn`."""
+        y, grad_fn = checked_pair(held, self.source, self.within)
         if isinstance(grad_fn, Copied):  # a decorated function
             grad_fn = grad_fn.as_rule()
         returned, treedef = tree_flatten(checked_outputs(held.f, y))
@@ -145,8 +141,8 @@ class CallSpec(Inert):
         outputs = Outputs(y, leaves, treedef, self.convention)
         gradients = functools.partial(self.gradients, outputs)
         accepts, source = accepts_variables(grad_fn), Source.of(grad_fn)
-        rule = GradFn(gradients, grad_fn, accepts, source, outputs.only(returned))
-        return leaves, outputs, rule
+        only = outputs.only(returned)
+        return leaves, GradFn(gradients, grad_fn, accepts, source, outputs, only)
 
     def gradients(
         self,
@@ -154,7 +150,7 @@ class CallSpec(Inert):
         grad_fn: AnyFunction,
         cotangents: Cotangents,
         variables: Variables | None,
-        traced: Sequence[Leaf],
+        traced: Values,
     ) -> list[Leaf | None]:
         """Run a rule; return the gradients of the operands, then those of the traced variables."""
         upstreams, where = outputs.upstreams(cotangents), Where(self.source, grad_fn)

@@ -32,6 +32,7 @@ from .._jax.types import (
     Leaf,
     LeafIndex,
     PyTree,
+    Values,
     is_array,
     is_differentiable,
     is_kind,
@@ -77,7 +78,7 @@ class Layout:
         """Whether the values are a tuple of leaves."""
         return self.treedef.num_nodes == self.treedef.num_leaves + 1
 
-    def join(self, constants: Sequence[PyTree], operands: Sequence[Leaf]) -> PyTree:
+    def join(self, constants: Sequence[PyTree], operands: Values) -> PyTree:
         """Rebuild the values: the constants, with new operands in their places."""
         leaves = list(constants)
         for i, value in zip(self.holes, operands, strict=True):
@@ -144,9 +145,7 @@ def _as_written(y: PyTree) -> PyTree:
 class Outputs(Inert):
     """The structure of what `f` returned, and how to call a rule for it."""
 
-    def __init__(
-        self, y: PyTree, leaves: Sequence[Leaf], treedef: PyTreeDef, convention: str
-    ) -> None:
+    def __init__(self, y: PyTree, leaves: Values, treedef: PyTreeDef, convention: str) -> None:
         self.treedef = treedef
         self.count = len(leaves)
         self._convention = convention
@@ -155,11 +154,11 @@ class Outputs(Inert):
         self.differentiable = [i for i, t in enumerate(self._types) if is_differentiable(t.dtype)]
         self.swapped = self._swapped(y) if self.count > 1 and convention == "tf" else None
 
-    def only(self, leaves: Sequence[Leaf]) -> Leaf | None:
+    def only(self, leaves: Values) -> Leaf | None:
         """Return the only one of these outputs that has a derivative; None if there are several."""
         return leaves[self.differentiable[0]] if len(self.differentiable) == 1 else None
 
-    def cotangents(self, leaves: Sequence[Leaf]) -> list[Aval]:
+    def cotangents(self, leaves: Values) -> list[Aval]:
         """Return the types of the cotangents of these outputs."""
         return [jax.typeof(leaves[i]).to_ct_aval() for i in self.differentiable]
 

@@ -5,7 +5,7 @@
 
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 import jax
@@ -15,7 +15,7 @@ from jax.extend.source_info_util import current as _here
 
 from .compat import concrete, is_ref, is_valid, opens, trace_of
 from .trace import is_around
-from .types import Leaf, is_differentiable
+from .types import Leaf, Values, is_differentiable
 
 Trace: TypeAlias = Any  # one of JAX's; a type checker does not know them
 Mask: TypeAlias = int  # a set of what a run takes: bit `i` stands for `taken[i]`
@@ -60,7 +60,7 @@ class Run(jax.core.Trace):
     trace of an operand is still valid: it is, in every run under the same derivative.
     """
 
-    def __init__(self, of: Trace, inputs: Sequence[Leaf], left: Callable[[], Exception]) -> None:
+    def __init__(self, of: Trace, inputs: Values, left: Callable[[], Exception]) -> None:
         super().__init__()
         self.of, self.key = of, object()  # what JAX keeps of a run, which holds tracers
         self.taken: list[Leaf] = list(inputs)
@@ -103,7 +103,7 @@ class Run(jax.core.Trace):
     def of_mask(self, mask: Mask) -> list[Leaf]:
         return [v for i, v in enumerate(self.taken) if mask >> i & 1]
 
-    def use(self, mask: Mask, results: Sequence[Leaf] = (), moves: bool = False) -> None:
+    def use(self, mask: Mask, results: Values = (), moves: bool = False) -> None:
         """Note that an operation with results takes some values, or that the code returns them."""
         new = (mask & ~self._used) >> self.inputs << self.inputs
         if new:

@@ -15,7 +15,7 @@ code runs on the user's own objects, and nothing need be copied around other val
 import contextlib
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -29,10 +29,10 @@ from jax.extend.linear_util import wrap_init
 from .compat import is_ref, primal, trace_of
 from .shown import Mask, Run, Shown, Trace, has_derivative, running
 from .trace import Transparent, below, is_of
-from .types import AnyFunction, Leaf
+from .types import AnyFunction, Leaf, Values
 
 # Is told of each operation: what it takes, its parameters, and its results.
-Note: TypeAlias = Callable[[Sequence[Leaf], Mapping[str, Any], Sequence[Leaf]], None]
+Note: TypeAlias = Callable[[Values, Mapping[str, Any], Values], None]
 
 
 class _Local(threading.local):
@@ -103,7 +103,7 @@ class Watch(Transparent):
 
     # --- values -------------------------------------------------------------------------------
 
-    def shown(self, inputs: Sequence[Leaf]) -> list[Leaf]:
+    def shown(self, inputs: Values) -> list[Leaf]:
         """Return the inputs of the code such that what it computes from them is known."""
         return [v if is_ref(v) else Shown(self.run, v, 1 << i) for i, v in enumerate(inputs)]
 
@@ -148,7 +148,7 @@ class Watch(Transparent):
             return mask
         return self.run.bit(v)
 
-    def returned(self, values: Sequence[Leaf]) -> list[Leaf]:
+    def returned(self, values: Values) -> list[Leaf]:
         """Return what stands for values that the code returns: one may be from outside."""
         bare, mask = self._opened(values)
         self.run.use(mask, moves=True)
@@ -165,13 +165,13 @@ class Watch(Transparent):
             marked.append(r)
         return marked
 
-    def handed_on(self, taken: Sequence[Leaf], results: Sequence[Leaf]) -> Sequence[Leaf]:
+    def handed_on(self, taken: Values, results: Values) -> Values:
         """Note what a call of another function took, and return what it returned, marked."""
         _, mask = self._opened(taken)
         self.run.use(mask, moves=True)
         return self.marked(results, mask)
 
-    def _opened(self, values: Sequence[Leaf]) -> tuple[list[Leaf], Mask]:
+    def _opened(self, values: Values) -> tuple[list[Leaf], Mask]:
         bare, mask = list[Leaf](), 0
         for v in values:
             v = self.instead.get(id(v), v)
@@ -184,7 +184,7 @@ class Watch(Transparent):
 
     # --- what JAX asks of a trace -------------------------------------------------------------
 
-    def _level(self, values: Sequence[Leaf], stays: bool = False) -> Trace:
+    def _level(self, values: Values, stays: bool = False) -> Trace:
         """Return where an operation on these values runs.
 
         In a trace that we have started, operations on values run at once, at the level outside. So

@@ -4,7 +4,7 @@
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import jax
 from jax.extend.core import find_top_trace as _current_trace
@@ -12,7 +12,7 @@ from jax.extend.core import find_top_trace as _current_trace
 from .compat import parent_of, revived
 from .shown import Run, Trace
 from .trace import has_values, is_forward, is_staging, plainly
-from .types import AnyFunction, Leaf, PyTree
+from .types import AnyFunction, PyTree, Values
 from .watch import Note, Watch
 
 
@@ -35,9 +35,7 @@ def recording() -> AnyFunction:
 
 
 @contextlib.contextmanager
-def replacing(
-    old: Sequence[Leaf], new: Sequence[Leaf], note: Note | None = None
-) -> Iterator[Watch]:
+def replacing(old: Values, new: Values, note: Note | None = None) -> Iterator[Watch]:
     """Run code, which may hold arrays anywhere, as if it held others.
 
     Each operation that takes one of the old arrays, which it knows by identity, takes the new one.

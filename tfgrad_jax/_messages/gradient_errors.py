@@ -12,7 +12,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef, all_leaves, tree_structure
 
 from .._jax.compat import explicit_sharding, varying
-from .._jax.types import Aval, Leaf, PyTree, is_array, is_kind
+from .._jax.types import Aval, PyTree, Values, is_array, is_kind
 from .source import Source, Where
 from .text import counted, kind_of, tree_of, type_name, types_of
 
@@ -114,7 +114,7 @@ def misplaced(where: Where, layout: Layout, leaf: int, other: int | None) -> Typ
 
 
 def pass_through_mismatch(
-    source: Source, inputs: Sequence[Aval | None], given: Sequence[Leaf]
+    source: Source, inputs: Sequence[Aval | None], given: Values
 ) -> ValueError:
     wanted = ", ".join("float" if t is None else type_name(t) for t in inputs) or "none"
     return ValueError(
