@@ -37,7 +37,7 @@ from ._frontend.signature import Signature
 from ._frontend.structure import split
 from ._frontend.within import Within, written_within
 from ._jax.trace import is_idle, is_plain
-from ._jax.types import Copied
+from ._jax.types import Copied, Values
 from ._jax.watching import standing_for
 from ._messages import errors
 from ._messages.source import Source
@@ -159,9 +159,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
     def __repr__(self) -> str:
         return f"<custom_gradient of {Source.of(self._declaration.f)}>"
 
-    def _called(
-        self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
-    ) -> Any:
+    def _called(self, bound_to: Values, args: Any, kwargs: Any, signature: Signature) -> Any:
         if is_idle():
             return self._plain(bound_to, args, kwargs, signature)
         declared = self._declaration
@@ -176,9 +174,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
         held = Held(declared.f, declared.primal, constants, bound.rest, bound_to)
         return run(Call(spec, held, operands, variables), self._name)
 
-    def _plain(
-        self, bound_to: tuple[Any, ...], args: Any, kwargs: Any, signature: Signature
-    ) -> Any:
+    def _plain(self, bound_to: Values, args: Any, kwargs: Any, signature: Signature) -> Any:
         """Return `y` where nothing can be differentiated: Python binds the arguments."""
         declared, source = self._declaration, self._source
         try:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.tree_util import register_static
 
 from .._jax.compat import is_ref, zeros
-from .._jax.types import Inert, Leaf, LeafIndex, OperandIndex, Tangents, Values, is_kind, is_traced
+from .._jax.types import Indices, Inert, Leaf, LeafIndex, OperandIndex, Values, is_kind, is_traced
 from .._messages import gradient_errors
 from .._messages.source import Source
 from .primitives import attach, push
@@ -43,7 +43,7 @@ class Function(Inert):
     # The leaves of the value, in a call that JAX does not differentiate.
     value: Callable[[Values], list[Leaf]]
     # The leaves of the value and the rule, for operands that are perturbed.
-    forward: Callable[[Values, Sequence[OperandIndex]], Forward]
+    forward: Callable[[Values, Indices], Forward]
     has_primal: bool  # whether `value` runs other code than `forward`
     needs_perturbed: bool = False  # whether its rule must know what is differentiated
 
@@ -54,7 +54,7 @@ def arrays(operands: Values) -> list[Leaf]:
 
 
 def with_rule(
-    forward: Forward, source: Source, operands: Values, perturbed: Sequence[OperandIndex]
+    forward: Forward, source: Source, operands: Values, perturbed: Indices
 ) -> tuple[list[Leaf], Rule]:
     """Return the leaves of a forward pass, and the rule."""
     leaves, outputs, run, residuals, gives = forward
@@ -101,7 +101,7 @@ def _places_of_y(residuals: Values, ys: Values, operands: Values) -> tuple[int, 
     return tuple(k for k, r in enumerate(residuals) if r is ys[0])
 
 
-def tangents_of(leaves: Values, rule: Rule, tangents: Tangents) -> list[Leaf]:
+def tangents_of(leaves: Values, rule: Rule, tangents: Values) -> list[Leaf]:
     """Return the tangents of the leaves for those of the operands, of which some are perturbed."""
     alone, residuals = rule.apart()
     ys = [leaves[i] for i in rule.outputs]

@@ -22,7 +22,6 @@ one `attach`. Nothing runs twice, and `attach` compiles to no operation.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -35,8 +34,8 @@ from .._jax.trace import below, is_staging, is_transposed
 from .._jax.types import (
     AnyFunction,
     Cotangents,
+    Indices,
     Leaf,
-    OperandIndex,
     Values,
     is_differentiable,
     is_kind,
@@ -177,9 +176,7 @@ def _shown_as(name: str, f: AnyFunction) -> AnyFunction:
     return named
 
 
-def _forward(
-    function: Function, operands: Values, perturbed: Sequence[OperandIndex]
-) -> tuple[list[Leaf], Rule]:
+def _forward(function: Function, operands: Values, perturbed: Indices) -> tuple[list[Leaf], Rule]:
     """Run the forward pass of a function, with the rule attached to what it returns."""
     operands = arrays(operands)
     perturbed = [i for i in perturbed if is_differentiable(operands[i].dtype)]

@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 import jax
 
 from .._jax.compat import is_ref, mapped_over
-from .._jax.types import Cotangents, Dim, Leaf, LeafIndex, OperandIndex, Values
+from .._jax.types import Cotangents, Dim, Indices, Leaf, LeafIndex, OperandIndex, Values
 from .._messages.source import Source
 
 Axis: TypeAlias = Any  # what `vmap` maps over: its size and name
 
 # Residuals, cotangents of the outputs, which operands are wanted -> for each of these its gradient,
 # or None.
-Run: TypeAlias = Callable[[Values, Cotangents, Sequence[OperandIndex]], list[Leaf]]
+Run: TypeAlias = Callable[[Values, Cotangents, Indices], list[Leaf]]
 
 
 def replaced(values: Values, at: Sequence[int], new: Values) -> list[Leaf]:
@@ -41,7 +41,7 @@ class Rule:
     residuals: Values
     run: Run
     source: Source
-    perturbed: Sequence[OperandIndex]  # those that are being differentiated, and may have one
+    perturbed: Indices  # those that are being differentiated, and may have one
     outputs: Sequence[LeafIndex] = ()  # those that have cotangents
     n_operands: int = 0
     own: Sequence[int] = ()  # which residuals are the only one of the outputs
@@ -62,9 +62,7 @@ class Rule:
         places = [k for k, r in enumerate(every) if not is_ref(r)]
         refs = [r if is_ref(r) else None for r in every]
 
-        def run(
-            residuals: Values, cotangents: Cotangents, wanted: Sequence[OperandIndex]
-        ) -> list[Leaf]:
+        def run(residuals: Values, cotangents: Cotangents, wanted: Indices) -> list[Leaf]:
             filled = replaced(refs, places, residuals[: len(places)])  # `push` may add one
             return inner(filled, cotangents, wanted)
 
@@ -90,9 +88,7 @@ class Rule:
         # Do not close over `self`, as in `apart`.
         inner, is_mapped = self.run, dict(zip(self.perturbed, mapped, strict=True))
 
-        def run(
-            residuals: Values, cotangents: Cotangents, wanted: Sequence[OperandIndex]
-        ) -> list[Leaf]:
+        def run(residuals: Values, cotangents: Cotangents, wanted: Indices) -> list[Leaf]:
             each = jax.vmap(
                 lambda residuals, cotangents: inner(residuals, cotangents, wanted),
                 (list(dims), list(ys)),

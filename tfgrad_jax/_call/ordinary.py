@@ -1,7 +1,6 @@
 """`variables="autodiff"`: captured values get the gradient of `f`'s own operations."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeAlias
 
 import jax
 from jax.tree_util import tree_flatten, tree_unflatten
@@ -9,16 +8,14 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from .._autodiff.attached import Forward
 from .._autodiff.primitives import depend
 from .._autodiff.rule import Run
-from .._jax.types import Leaf, LeafIndex, OperandIndex, PyTree, Values
-
-Wanted: TypeAlias = Sequence[OperandIndex]
+from .._jax.types import Indices, Leaf, LeafIndex, OperandIndex, PyTree, Values
 
 
 def with_ordinary_gradients(
-    forward: Callable[[Values, Wanted], Forward],
-    ordinary: Sequence[OperandIndex],
+    forward: Callable[[Values, Indices], Forward],
+    ordinary: Indices,
     operands: Values,
-    perturbed: Wanted,
+    perturbed: Indices,
 ) -> Forward:
     """Return `y` and its rule: that of `forward`, and `jax.vjp` of it for the `ordinary` operands.
 
@@ -46,7 +43,7 @@ def with_ordinary_gradients(
     of_vjp = [depend([r], [])[0] if any(r is y for y in leaves) else r for r in of_vjp]
     count = len(of_vjp)
 
-    def both(residuals: Values, cotangents: Values, wanted: Wanted) -> list[Leaf | None]:
+    def both(residuals: Values, cotangents: Values, wanted: Indices) -> list[Leaf | None]:
         by_rule = [i for i in wanted if i not in by_vjp]
         (gradients,) = tree_unflatten(treedef, residuals[:count])(list(cotangents))
         gradients |= zip(by_rule, run(residuals[count:], cotangents, by_rule), strict=True)

@@ -23,7 +23,7 @@ from .._frontend.structure import Outputs
 from .._jax.compat import is_ref, type_of
 from .._jax.shown import is_live
 from .._jax.trace import plainly
-from .._jax.types import Aval, Leaf, OperandIndex, Values, has_gradient
+from .._jax.types import Aval, Indices, Leaf, OperandIndex, Values, has_gradient
 from .._jax.watch import Watch
 from .._messages import errors
 from .._messages.source import Source
@@ -70,7 +70,7 @@ def late(call: Call) -> tuple[Function, "TypeOfY", list[Leaf]]:
         with plainly():
             return _leaves(of_call, types, operands)
 
-    def forward(operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
+    def forward(operands: Values, perturbed: Indices) -> Forward:
         if (found := held.rebound()) is not None:
             raise errors.rebound(spec.source, found.function, found.name)
         now = held.rebuilt(None)[0]._replace(primal=None)
@@ -167,7 +167,7 @@ def traced_call(call: Call) -> tuple[Function, Outputs, list[Leaf]]:
     def value(operands: Values) -> list[Leaf]:
         return evaluate(operands)[: outputs.count]
 
-    def forward(operands: Values, perturbed: Sequence[OperandIndex]) -> Forward:
+    def forward(operands: Values, perturbed: Indices) -> Forward:
         weights.check(perturbed, written)
         weights.warn({i: alone[i] for i in perturbed if i in alone}, written)
         every = evaluate(operands)

@@ -18,7 +18,7 @@ from .._closure.traced import traced
 from .._closure.walk import ARRAYS, Matches, content, survey
 from .._frontend.grad_fn import Call, GradFn, Held
 from .._jax.trace import is_of
-from .._jax.types import Leaf, OperandIndex, Values
+from .._jax.types import Indices, Leaf, OperandIndex, Values
 from .._jax.watch import Watch
 from .._jax.watching import replacing, reviving
 from .._messages import errors
@@ -31,7 +31,7 @@ _CONFIG: Any = jax.config
 
 # Values of the listed variables, residuals of the rule, cotangents, the variables that it gets
 # (as positions among the operands too) -> the gradients of the inputs, then of these variables.
-Body: TypeAlias = Callable[[Values, Values, Any, Sequence[OperandIndex]], Gradients]
+Body: TypeAlias = Callable[[Values, Values, Any, Indices], Gradients]
 
 # No cache of JAX's remembers how deep a rule is in itself: a function under `jit` that calls itself
 # is an error of JAX's.
@@ -146,9 +146,7 @@ def _revived(call: Call, grad_fn: GradFn, apart: Apart, weights: Weights, ofs: D
     known = {id(v): v for v in (*weights.operands, *call.operands)}
     operands = weights.operands
 
-    def body(
-        _: Values, cotangents: Values, variables: Any, listed: Sequence[OperandIndex]
-    ) -> Gradients:
+    def body(_: Values, cotangents: Values, variables: Any, listed: Indices) -> Gradients:
         _refuse_rebound(apart, source)
         if weights.is_by_use:  # not their values: `v is self.w`
             variables = variables[0], [operands[i] for i in listed]
@@ -208,9 +206,7 @@ def _recorded(
     read = {id(a) for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for a in atoms}
     kept_y = [y] * (y is not None and id(jaxpr.invars[-1]) in read)
 
-    def body(
-        residuals: Values, cotangents: Values, _: Any, listed: Sequence[OperandIndex]
-    ) -> Gradients:
+    def body(residuals: Values, cotangents: Values, _: Any, listed: Indices) -> Gradients:
         y = residuals[k:] or cotangents[:n_own]  # any array will do for what it does not read
         every = run(residuals[:k], [*cotangents, *y])
         of_variables = dict(zip(positions, every[len(every) - n :], strict=True))

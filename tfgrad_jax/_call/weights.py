@@ -8,7 +8,7 @@ from .._frontend.grad_fn import Call, GradFn, Held, Variables
 from .._frontend.within import Within
 from .._jax.compat import is_ref, type_of
 from .._jax.shown import Run
-from .._jax.types import Aval, Leaf, OperandIndex, Values, has_gradient
+from .._jax.types import Aval, Indices, Leaf, OperandIndex, Values, has_gradient
 from .._messages import errors, gradient_errors
 from .._messages.source import Source
 
@@ -28,7 +28,7 @@ class Weights(NamedTuple):
 
     operands: list[Leaf]  # emptied in what JAX keeps
     declared: Variables | None
-    listed: Sequence[OperandIndex]  # in the order of the variables
+    listed: Indices  # in the order of the variables
     is_by_use: bool  # `variables` lists those that are being differentiated
     types: Sequence[Aval]  # of these
     refused: Mapping[OperandIndex, Refused]
@@ -68,9 +68,7 @@ class Weights(NamedTuple):
     def values(self) -> Values:
         return [self.operands[i] for i in self.listed]
 
-    def argument(
-        self, values: Values, wanted: Sequence[OperandIndex]
-    ) -> tuple[Variables | None, Values, Sequence[OperandIndex]]:
+    def argument(self, values: Values, wanted: Indices) -> tuple[Variables | None, Values, Indices]:
         """Return what the rule gets: the declared variables, or those that are differentiated."""
         if not self.is_by_use:
             return self.declared, values, self.listed
@@ -79,7 +77,7 @@ class Weights(NamedTuple):
         variables = Variables.listed(values, [self.types[k] for k in some]) if some else None
         return variables, values, [self.listed[k] for k in some]
 
-    def check(self, wanted: Sequence[OperandIndex], names: Names) -> None:
+    def check(self, wanted: Indices, names: Names) -> None:
         """Raise if a value is differentiated that has no gradient."""
         found = {i: self.refused[i] for i in wanted if i in self.refused}
         if not found:

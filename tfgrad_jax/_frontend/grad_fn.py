@@ -15,17 +15,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
 from .._jax.compat import varying
-from .._jax.types import (
-    AnyFunction,
-    Aval,
-    Copied,
-    Cotangents,
-    Inert,
-    Leaf,
-    PyTree,
-    Values,
-    is_array,
-)
+from .._jax.types import AnyFunction, Aval, Copied, Inert, Leaf, PyTree, Values, is_array
 from .._messages import errors, gradient_errors
 from .._messages.runs import annotate
 from .._messages.source import Source, Where
@@ -148,7 +138,7 @@ class CallSpec(Inert):
         self,
         outputs: Outputs,
         grad_fn: AnyFunction,
-        cotangents: Cotangents,
+        cotangents: Values,
         variables: Variables | None,
         traced: Values,
     ) -> list[Leaf | None]:

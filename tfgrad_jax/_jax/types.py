@@ -49,6 +49,7 @@ Values: TypeAlias = Sequence[Leaf]
 Cotangents: TypeAlias = Values  # one for each output that has one
 Tangents: TypeAlias = Values
 OperandIndex: TypeAlias = int  # into the operands of a call
+Indices: TypeAlias = Sequence[OperandIndex]
 LeafIndex: TypeAlias = int  # into the leaves of inputs or outputs
 Dim: TypeAlias = int | None  # which axis of a value `vmap` maps; None: it is not mapped
 
