@@ -37,10 +37,7 @@ LIMITS: dict[str, Limit] = {}
 
 
 def limit(
-    error: type[Exception],
-    message: str,
-    expected: Any,
-    applies: Callable[[], bool] = lambda: True,
+    error: type[Exception], message: str, expected: Any, applies: Callable[[], bool] = lambda: True
 ) -> Callable[[Callable[[bool], Any]], None]:
     """Add a function to the limits, by the name that stands beside its sentence on the page."""
 

@@ -114,9 +114,7 @@ class TestSameResult:
         assert_trained(example, tmp_path / "run", 4)
 
     @pytest.mark.parametrize(
-        ("processes", "more", "steps"),
-        [(2, ["--shard"], 4), (4, [], 60)],
-        ids=["2, sharded", "4"],
+        ("processes", "more", "steps"), [(2, ["--shard"], 4), (4, [], 60)], ids=["2, sharded", "4"]
     )
     def test_processes(self, example, tmp_path, processes, more, steps):
         program = start(tmp_path / "run", steps, "--processes", str(processes), *more)

@@ -142,9 +142,7 @@ def pair(w):
 
         return grad
 
-    first = custom_gradient(
-        lambda x: (2 * second(x), rule(lambda: 7 * w * second(x), 11 * x**2)),
-    )
+    first = custom_gradient(lambda x: (2 * second(x), rule(lambda: 7 * w * second(x), 11 * x**2)))
     second = custom_gradient(lambda x: (w * x**2, rule(lambda: 5 * first(x), 3 * x**2)))
     return first, second
 

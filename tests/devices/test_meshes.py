@@ -126,8 +126,7 @@ def test_a_gradient_that_varies_is_summed_for_an_input_that_does_not(name, style
 
 
 @pytest.mark.parametrize(
-    ("name", "style", "check_vma"),
-    sample([c for c in CASES if c[0] in ("elementwise", "loop")], 4),
+    ("name", "style", "check_vma"), sample([c for c in CASES if c[0] in ("elementwise", "loop")], 4)
 )
 def test_nested(name, style, check_vma):
     """The outer map splits the rows, the inner one, over other devices, the columns."""

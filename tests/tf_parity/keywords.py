@@ -22,10 +22,7 @@ def static_keywords(b):
 
 @case(31, ours=[[6.0, 5.0], [6.0, 5.0]])
 def default_of_a_compiled_function(b):
-    functions = [
-        lambda x, k=3.0: (x * k, by(5.0)),
-        lambda x, name=None: (x * 3.0, by(5.0)),
-    ]
+    functions = [lambda x, k=3.0: (x * k, by(5.0)), lambda x, name=None: (x * 3.0, by(5.0))]
     return [b.error(lambda f=f: b.grads(b.compile(b.custom(f)), 2.0)) for f in functions]
 
 
