@@ -337,9 +337,11 @@ MISUSES["variables"] = [
         weight("return dy @ w.T, [x.T @ dy]", option='variables=["w"]'),
         UNDECLARED, "missing from its `variables`", "arrays, or a pytree of them",
         **LOSS),
-    misuse("Declare an attribute that is not there",
-        weight("return dy @ w.T, x.T @ dy", option="variables=lambda: w.params"),
-        "has no attribute", error=AttributeError, of=""),
+    misuse("Ask a variable for its name",
+        weight("return dy @ w.T, [x.T @ dy for v in variables if v.name]"),
+        "has no attribute", "gets arrays as `variables`, which have no names. Declare a dict of "
+        "them, `custom_gradient(variables=...)`, or find one by identity, `v is w`",
+        error=AttributeError, jitted=False, **LOSS),
     misuse("Change a variable that the rule reads through an object", """
 from types import SimpleNamespace
 

@@ -19,7 +19,7 @@ from .._jax.types import AnyFunction, Aval, Copied, Inert, Leaf, PyTree, Values,
 from .._messages import errors, gradient_errors
 from .._messages.runs import annotate
 from .._messages.source import Source, Where
-from .._messages.tracebacks import frames
+from .._messages.tracebacks import frames, note
 from .returned import gradients as read_gradients
 from .returned import is_pair
 from .signature import accepts_variables, names_upstreams, requires_variables
@@ -159,6 +159,9 @@ class CallSpec(Inert):
                 if isinstance(error, TypeError) and len(frames(error)) == 1:  # it did not run
                     count = len(upstreams)
                     raise gradient_errors.wrong_arity(where, count, keywords, error) from None
+                values = tree_leaves(keywords)
+                if isinstance(error, AttributeError) and any(error.obj is v for v in values):
+                    note(error, gradient_errors.no_names(where))  # as `tf.Variable`s have
                 annotate(error, where)
                 raise
         return self._read(variables, result, where)

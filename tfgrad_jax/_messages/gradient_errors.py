@@ -32,6 +32,13 @@ def wrong_arity(where: Where, upstreams: int, keywords: Any, error: TypeError) -
     )
 
 
+def no_names(where: Where) -> str:
+    return (
+        f"{where} gets arrays as `variables`, which have no names. Declare a dict of them, "
+        "`custom_gradient(variables=...)`, or find one by identity, `v is w`."
+    )
+
+
 # --- the structure of what it returns -------------------------------------------------------------
 
 
