@@ -446,8 +446,8 @@ jax.grad(loss)(b)
 
 LINEAR = "is not linear in its upstream gradients, or JAX cannot transpose it: it contains "
 WHY = "Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) transposes the rule."
-REVERSE = "or use reverse mode (`jax.grad`; for `jax.hessian"
-REVERSE += "(f)`, `jax.jacrev(jax.jacrev(f))`; for its product with `v`, `jax.grad(lambda x: jnp."
+REVERSE = "or use reverse mode (`jax.grad`; for the Hessian `H`, `jax.jacrev(jax.jacrev(f))`; for "
+REVERSE += "`v @ H`, `jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), v))(x)`)"
 
 MISUSES["forward mode"] = [
     *(
@@ -511,7 +511,7 @@ MISUSES["helpers"] = [
         "or write the rule with `custom_gradient`", error=ValueError, of="<lambda>"),
 ]  # fmt: skip
 
-FLOATS = "floats among its arguments (`x` is an array of dtype int32 and shape (3,)), and finite"
+FLOATS = "floats among its arguments (`x` is an array of dtype int32 and shape (3,); write 2.0 for"
 
 MISUSES["checking"] = [
     misuse("Check the result of a call", function("check_gradient(f(x), x)"),

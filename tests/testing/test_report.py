@@ -77,12 +77,12 @@ def test_the_points_near_the_given_one():
             if np.iscomplexobj(near):  # of another phase
                 assert (abs(np.angle(near / np.where(x == 0, near, x))) < 0.4).all()
                 continue
-            same = np.asarray(x) != 0  # zeros become positive
+            same = np.asarray(x) != 0
             np.testing.assert_array_equal(np.sign(near.real)[same], np.sign(x.real)[same])
-            assert (near[~same].real > 0).all()
             assert near.dtype == x.dtype and 1e-3 < abs(near - x).max() < 0.4 * abs(x).max()
     assert len(np.unique(near)) == 3
-    assert abs(check_gradient(full, 0 * X).points[1]["xs[0]"]).min() > 0
+    points = check_gradient(full, 0 * X).points  # zeros become positive, and then negative
+    assert points[1]["xs[0]"].min() > 0 > points[2]["xs[0]"].max()
     assert len(check_gradient(full, X, near=5).points) == 6
     turned = custom_gradient(lambda x, w: (x @ w, lambda dy: (dy @ w, x.T @ dy)))
     assert not check_gradient(turned, jnp.arange(4.0).reshape(2, 2), jnp.eye(2)).ok
@@ -90,7 +90,7 @@ def test_the_points_near_the_given_one():
 
 def test_what_is_not_finite_is_left_out_of_the_value():
     log = rule(jnp.log, lambda dy, y, x: 7 * dy / x)
-    with pytest.raises(ValueError, match="finite ones among its outputs"):
+    with pytest.raises(ValueError, match="and finite outputs"):
         check_gradient(log, -1.0)
     partly = rule(lambda x: jnp.log(x).at[1].set(x[1]), lambda dy, y, x: dy.at[0].set(0 * dy[0]))
     report = check_gradient(partly, jnp.asarray([-1.0, 2.0]))

@@ -152,10 +152,9 @@ class Point:
         expected = np.clip(d, low, high)
         ok = bool((abs(d - expected) <= tolerance * _largest(d, low, high) + error).all())
         off, is_judged = _apart(d, expected), is_sharp or plain is not None
-        if is_kink and plain is not None and _apart(d, plain) <= self._tolerance:
-            ok, is_kink = True, False
-        if is_kink:  # several slopes are right
-            is_judged = is_sharp = False
+        if is_kink:  # several slopes are right there, and one of them is that of JAX
+            is_judged = plain is not None and _apart(d, plain) <= self._tolerance
+            ok, is_sharp = is_judged, False
         # To name a mistake, the more precise of two judges that agree.
         is_same = plain is not None and ((low - error <= plain) & (plain <= high + error)).all()
         return Study(

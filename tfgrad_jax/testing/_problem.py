@@ -161,7 +161,7 @@ class Problem:
             given = ", ".join(
                 f"`{n}` is {kind_of(v)}" for n, v in zip(call.names, call.leaves, strict=True)
             )
-            floats = f"floats among its arguments ({given}), and finite ones among its outputs"
+            floats = f"floats among its arguments ({given}; write 2.0 for 2), and finite outputs"
             raise bad_option("h", call.h, f"a function with {floats}", "check_gradient")
         value = self._plain if owner else call.h
         of_f, rule = call.run(self._pair, {}) if owner else (y, None)
@@ -185,16 +185,12 @@ class Problem:
     @property
     def example(self) -> str:
         """Return how to check a weight that the function holds."""
-        bound, word = self._call.bound, "weight" if "w" in self._call.bound.arguments else "w"
+        bound, w = self._call.bound, "weight" if "w" in self._call.bound.arguments else "w"
         every = bound.signature.parameters.values()
         inputs = ", ".join(
             p.name for p in every if p.name in bound.arguments and p.kind < p.KEYWORD_ONLY
         )
-        makes, _, name = self.name.rpartition(".")
-        is_method = isinstance(self._call.h, types.MethodType) and name != "__call__"
-        makes = makes if makes.replace(".", "").isidentifier() else "make"  # a wrapper has no name
-        made = f"{makes}({word})" + f".{name}" * is_method
-        return f"check_gradient(lambda {word}, {inputs}: {made}({inputs}), {word}, {inputs})"
+        return f"check_gradient(lambda {w}, {inputs}: make({w})({inputs}), {w}, {inputs})"
 
     def _function(self, f: AnyFunction) -> Function:
         start, end = len(self._at), len(self.xs)
