@@ -182,6 +182,23 @@ def test_a_surrogate_without_a_reference_is_measured_at_the_point_alone():
         assert [fact.ok for fact in report.facts if fact.name == "linear in dy"] == [None]
 
 
+def test_a_surrogate_is_linear_if_its_reference_is():
+    clip = lambda x: rule(lambda x: x, lambda dy, y, x: jnp.clip(dy, -9, 9))(x)  # noqa: E731
+    for reference, ok in ((lambda x: x, False), (lambda x: 1.0 * clip(x), True)):
+        report = check_gradient(clip, X, expect="surrogate", reference=reference)
+        assert report.ok is ok, report
+
+
+@pytest.mark.parametrize("factor", [1, 1.5])
+def test_tiny_gradients_and_points(factor, x64):
+    square = rule(lambda x: 1e-300 * x * x, lambda dy, y, x: factor * 2e-300 * dy * x)
+    sine = rule(jnp.sin, lambda dy, y, x: factor * dy * jnp.cos(x))
+    for h, x in (square, X), (sine, jnp.float64(1e-200)):
+        assert check_gradient(h, x).ok is (factor == 1)
+    softplus = rule(jax.nn.softplus, lambda dy, y, x: dy * jax.nn.sigmoid(x))
+    assert all(check_gradient(softplus, x, order=2) for x in (-550.0, -700.0, -708.0, -745.0))
+
+
 LOW, MANY = jnp.ones(8, "bfloat16"), jnp.ones(1000)
 ROUNDED = {  # in low precision: right and wrong
     "an output": (lambda w, x: jnp.dot(w, x).astype("bfloat16"), (jnp.ones(8), jnp.ones(8))),

@@ -117,11 +117,10 @@ class Point:
         if plain is not None and not np.isfinite(plain).all():
             plain = None
         low = high = d if plain is None else plain
-        scale = np.sqrt(np.mean(abs(x) ** 2)) if x.any() else 1.0
+        scale = np.mean(abs(x)) if x.any() else 1.0  # no squares, which may underflow
         size = _largest(abs(self._us) @ abs(self._y)) / scale
         # Two formulas for zero: their terms cancel up to rounding, and may be larger than `y`.
-        # And what is near the smallest number may be flushed to zero.
-        least = float(np.finfo(float if self._eps < 1e-15 else "float32").tiny) / self._eps
+        least = 1024 * np.finfo(float if self._eps < 1e-15 else "float32").tiny  # may become zero
         error, is_sharp, is_kink = min(2 * self._eps, _EQUAL) * size + least, False, False
         precisions = [self._eps, *(e for e in _COARSE if e > self._eps)]
         tolerance, coarse = self._tolerance, 0.0  # allowed if the function rounds inside
