@@ -178,8 +178,7 @@ class CustomGradient(Copied, Generic[_P, _R]):
         """Return `y` where nothing can be differentiated: Python binds the arguments."""
         declared, source = self._declaration, self._source
         try:
-            held = Held(declared.f, declared.primal, args, kwargs, bound_to)
-            y = value(held, source, declared.within)
+            y = value(declared, (*bound_to, *args), kwargs, source, declared.within)
         except TypeError as error:
             if is_raised_here(error):  # Python did not enter `f`: say what its signature is
                 signature.bind(declared.f, args, kwargs)

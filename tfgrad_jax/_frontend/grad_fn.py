@@ -46,19 +46,21 @@ class Held(NamedTuple):
         return self._replace(inputs=layout.join(self.inputs, operands))
 
 
-def checked_pair(held: Held, source: Source, within: Within) -> tuple[PyTree, AnyFunction]:
+def checked_pair(
+    f: AnyFunction, args: Values, keywords: Any, source: Source, within: Within
+) -> tuple[PyTree, AnyFunction]:
     """Run `f`, and return `(y, grad_fn)`; raise if it returned anything else."""
     if within is Within.RULE:  # then so are the functions that are decorated in `f`
-        with running(held.f):
-            return checked_pair(held, source, Within.NOTHING)
+        with running(f):
+            return checked_pair(f, args, keywords, source, Within.NOTHING)
     try:
-        result = held.f(*held.bound_to, *held.inputs, **held.keywords)
+        result = f(*args, **keywords)
     except Exception as error:
         annotate(error, source)
         raise
     are_two = isinstance(result, (tuple, list)) and len(result) == 2
     if not (are_two and callable(result[1])):
-        raise errors.not_a_pair(held.f, result)
+        raise errors.not_a_pair(f, result)
     return result[0], result[1]
 
 
@@ -72,12 +74,11 @@ def checked_outputs(f: AnyFunction, y: PyTree) -> PyTree:
     return y
 
 
-def value(held: Held, source: Source, within: Within) -> PyTree:
-    """Return `y` alone, as the `primal` computes it, or `f`."""
-    if held.primal is None:
-        return checked_outputs(held.f, checked_pair(held, source, within)[0])
-    y = held.primal(*held.bound_to, *held.inputs, **held.keywords)
-    return checked_outputs(held.primal, y)
+def value(of: Any, args: Values, keywords: Any, source: Source, within: Within) -> PyTree:
+    """Return `y` alone, as the `primal` of a declaration or a call computes it, or `f`."""
+    if of.primal is None:
+        return checked_outputs(of.f, checked_pair(of.f, args, keywords, source, within)[0])
+    return checked_outputs(of.primal, of.primal(*args, **keywords))
 
 
 class Variables(NamedTuple):
@@ -119,11 +120,12 @@ class CallSpec(Inert):
 
     def value(self, held: Held) -> PyTree:
         """Return `y` alone, as the `primal` computes it, or `f`."""
-        return value(held, self.source, self.within)
+        return value(held, (*held.bound_to, *held.inputs), held.keywords, self.source, self.within)
 
     def apply(self, held: Held) -> tuple[list[Leaf], GradFn]:
         """Run `f`; return the leaves of `y`, as arrays, and `grad_fn`."""
-        y, grad_fn = checked_pair(held, self.source, self.within)
+        f, args = held.f, (*held.bound_to, *held.inputs)
+        y, grad_fn = checked_pair(f, args, held.keywords, self.source, self.within)
         if isinstance(grad_fn, Copied):  # a decorated function
             grad_fn = grad_fn.as_rule()
         returned, treedef = tree_flatten(checked_outputs(held.f, y))

@@ -18,8 +18,7 @@ def kind_of(value: Any) -> str:
     """Describe a value, such as "an array of dtype int32 and shape (2,)" or "the float 1.0"."""
     if value is None:
         return "None"
-    is_type = isinstance(value, type | jax.ShapeDtypeStruct)
-    if not is_type and hasattr(value, "dtype") and hasattr(value, "shape"):
+    if hasattr(value, "dtype") and not isinstance(value, type | jax.ShapeDtypeStruct):
         return f"an array of dtype {value.dtype} and shape {tuple(value.shape)}"
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of length {len(value)}"
