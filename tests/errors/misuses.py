@@ -511,7 +511,7 @@ MISUSES["helpers"] = [
         "or write the rule with `custom_gradient`", error=ValueError, of="<lambda>"),
 ]  # fmt: skip
 
-FLOATS = "floats among its arguments (`x` is an array of dtype int32 and shape (3,); write 2.0 for"
+FLOATS = "float arguments (`x` is an array of dtype int32 and shape (3,); write 2.0 for 2)"
 
 MISUSES["checking"] = [
     misuse("Check the result of a call", function("check_gradient(f(x), x)"),

@@ -90,7 +90,7 @@ def test_the_points_near_the_given_one():
 
 def test_what_is_not_finite_is_left_out_of_the_value():
     log = rule(jnp.log, lambda dy, y, x: 7 * dy / x)
-    with pytest.raises(ValueError, match="and finite outputs"):
+    with pytest.raises(ValueError, match="float outputs, finite here"):
         check_gradient(log, -1.0)
     partly = rule(lambda x: jnp.log(x).at[1].set(x[1]), lambda dy, y, x: dy.at[0].set(0 * dy[0]))
     report = check_gradient(partly, jnp.asarray([-1.0, 2.0]))
@@ -116,5 +116,5 @@ def test_a_rule_or_a_function_that_cannot_run():
         "JVP" in failed.text and "computes something that JAX cannot differentiate" in failed.text
     )
     for f, x in [(lambda n: n + 1, jnp.arange(3)), (lambda x: jnp.ones_like(x, int), X)]:
-        with pytest.raises(ValueError, match="expected a function with floats among its arguments"):
+        with pytest.raises(ValueError, match="expected a function with float"):
             check_gradient(rule(f, lambda dy, y, x: None), x)

@@ -190,7 +190,11 @@ def test_a_surrogate_is_linear_if_its_reference_is():
 
 
 @pytest.mark.parametrize("factor", [1, 1.5])
-def test_tiny_gradients_and_points(factor, x64):
+def test_at_a_minimum_and_where_all_is_tiny(factor, x64):
+    poisson = lambda x: 300 * x - jnp.exp(x) - 1414.9  # noqa: E731
+    h = rule(poisson, lambda dy, y, x: -factor * 300 * dy * jnp.expm1(x - jnp.log(300.0)))
+    assert check_gradient(h, jnp.log(300.0)).ok is (factor == 1)
+    # And what is tiny has precision.
     square = rule(lambda x: 1e-300 * x * x, lambda dy, y, x: factor * 2e-300 * dy * x)
     sine = rule(jnp.sin, lambda dy, y, x: factor * dy * jnp.cos(x))
     for h, x in (square, X), (sine, jnp.float64(1e-200)):

@@ -98,7 +98,7 @@ def kept(
     """
     holds = takes if y is None else lambda v: takes(v) or v is y
     apart = taken_apart(grad_fn.held, holds, call.held.roots, looks=ofs is None)
-    if apart.is_whole and not (apart.changes_outer if ofs else apart.hidden):
+    if apart.is_whole and not (any(p.is_outer for p in apart.every) if ofs else apart.hidden):
         body, held, read = _put_together(grad_fn, apart), apart.taken, apart.held
     elif ofs is not None and not _CONFIG.jax_check_tracer_leaks:  # it holds tracers
         body, held, read = _revived(call, grad_fn, apart, weights, ofs), [], None

@@ -63,11 +63,6 @@ class Apart(NamedTuple):
     hidden: Sequence[Variable]  # of functions behind other objects
     every: Sequence[_Part]
 
-    @property
-    def changes_outer(self) -> bool:
-        """Return whether the rule gets another list or dict of an outer function."""
-        return any(part.is_outer for part in self.every)
-
     def rebound(self) -> Variable | None:
         """Return a variable behind an object that holds something else now."""
         return next((v for v in self.hidden if content(v.cell) is not v.value), None)

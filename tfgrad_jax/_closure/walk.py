@@ -61,11 +61,7 @@ def content(cell: types.CellType) -> Object:
         return EMPTY
 
 
-class _Empty(Inert):
-    """What a variable holds that has no value."""
-
-
-EMPTY = _Empty()
+EMPTY = Inert()  # what a variable holds that has no value
 
 
 def attributes_of(h: Copied) -> dict[str, Object]:
@@ -134,7 +130,7 @@ def reaches_nothing(held: Iterable[Object], may_change: bool = False) -> bool:
     pending, seen = [*held], set[Id]()
     for one in pending:  # it grows
         cls = type(one)
-        if cls in PLAIN or cls is _Empty:
+        if cls in PLAIN or one is EMPTY:
             continue
         if isinstance(one, ARRAYS):
             if isinstance(one, Tracer) or is_of_objects(one):

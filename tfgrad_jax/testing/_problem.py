@@ -66,6 +66,10 @@ class Function(NamedTuple):
     def __call__(self, *xs: Leaf) -> list[jax.Array]:
         return attempt(self.of_arrays, *xs)
 
+    def forward(self, *xs: Leaf) -> list[jax.Array]:
+        """Return the value as where JAX differentiates: not that of a `primal`."""
+        return attempt(lambda: jax.vjp(self.of_arrays, *xs)[0])
+
     def gradients(self, xs: Values, us: Sequence[Values]) -> list[list[jax.Array]]:
         """Return the gradients for each upstream, as they are declared."""
         return attempt(self._gradients, xs, us)
@@ -158,18 +162,17 @@ class Problem:
         # `reference` with a rule for the weight of a layer.
         self.xs = [*(call.leaves[i] for i in self._at), *map(jnp.array, self.declared)]
         if not (self.xs and any(jnp.isfinite(v).any() for v in _differentiable(y))):
-            given = ", ".join(
-                f"`{n}` is {kind_of(v)}" for n, v in zip(call.names, call.leaves, strict=True)
-            )
-            floats = f"floats among its arguments ({given}; write 2.0 for 2), and finite outputs"
-            raise bad_option("h", call.h, f"a function with {floats}", "check_gradient")
+            every = zip(call.names, call.leaves, strict=True)
+            given = ", ".join(f"`{name}` is {kind_of(v)}; write 2.0 for 2" for name, v in every)
+            needs = "float outputs, finite here" if self.xs else f"float arguments ({given})"
+            raise bad_option("h", call.h, f"a function with {needs}", "check_gradient")
         value = self._plain if owner else call.h
         of_f, rule = call.run(self._pair, {}) if owner else (y, None)
         self.has_its_structure = tree_structure(of_f) == tree_structure(y)  # not that of a `primal`
         plain = reference or (value if owner else None)
         self.h, self.value = self._function(call.h), self._function(value)
         self.plain = None if plain is None else self._function(plain)
-        self.has_primal = bool(owner and owner._declaration.primal)
+        self.may_have_primal = owner is None or owner._declaration.primal is not None
         if reference and self.plain:  # here, an error of the user's stays as it is
             ys, _ = jax.vjp(self.plain.of_arrays, *self.xs)
             if [v.shape for v in ys] != [v.shape for v in _differentiable(y)]:
