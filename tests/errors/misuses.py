@@ -196,8 +196,6 @@ MISUSES["returned by f"] = [
         "returned the callable", "among its outputs at y[1]", NO_ARRAY,
         "A `primal` returns only `y`",
         of="<lambda>"),
-    misuse("Give `primal` other arguments", function("f(x)", option="primal=lambda: 1.0"),
-        "<lambda>() takes 0 positional arguments but 1 was given", of=""),
     misuse("Return another structure from `primal`",
         function("jax.vjp(jax.jit(f), x)[0]", option="primal=lambda x: (x**2, x)"),
         MISMATCH + "returned (*, *), of float32[3,2], float32[3,2], and the other *, of float32"),
@@ -337,6 +335,9 @@ MISUSES["variables"] = [
         weight("return dy @ w.T, [x.T @ dy]", option='variables=["w"]'),
         UNDECLARED, "missing from its `variables`", "arrays, or a pytree of them",
         **LOSS),
+    misuse("Read a variable by its key, and declare none",
+        weight('return dy @ w.T, {"w": x.T @ dy @ variables["w"]}'),
+        "list indices must be integers or slices, not str", of=""),
     misuse("Ask a variable for its name",
         weight("return dy @ w.T, [x.T @ dy for v in variables if v.name]"),
         "has no attribute", "gets arrays as `variables`, which have no names. Declare a dict of "
@@ -542,9 +543,6 @@ MISUSES["checking"] = [
         "not checked in full", "not checked   a float32[2,4] (model.py:3:",
         "make it an argument, as in `check_gradient(lambda w, x: make(w)(x), w, x)`",
         error=AssertionError, of="", jitted=False),
-    misuse("Accept unchecked weights by another word",
-        function("assert_gradient(f, x, unchecked='ignore')"),
-        "assert_gradient got unchecked='ignore'; expected 'error' or 'allow'", **VALUE),
 ]  # fmt: skip
 
 LINE_1 = "tracing the function f at model.py:1"
