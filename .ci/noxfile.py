@@ -23,7 +23,7 @@ TOOLS = [
 # What `tests/interop` needs besides; docs/interop.md names the versions that were tested.
 INTEROP = [
     "beartype", "cloudpickle", "dm-haiku", "jaxtyping", "keras", "lineax", "orbax-checkpoint",
-    "pydantic", "tfp-nightly[jax]",
+    "tfp-nightly[jax]",
 ]  # fmt: skip
 # The tables that look at the engine; on versions of JAX other than the README's they run alone.
 # Each session draws by another seed, so that together they see more.

@@ -6,6 +6,7 @@ fail elsewhere.
 
 import ast
 import pathlib
+import runpy
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,12 @@ def reads(tree):
                 yield node.attr
         elif isinstance(node, ast.Constant) and node.value in PRIVATE:  # getattr, hasattr
             yield node.value
+
+
+def test_an_older_jax_is_named(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 9, 0))
+    with pytest.raises(ImportError, match=r"needs jax 0\.10\.2 or newer, found"):
+        runpy.run_path(compat.__file__)
 
 
 def test_one_module_alone_reads_them():

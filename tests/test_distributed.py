@@ -141,32 +141,22 @@ def children_at(path, program):
 class TestFailure:
     STEPS = 120
 
-    @pytest.mark.parametrize(
-        ("processes", "victim", "sent", "message", "then"),
-        [
-            (2, 0, signal.SIGKILL, "process 0 of 2 died of SIGKILL", 2),
-            (2, 1, signal.SIGSTOP, "process 1 of 2 does not answer", 4),  # it hangs
-            (2, 1, signal.SIGTERM, "told to end: saved step", 2),  # its machine is taken away
-        ],
-    )
-    def test_the_others_end_and_resume_loses_nothing(
-        self, example, tmp_path, processes, victim, sent, message, then
-    ):
+    def test_the_others_end_and_resume_loses_nothing(self, example, tmp_path):
         run = tmp_path / "run"
-        often = ["--shard", "--save-every", "10", "--processes", str(processes)]
+        often = ["--shard", "--save-every", "10", "--processes", "2"]
         program = start(run, self.STEPS, *often)
         pids = children_at(run / "20", program)
-        os.kill(pids[victim], sent)
+        os.kill(pids[0], signal.SIGKILL)
         _, err = program.communicate(timeout=MINUTE)
         assert program.returncode == 2
-        assert message in err and AGAIN in err
+        assert "process 0 of 2 died of SIGKILL" in err and AGAIN in err
         for pid in pids:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
         reached = max(int(path.name) for path in run.iterdir() if path.name.isdigit())
         assert 20 <= reached < self.STEPS
 
-        program = start(run, self.STEPS, "--shard", "--resume", "--processes", str(then))
+        program = start(run, self.STEPS, "--shard", "--resume", "--processes", "4")
         out, err = program.communicate(timeout=START)
         assert program.returncode == 0, err
         assert f"resumed after step {reached}\n" in out

@@ -178,6 +178,8 @@ class CustomGradient(Copied, Generic[_P, _R]):
         """Return `y` where nothing can be differentiated: Python binds the arguments."""
         declared, source = self._declaration, self._source
         try:
+            if kwargs and declared.primal is not None:  # by position, as where JAX traces a call
+                args, kwargs, _ = signature.bind(declared.f, args, kwargs)
             y = value(declared, (*bound_to, *args), kwargs, source, declared.within)
         except TypeError as error:
             if is_raised_here(error):  # Python did not enter `f`: say what its signature is

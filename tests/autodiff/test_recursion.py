@@ -74,6 +74,32 @@ def test_a_rule_that_calls_its_own_function_has_three_orders(make, mode):
     assert_same(got, jax.tree.map(jnp.float32, expected), rtol=1e-4)
 
 
+class Sine:
+    """A rule that reads `self.w`, and calls the next one, which has the same code."""
+
+    def __init__(self, w, below):
+        self.w, self.below = w, below
+
+    def __call__(self, x):
+        y, w = jnp.sin(self.w * x), self.w
+        return y, lambda dy: dy * w * jnp.cos(self.w * x) * (1 + 0 * self.below(x))
+
+
+MADE = {"an object": lambda h: h, "a partial": lambda h: functools.partial(Sine.__call__, h)}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_layers_with_one_code_are_told_apart(kind):
+    def top(w, x):
+        h = jnp.cos
+        for _ in range(6):
+            h = custom_gradient(MADE[kind](Sine(w, h)), variables="autodiff")
+        return h(x)
+
+    fourth = functools.reduce(lambda f, _: jax.grad(f, 1), range(4), top)
+    assert_same(jax.jit(fourth)(W, X), W**4 * jnp.sin(W * X), rtol=1e-3)
+
+
 # --- an adjoint solver: y' = field(y, *args) by Euler's method ------------------------------------
 
 STEPS = 8

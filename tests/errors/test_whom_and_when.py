@@ -233,6 +233,7 @@ def raising(error):
 OWN = [
     ValueError("cannot differentiate between rows and columns"),
     jax.errors.UnexpectedTracerError("mine"),
+    AttributeError("mine"),
 ]
 
 

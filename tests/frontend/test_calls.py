@@ -195,6 +195,13 @@ def test_f_runs_where_something_is_differentiated(way):
     assert_same(jax.value_and_grad(lambda x: h(x, 3))(X), (jnp.float32(8), jnp.float32(14)))
 
 
+@eager_and_jit
+def test_primal_gets_a_default_that_is_skipped_by_position(mode):
+    f = lambda a, b=3.0, c=2.0: (a * b**c, lambda dy: (dy, dy, dy))  # noqa: E731
+    h = custom_gradient(f, primal=lambda a, b=10.0, c=2.0: a * b**c)
+    assert_same(mode(lambda a: h(a, c=4.0))(1.0) + 0, jnp.float32(81))
+
+
 class Scaled:
     def __init__(self, w):
         self.w = w

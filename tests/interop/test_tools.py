@@ -1,4 +1,4 @@
-"""What works on functions: chex, jaxtyping, lineax, TensorFlow Probability, pydantic."""
+"""What works on functions: chex, jaxtyping, lineax, TensorFlow Probability."""
 
 from collections.abc import Callable
 from typing import Any
@@ -100,22 +100,3 @@ def test_tfp_differentiates_a_target_with_its_own_gradient():
 
     value, gradient = tfp.math.value_and_gradient(lambda x: 3 * log_density(x), jnp.float32(2.0))
     assert value == -6 and gradient == -6
-
-
-def test_pydantic():
-    pydantic = pytest.importorskip("pydantic")
-
-    def layer(*ignored):
-        class Layer(pydantic.BaseModel):
-            model_config = pydantic.ConfigDict(ignored_types=ignored)
-            scale: float
-
-            @custom_gradient
-            def apply(self, x):
-                return self.scale * x, lambda dy: 7 * dy
-
-        return Layer(scale=3.0)
-
-    with pytest.raises(pydantic.PydanticUserError, match="non-annotated attribute"):
-        layer()
-    assert jax.grad(layer(type(custom_gradient(len))).apply)(2.0) == 7.0

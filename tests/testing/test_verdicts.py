@@ -197,6 +197,8 @@ def test_at_a_minimum_and_where_all_is_tiny(factor, x64):
     (row,) = check_gradient(lambda x: h(x), jnp.log(300.0)).rows  # which no autodiff judges
     assert (row.ok, row.note.endswith("judged near it")) == (factor == 1,) * 2
     # And what is tiny has precision.
+    cut = lambda dy, y, x: dy * jnp.where(x < -290, 0, jax.nn.sigmoid(x))  # noqa: E731
+    assert not check_gradient(rule(jax.nn.softplus, cut), -300.0).ok
     square = rule(lambda x: 1e-300 * x * x, lambda dy, y, x: factor * 2e-300 * dy * x)
     sine = rule(jnp.sin, lambda dy, y, x: factor * dy * jnp.cos(x))
     for h, x in (square, X), (sine, jnp.float64(1e-200)):

@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from .._closure.functions import Apart, taken_apart
 from .._closure.traced import traced
-from .._closure.walk import ARRAYS, Matches, content, survey
+from .._closure.walk import ARRAYS, Matches, held_by, survey
 from .._frontend.grad_fn import Call, GradFn, Held
 from .._jax.trace import is_of
 from .._jax.types import Indices, Leaf, OperandIndex, Values
@@ -169,9 +169,7 @@ def _recorded(
     It may never run. So it raises what it raises when it would.
     """
     source, running, outputs = call.spec.source, _recording.get(), grad_fn.outputs
-    f: Any = call.held.f  # it may be made anew at each call, around the same
-    holds = getattr(f, "__self__", None), *map(content, getattr(f, "__closure__", None) or ())
-    same = source.code, *map(id, (*holds, *call.held.bound_to))
+    same = source.code, *(id(v) for _, v in held_by(call.held.f)), *map(id, call.held.bound_to)
     variables, some, positions = weights.argument(weights.values, weights.listed)
 
     def rule(_: Watch, *given: Leaf) -> tuple[Gradients, None]:

@@ -161,9 +161,8 @@ class CallSpec(Inert):
                 if isinstance(error, TypeError) and len(frames(error)) == 1:  # it did not run
                     count = len(upstreams)
                     raise gradient_errors.wrong_arity(where, count, keywords, error) from None
-                values = tree_leaves(keywords)
-                if isinstance(error, AttributeError) and any(error.obj is v for v in values):
-                    note(error, gradient_errors.no_names(where))  # as `tf.Variable`s have
+                if isinstance(error, AttributeError) and any(error.obj is v for v in traced):
+                    note(error, gradient_errors.only_arrays(where, str(error.name)))
                 annotate(error, where)
                 raise
         return self._read(variables, result, where)

@@ -32,10 +32,10 @@ def wrong_arity(where: Where, upstreams: int, keywords: Any, error: TypeError) -
     )
 
 
-def no_names(where: Where) -> str:
+def only_arrays(where: Where, name: str) -> str:
     return (
-        f"{where} gets arrays as `variables`, which have no names. Declare a dict of them, "
-        "`custom_gradient(variables=...)`, or find one by identity, `v is w`."
+        f"{where} asks a variable for `{name}`. They are arrays, not `tf.Variable`s: to tell them "
+        "apart, declare a dict, `custom_gradient(variables=...)`, or write `v is w`."
     )
 
 

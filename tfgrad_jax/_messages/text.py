@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef, all_leaves
 
-from .._jax.types import Aval, Leaf
+from .._jax.types import Aval, Leaf, is_array
 from .source import Source
 
 
@@ -18,7 +18,7 @@ def kind_of(value: Any) -> str:
     """Describe a value, such as "an array of dtype int32 and shape (2,)" or "the float 1.0"."""
     if value is None:
         return "None"
-    if hasattr(value, "dtype") and not isinstance(value, type | jax.ShapeDtypeStruct):
+    if is_array(value):
         return f"an array of dtype {value.dtype} and shape {tuple(value.shape)}"
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of length {len(value)}"

@@ -58,7 +58,7 @@ def frames_of_jax(error: BaseException) -> list[types.FrameType]:
 
 
 def line_of(error: BaseException | None) -> str:
-    """Return the innermost line of the user's code that led to an error, in brackets."""
+    """Return the innermost line outside of JAX and of us that led to an error, in brackets."""
     tbs = [*traceback.walk_tb(getattr(error, "__traceback__", None))][::-1]
     every = ((frame.f_code.co_filename, line) for frame, line in tbs)
     return next((f"({f}:{n})" for f, n in every if not f.startswith((_OURS, _JAX))), "")

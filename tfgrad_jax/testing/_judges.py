@@ -74,6 +74,7 @@ class Study(NamedTuple):
     autodiff: float | None  # against plain autodiff; None: it has no derivative
     ok: bool | None  # None: no judge could tell
     is_kink: bool  # the function has several derivatives there
+    error: float  # absolute, where no difference is sharp; else infinite
 
 
 class Point:
@@ -163,6 +164,7 @@ class Point:
             autodiff=None if plain is None else _apart(d, plain),
             ok=ok if is_judged else None,
             is_kink=is_kink,
+            error=np.inf if is_sharp else _largest(d - expected),
         )
 
     def _slopes(self, i: Argument, value: Function, step: float) -> tuple[Matrix, Matrix, float]:

@@ -163,9 +163,10 @@ class Problem:
         self.xs = [*(call.leaves[i] for i in self._at), *map(jnp.array, self.declared)]
         if not (self.xs and any(jnp.isfinite(v).any() for v in _differentiable(y))):
             every = zip(call.names, call.leaves, strict=True)
-            given = ", ".join(f"`{name}` is {kind_of(v)}; write 2.0 for 2" for name, v in every)
-            needs = "float outputs, finite here" if self.xs else f"float arguments ({given})"
-            raise bad_option("h", call.h, f"a function with {needs}", "check_gradient")
+            given = ", ".join(f"`{name}` is {kind_of(v)}" for name, v in every) or "none"
+            floats = f"float inputs (2.0, not 2): {given}"
+            needs = "float outputs, finite here" if self.xs else floats
+            raise bad_option("h", self.name, f"a function with {needs}", "check_gradient")
         value = self._plain if owner else call.h
         of_f, rule = call.run(self._pair, {}) if owner else (y, None)
         self.has_its_structure = tree_structure(of_f) == tree_structure(y)  # not that of a `primal`
