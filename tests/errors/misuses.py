@@ -412,7 +412,8 @@ class Layer:
 
 jax.jit(jax.grad(lambda w: Layer(w).f(2.0)))(1.0)
 """,
-        "needs the value of an array that JAX is tracing", "JAX records `Layer.f` (model.py:5) at "
+        "needs the value of an array that JAX is tracing", "Raised by the rule of `Layer.f` "
+        "(model.py:5) (model.py:7): JAX records it", "JAX records `Layer.f` (model.py:5) at "
         "the call, without values: it reads a traced value in an object. Read it from a "
         "variable or a list, tuple or dict",
         of="Layer.f", error=jax.errors.TracerBoolConversionError),

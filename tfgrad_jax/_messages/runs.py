@@ -12,7 +12,7 @@ from jax.errors import UnexpectedTracerError
 from .._jax.types import NEEDS_VALUES
 from . import errors
 from .source import Source, Where
-from .tracebacks import frames_of_jax, is_of_derivative, is_ours, note
+from .tracebacks import frames_of_jax, is_of_derivative, is_ours, line_of, note
 
 
 def annotate(error: Exception, who: Source | Where) -> None:
@@ -30,7 +30,8 @@ def annotate(error: Exception, who: Source | Where) -> None:
 
 
 def annotate_recorded(error: Exception, source: Source) -> None:
-    """Say why a rule is recorded, if its code needs a value."""
+    """Say where a recorded rule raised, and why it is recorded, if its code needs a value."""
+    error.add_note(f"Raised by the rule of {source} {line_of(error)}: JAX records it at the call.")
     if needs_value(error):
         error.add_note(errors.recorded(source))
 

@@ -57,10 +57,9 @@ def frames_of_jax(error: BaseException) -> list[types.FrameType]:
     return [*itertools.takewhile(of_jax, frames(error))]
 
 
-def line_of(error: BaseException | None) -> str:
+def line_of(error: BaseException) -> str:
     """Return the innermost line outside of JAX and of us that led to an error, in brackets."""
-    tbs = [*traceback.walk_tb(getattr(error, "__traceback__", None))][::-1]
-    every = ((frame.f_code.co_filename, line) for frame, line in tbs)
+    every = ((frame.f_code.co_filename, frame.f_lineno) for frame in frames(error))
     return next((f"({f}:{n})" for f, n in every if not f.startswith((_OURS, _JAX))), "")
 
 
