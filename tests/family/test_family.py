@@ -17,6 +17,7 @@ from support.helpers import assert_same, eager_and_jit, sample
 from support.ways import WAYS, assert_derivative
 
 from tfgrad_jax import custom_gradient, grad_pass_through, recompute_grad
+from tfgrad_jax.testing import check_gradient
 
 X = jnp.asarray(np.linspace(0.2, 1.4, 4), jnp.float32)
 THREE = jnp.float32(3)
@@ -54,6 +55,7 @@ def test_derivatives_are_those_of_the_function_or_of_the_identity(way):
     assert_derivative(WAYS[way], squared(recompute_grad(body)), squared(body), X)
     assert_derivative(WAYS[way], squared(grad_pass_through(five)), squared(identity), X)
     assert_same((recompute_grad(body)(X), grad_pass_through(five)(X)), (body(X), five(X)))
+    assert check_gradient(grad_pass_through(five), X, expect="surrogate", reference=identity)
 
 
 # --- arguments and functions of every kind --------------------------------------------------------

@@ -69,13 +69,10 @@ def test_a_primal_returns_what_the_function_does():
         )
 
     y = jnp.tanh
-    assert check_gradient(h(y), X)
-    for wrong in (
-        jnp.square,
-        lambda x: y(x)[None],
-        lambda x: [y(x)],
-        lambda x: y(x).astype("bfloat16"),
-    ):
+    assert check_gradient(h(y), X) and not check_gradient(jax.jit(h(jnp.square)), X).ok
+    near = h(lambda x: y(x) + 1e-3 * (x - X))  # another value near the point alone
+    assert not check_gradient(lambda x: near(x), X).ok
+    for wrong in (jnp.square, jnp.sum, lambda x: [y(x)], lambda x: y(x).astype("bfloat16")):
         (fact,) = check_gradient(h(wrong), X).facts
         assert fact.ok is False and fact.text == "`primal` does not return what the function does"
 
