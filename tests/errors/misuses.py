@@ -342,8 +342,8 @@ MISUSES["variables"] = [
         "list indices must be integers or slices, not str", of=""),
     misuse("Ask a variable for its name",
         weight("return dy @ w.T, [x.T @ dy for v in variables if v.name]"),
-        "has no attribute", "asks a variable for `name`. They are arrays, not `tf.Variable`s: to "
-        "tell them apart, declare a dict, `custom_gradient(variables=...)`, or write `v is w`",
+        "has no attribute", "asks a variable for `name`. They are arrays, not `tf.Variable`s: the "
+        "keys of a dict, `custom_gradient(variables={...})`, tell them apart, or `v is w`",
         error=AttributeError, jitted=False, **LOSS),
     misuse("Change a variable that the rule reads through an object", """
 from types import SimpleNamespace

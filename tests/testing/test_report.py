@@ -115,6 +115,7 @@ def test_a_rule_or_a_function_that_cannot_run():
     assert (
         "JVP" in failed.text and "computes something that JAX cannot differentiate" in failed.text
     )
-    for f, x in [(lambda n: n + 1, jnp.arange(3)), (lambda x: jnp.ones_like(x, int), X)]:
-        with pytest.raises(ValueError, match="expected a function with float"):
+    integers = lambda x: jnp.ones_like(x, int)  # noqa: E731
+    for f, x, kind in (integers, jnp.arange(3), "inputs"), (integers, X, "outputs"):
+        with pytest.raises(ValueError, match=f"expected a function with float {kind}"):
             check_gradient(rule(f, lambda dy, y, x: None), x)

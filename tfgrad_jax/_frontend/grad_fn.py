@@ -29,23 +29,6 @@ from .within import Within, running
 _PLAIN = (jax.Array, int, float, complex)
 
 
-class Held(NamedTuple):
-    """What a call holds, as the user wrote it. JAX keeps the code that gets it, not this."""
-
-    f: AnyFunction
-    primal: AnyFunction | None
-    inputs: Sequence[PyTree]  # the constants among them; once `filled`, all
-    keywords: Mapping[str, PyTree]  # keyword-only arguments and **kwargs
-    bound_to: Sequence[object]  # `self` of a method
-
-    @property
-    def roots(self) -> Sequence[object]:
-        return [self.f, self.primal, *self.bound_to, *self.inputs, *self.keywords.values()]
-
-    def filled(self, layout: Layout, operands: Values) -> "Held":
-        return self._replace(inputs=layout.join(self.inputs, operands))
-
-
 def checked_pair(
     f: AnyFunction, args: Values, keywords: Any, source: Source, within: Within
 ) -> tuple[PyTree, AnyFunction]:
@@ -94,6 +77,23 @@ class Variables(NamedTuple):
         # All are being differentiated, so each gets a gradient, even if its value is concrete.
         layout = Layout(([*values],), ("variables",), types)
         return cls([None] * len(types), layout, declared=False)
+
+
+class Held(NamedTuple):
+    """What a call holds, as the user wrote it. JAX keeps the code that gets it, not this."""
+
+    f: AnyFunction
+    primal: AnyFunction | None
+    inputs: Sequence[PyTree]  # the constants among them; once `filled`, all
+    keywords: Mapping[str, PyTree]  # keyword-only arguments and **kwargs
+    bound_to: Sequence[object]  # `self` of a method
+
+    @property
+    def roots(self) -> Sequence[object]:
+        return [self.f, self.primal, *self.bound_to, *self.inputs, *self.keywords.values()]
+
+    def filled(self, layout: Layout, operands: Values) -> "Held":
+        return self._replace(inputs=layout.join(self.inputs, operands))
 
 
 class GradFn(NamedTuple):

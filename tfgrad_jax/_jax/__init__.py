@@ -1,1 +1,1 @@
-from . import compat as compat
+from . import compat as compat  # first: it says which JAX is needed

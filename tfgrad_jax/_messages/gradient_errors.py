@@ -34,8 +34,8 @@ def wrong_arity(where: Where, upstreams: int, keywords: Any, error: TypeError) -
 
 def only_arrays(where: Where, name: str) -> str:
     return (
-        f"{where} asks a variable for `{name}`. They are arrays, not `tf.Variable`s: to tell them "
-        "apart, declare a dict, `custom_gradient(variables=...)`, or write `v is w`."
+        f"{where} asks a variable for `{name}`. They are arrays, not `tf.Variable`s: the keys of a "
+        "dict, `custom_gradient(variables={...})`, tell them apart, or `v is w`."
     )
 
 

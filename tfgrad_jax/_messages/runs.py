@@ -31,7 +31,8 @@ def annotate(error: Exception, who: Source | Where) -> None:
 
 def annotate_recorded(error: Exception, source: Source) -> None:
     """Say where a recorded rule raised, and why it is recorded, if its code needs a value."""
-    error.add_note(f"Raised by the rule of {source} {line_of(error)}: JAX records it at the call.")
+    if line := line_of(error):
+        error.add_note(f"Raised by the rule of {source} {line}: JAX records it at the call.")
     if needs_value(error):
         error.add_note(errors.recorded(source))
 

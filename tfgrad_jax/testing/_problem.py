@@ -191,9 +191,8 @@ class Problem:
         """Return how to check a weight that the function holds."""
         bound, w = self._call.bound, "weight" if "w" in self._call.bound.arguments else "w"
         every = bound.signature.parameters.values()
-        inputs = ", ".join(
-            p.name for p in every if p.name in bound.arguments and p.kind < p.KEYWORD_ONLY
-        )
+        names = [p.name for p in every if p.name in bound.arguments and p.kind < p.KEYWORD_ONLY]
+        inputs = ", ".join(names)
         return f"check_gradient(lambda {w}, {inputs}: make({w})({inputs}), {w}, {inputs})"
 
     def _function(self, f: AnyFunction) -> Function:
