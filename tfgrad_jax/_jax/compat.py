@@ -151,7 +151,8 @@ def opens(trace: Any) -> bool:
 
 def primal(value: Any, derivative: Any) -> Any:
     """Return the value at the level below a derivative."""
-    return derivative.to_primal_tangent_pair(value)[0]
+    is_its = isinstance(value, Tracer) and tag_of(trace_of(value)) is tag_of(derivative)
+    return derivative.to_primal_tangent_pair(value)[0] if is_its else value
 
 
 def concrete(value: Any) -> Any:

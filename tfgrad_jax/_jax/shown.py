@@ -13,9 +13,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.source_info_util import current as _here
 
-from .compat import concrete, is_ref, is_valid, opens, trace_of
+from .compat import concrete, is_ref, is_ref_type, is_valid, opens, trace_of
 from .trace import is_around
-from .types import Leaf, Values, is_differentiable
+from .types import Aval, Leaf, Values, is_differentiable
 
 Trace: TypeAlias = Any  # one of JAX's; a type checker does not know them
 Mask: TypeAlias = int  # a set of what a run takes: bit `i` stands for `taken[i]`
@@ -39,8 +39,8 @@ def running() -> list[_Running]:
     return _local.watches
 
 
-def has_derivative(v: Leaf) -> bool:
-    return not is_ref(v) and is_differentiable(v.dtype)
+def has_derivative(aval: Aval) -> bool:
+    return not is_ref_type(aval) and is_differentiable(aval.dtype)
 
 
 def is_live(v: object) -> bool:
@@ -48,7 +48,7 @@ def is_live(v: object) -> bool:
     if not isinstance(v, Tracer):
         return is_ref(v)
     if type(v) is Shown:
-        return trace_of(v).is_known()
+        return v.run.is_known()
     # Which derivatives enclose this one, the current trace does not always tell.
     return is_valid(v) and (opens(trace_of(v)) or is_around(v))
 
@@ -72,22 +72,24 @@ class Run(jax.core.Trace):
         self._bits: dict[int, Mask] = {}
         self._left = left
 
-    def is_valid(self) -> bool:
+    def check(self) -> bool:
         """Return True, or raise an error that names the function which has left a value behind."""
-        if not self.is_known():
+        watches = _local.watches
+        is_innermost = watches and watches[-1].run is self  # as at almost every operation
+        if not is_innermost and not self.is_known():
             raise self._left()
         return True
 
+    is_valid = check  # JAX asks at each operation
+
     def is_known(self) -> bool:
         """Return whether a run under the same derivative is on, in this thread."""
-        watches = _local.watches
-        is_innermost = bool(watches) and watches[-1].run is self  # as at almost every operation
-        return is_innermost or any(self.of is of for watch in watches for of in watch.ofs)
+        return any(self.of is of for watch in _local.watches for of in watch.ofs)
 
     def is_captured(self, v: Leaf) -> bool:
         """Return whether a value is a tracer from outside that no earlier run has left."""
         if type(v) is Shown:
-            return trace_of(v) is not self and trace_of(v).is_on()
+            return v.run is not self and v.run.is_on()
         return isinstance(v, Tracer) and not is_ref(v)
 
     def is_on(self) -> bool:
@@ -101,16 +103,21 @@ class Run(jax.core.Trace):
         return self._bits[id(v)]
 
     def of_mask(self, mask: Mask) -> list[Leaf]:
-        return [v for i, v in enumerate(self.taken) if mask >> i & 1]
+        found = list[Leaf]()
+        while mask:
+            lowest = mask & -mask
+            found.append(self.taken[lowest.bit_length() - 1])
+            mask ^= lowest
+        return found
 
     def use(self, mask: Mask, results: Values = (), moves: bool = False) -> None:
         """Note that an operation with results takes some values, or that the code returns them."""
-        new = (mask & ~self._used) >> self.inputs << self.inputs
-        if new:
+        mask = mask >> self.inputs << self.inputs
+        if new := mask & ~self._used:
             line = _here()
             self.uses += [(v, line) for v in self.of_mask(new)]
             self._used |= new
-        if mask & ~self._moving and (moves or any(map(has_derivative, results))):
+        if mask & ~self._moving and (moves or any(map(has_derivative, map(jax.typeof, results)))):
             self._moving |= mask
 
     def is_compared(self, v: Leaf) -> bool:
@@ -130,16 +137,16 @@ class Shown(Tracer):
     was a constant for the loss that read it later, and its gradient was lost without an error.
     """
 
-    __slots__ = ("_type", "mask", "value")
+    __slots__ = ("_type", "mask", "run", "value")
 
-    def __init__(self, run: Run, value: Leaf, mask: Mask) -> None:
-        super().__init__(run, jax.typeof(value))
-        self.value, self.mask = value, mask
+    def __init__(self, run: Run, value: Leaf, mask: Mask, type: Aval) -> None:
+        super().__init__(run, type)
+        self.run, self.value, self.mask = run, value, mask
 
     @property
     def aval(self) -> Any:
         """Raise where JAX takes what is left for a constant: a loss may return it as it is."""
-        is_valid(self)
+        self.run.check()
         return self._type
 
     @aval.setter
@@ -149,10 +156,10 @@ class Shown(Tracer):
     @property
     def _debug_info(self) -> None:
         """Raise our error where JAX makes its own, for a tracer that it finds too late."""
-        is_valid(self)
+        self.run.check()
 
     def _now(self) -> Any:
-        is_valid(self)
+        self.run.check()
         # Not what a tracer stands for: JAX differentiates it, so NumPy must not take its value for
         # a constant. With "autodiff", `np.exp(w * x)` had no gradient by `w`, and what a rule read
         # by way of `float` had none at the second order. JAX's own tracer raises.

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import find_top_trace as _current_trace
-from jax.extend.core import set_current_trace as _set_trace
+from jax.extend.core import set_current_trace
 
 from .compat import FORWARD, LINEARIZED, is_ref, opens, parent_of, tag_of, trace_of
 
@@ -23,6 +23,9 @@ from .compat import FORWARD, LINEARIZED, is_ref, opens, parent_of, tag_of, trace
 # differentiates, and then nothing would have been differentiated there.
 with jax.core.eval_context():
     _IDLE = _current_trace(())
+
+
+at = set_current_trace  # a context in which operations run at a trace
 
 
 class _Local(threading.local):
@@ -59,14 +62,9 @@ def differentiates(trace: Any) -> bool:
     return opens(trace) and parent_of(trace) is not None
 
 
-def at(trace: Any) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which operations run at a trace."""
-    return _set_trace(trace)
-
-
 def below(derivative: Any) -> contextlib.AbstractContextManager[None]:
     """Return a context in which operations run at the level below a derivative."""
-    return _set_trace(parent_of(derivative))
+    return at(parent_of(derivative))
 
 
 def is_of(tracer: Any, derivative: Any) -> bool:

@@ -23,12 +23,11 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.errors import UnexpectedTracerError
 from jax.extend.core import find_top_trace as _current_trace
-from jax.extend.core import set_current_trace as _set_trace
 from jax.extend.linear_util import wrap_init
 
 from .compat import is_ref, primal, trace_of
 from .shown import Mask, Run, Shown, Trace, has_derivative, running
-from .trace import Transparent, below, is_of
+from .trace import Transparent, at, below
 from .types import AnyFunction, Leaf, Values
 
 # Is told of each operation: what it takes, its parameters, and its results.
@@ -94,7 +93,7 @@ class Watch(Transparent):
         self._made, self._own, self._touched = {}, own, 0
         running().append(self)
         try:
-            with _set_trace(self):
+            with at(self):
                 yield self
         finally:
             running().remove(self)
@@ -105,21 +104,22 @@ class Watch(Transparent):
 
     def shown(self, inputs: Values) -> list[Leaf]:
         """Return the inputs of the code such that what it computes from them is known."""
-        return [v if is_ref(v) else Shown(self.run, v, 1 << i) for i, v in enumerate(inputs)]
+        every = enumerate(inputs)
+        return [v if is_ref(v) else Shown(self.run, v, 1 << i, jax.typeof(v)) for i, v in every]
 
     def lower(self, v: Leaf) -> Leaf:
         """Return what stands for a value where the operations run."""
         v = self.instead.get(id(v), v)
         for of in self.ofs:
-            if type(v) is Shown and trace_of(v).of is of:
+            if type(v) is Shown and v.run.of is of:
                 v = v.value
-            if isinstance(v, Tracer) and of is not self.parent_trace and is_of(v, of):
+            if isinstance(v, Tracer) and of is not self.parent_trace:
                 v = self._primal(v, of)
         return v
 
     def _primal(self, w: Leaf, of: Trace) -> Leaf:
         v = primal(w, of)
-        if isinstance(v, jax.Array) or is_ref(v):
+        if isinstance(v, (Tracer, jax.Array)) or is_ref(v):
             return v
         numbers = self.run.numbers  # of Python: one array for each
         if id(w) not in numbers:
@@ -137,13 +137,13 @@ class Watch(Transparent):
 
     def take(self, v: Leaf) -> Mask:
         """Note a value that the code has; return what it depends on."""
-        if type(v) is Shown and trace_of(v) is self.run:
+        if type(v) is Shown and v.run is self.run:
             return v.mask
         if not self.is_outside(v):
             return 0
-        if type(v) is Shown and trace_of(v).of is self.run.of and not trace_of(v).is_on():
+        if type(v) is Shown and v.run.of is self.run.of and not v.run.is_on():
             mask = 0  # a call under the same derivative has left it: it depends on what that took
-            for source in trace_of(v).of_mask(v.mask):
+            for source in v.run.of_mask(v.mask):
                 mask |= self.take(source)
             return mask
         return self.run.bit(v)
@@ -156,10 +156,10 @@ class Watch(Transparent):
 
     def marked(self, results: Any, mask: Mask) -> Any:
         """Return results of an operation such that what they depend on is known."""
-        marks, marked = self.run.of is not None and mask, []
+        run, marked = self.run, []
         for r in results:
-            if marks and has_derivative(r):
-                r = Shown(self.run, r, mask)
+            if mask and run.of is not None and has_derivative(aval := jax.typeof(r)):
+                r = Shown(run, r, mask, aval)
             elif isinstance(r, Tracer):
                 self._made[id(r)] = r
             marked.append(r)
@@ -172,12 +172,16 @@ class Watch(Transparent):
         return self.marked(results, mask)
 
     def _opened(self, values: Values) -> tuple[list[Leaf], Mask]:
-        bare, mask = list[Leaf](), 0
+        bare, mask, run = [], 0, self.run
         for v in values:
-            v = self.instead.get(id(v), v)
-            if isinstance(v, Tracer) or is_ref(v):
-                mask |= self.take(v)
-                v = self.lower(v)
+            if type(v) is Shown and v.run is run:  # as is almost every operand
+                mask |= v.mask
+                v = v.value
+            else:
+                v = self.instead.get(id(v), v)
+                if isinstance(v, Tracer) or is_ref(v):
+                    mask |= self.take(v)
+                    v = self.lower(v)
             bare.append(v)
         self._touched |= mask
         return bare, mask
@@ -265,7 +269,7 @@ class Watch(Transparent):
             tracers = {id(v): v for v in args if isinstance(v, Tracer)}
             self._made = {**self._made, **tracers}  # and what is made there may end there
             try:
-                with _set_trace(self):
+                with at(self):
                     results = call(*args)
                     if hasattr(results, "map"):
                         return results.map(self.lower)
