@@ -26,8 +26,6 @@ from .signature import accepts_variables, names_upstreams, requires_variables
 from .structure import Layout, Outputs, conjugate, split
 from .within import Within, running
 
-_PLAIN = (jax.Array, int, float, complex)
-
 
 def checked_pair(
     f: AnyFunction, args: Values, keywords: Any, source: Source, within: Within
@@ -52,7 +50,7 @@ def checked_outputs(f: AnyFunction, y: PyTree) -> PyTree:
     if isinstance(y, jax.Array):
         return y
     for i, leaf in enumerate(tree_leaves(y)):
-        if not (isinstance(leaf, _PLAIN) or is_array(leaf)):
+        if not (isinstance(leaf, (int, float, complex)) or is_array(leaf)):
             raise errors.output_no_array(f, y, i, leaf)
     return y
 
@@ -90,7 +88,7 @@ class Held(NamedTuple):
 
     @property
     def roots(self) -> Sequence[object]:
-        return [self.f, self.primal, *self.bound_to, *self.inputs, *self.keywords.values()]
+        return [*self.bound_to, self.f, self.primal, *self.inputs, *self.keywords.values()]
 
     def filled(self, layout: Layout, operands: Values) -> "Held":
         return self._replace(inputs=layout.join(self.inputs, operands))

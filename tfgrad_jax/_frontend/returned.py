@@ -17,7 +17,7 @@ from jax import lax
 from jax.tree_util import PyTreeDef, all_leaves, tree_flatten, tree_leaves, tree_structure
 
 from .._jax.compat import NUMPY, explicit_sharding, varying
-from .._jax.types import Aval, Leaf, is_kind
+from .._jax.types import Aval, Dtype, Leaf, cotangent_type, is_kind
 from .._messages import gradient_errors
 from .._messages.source import Source, Where
 from .structure import Layout
@@ -144,7 +144,7 @@ def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
     """
     if isinstance(result, PassedThrough):
         given = _passed_through(layout, result, where.source)
-        return [_cast(given[i], layout.types[i]) for i in layout.operands]
+        return [given[i] for i in layout.operands]
     readings = read(layout, result)
     if not readings:
         raise gradient_errors.wrong_structure(where, result, layout)
@@ -155,10 +155,15 @@ def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
     _refuse_swapped(layout, readings[0], where)
     both = zip(layout.differentiable, readings[0].gradients, strict=True)
     given = [g if has else None for has, g in both]
+    found: list[Gradient] = [None] * len(given)
     for i, gradient in enumerate(given):
-        if gradient is not None and not _fits(gradient, layout.types[i].to_ct_aval()):
+        if gradient is None:
+            continue
+        expected = cotangent_type(layout.types[i])
+        if not _fits(gradient, expected):
             raise gradient_errors.wrong_type(where, given, i, layout)
-    return [_cast(given[i], layout.types[i]) for i in layout.operands]
+        found[i] = _cast(gradient, expected.dtype)
+    return [found[i] for i in layout.operands]
 
 
 def _passed_through(layout: Layout, dys: PassedThrough, source: Source) -> list[Gradient]:
@@ -170,7 +175,8 @@ def _passed_through(layout: Layout, dys: PassedThrough, source: Source) -> list[
     for i, dy in zip(inputs, dys, strict=True):
         if layout.differentiable[i] and _is_gradient(dy):
             is_complex = is_kind(layout.types[i].dtype, jnp.complexfloating)
-            found[i] = dy if is_complex else jnp.real(dy)
+            dtype = cotangent_type(layout.types[i]).dtype
+            found[i] = _cast(dy if is_complex else jnp.real(dy), dtype)
     return found
 
 
@@ -210,10 +216,7 @@ def _fits(gradient: Gradient, expected: Aval) -> bool:
     )
 
 
-def _cast(gradient: Gradient, expected: Aval) -> Gradient:
-    if gradient is None:
-        return None
-    dtype = expected.to_ct_aval().dtype
+def _cast(gradient: Gradient, dtype: Dtype) -> Gradient:
     if isinstance(gradient, NUMPY):  # a copy: the rule may write to it again, and JAX may share it
         return jnp.array(gradient, dtype)
     if getattr(gradient, "dtype", None) == dtype:  # the common case

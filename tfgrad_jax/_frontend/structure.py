@@ -38,8 +38,6 @@ from .._jax.types import (
     is_kind,
 )
 
-_FLOATS = (float, complex)  # JAX may differentiate them in another call
-
 
 class Layout:
     """Where the leaves of a tuple of values are, and which of them are operands.
@@ -68,7 +66,7 @@ class Layout:
         self.types = types
         self.differentiable = [t is not None and is_differentiable(t.dtype) for t in self.types]
         both = zip(self.differentiable, leaves, strict=True)
-        self.counted = [has or issubclass(type(v), _FLOATS) for has, v in both]
+        self.counted = [has or issubclass(type(v), (float, complex)) for has, v in both]
         # Of all parameters, with the defaults that are left out; `given` are the leaves of others.
         self.full: Layout | None = None
         self.given: Sequence[LeafIndex] = range(len(leaves))
@@ -88,6 +86,10 @@ class Layout:
     def leaf_paths(self) -> list[str]:
         """Name every leaf as the user would write it, such as `params['w'][0]`."""
         return [self.names[path[0].idx] + keystr(path[1:]) for path in self._paths]
+
+    def operand_paths(self) -> list[str]:
+        paths = self.leaf_paths()
+        return [paths[i] for i in self.operands]
 
     def add_omitted(self, values: Sequence[PyTree], defaults: Mapping[int, PyTree]) -> None:
         """Note the defaults that are left out, by their positions among all parameters."""

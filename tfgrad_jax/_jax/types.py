@@ -66,6 +66,12 @@ def is_kind(dtype: Dtype, kind: Any) -> bool:
     return jnp.issubdtype(dtype, kind)
 
 
+@functools.lru_cache
+def cotangent_type(aval: Aval) -> Aval:
+    """Return the type of the gradients by values of a type. Cached: runs at every call."""
+    return aval.to_ct_aval()
+
+
 def has_gradient(leaf: Leaf) -> bool:
     """Return whether an array or a number has derivatives."""
     return is_differentiable(type_of(leaf).dtype)
