@@ -1,9 +1,8 @@
 """A call where JAX differentiates: `f` runs as it is, one level down.
 
-_constants      the quick look: can `f` reach a tracer, or leave something behind? If not, its
-operations run as if nobody watched
-_watched        else they pass through a watch, which puts primals in the place of tracers
-direct          then the rule is attached to what `f` returned, for all that it took
+_watching   the quick look: can `f` reach a tracer, or leave something behind? If not, it runs as if
+nobody watched; else its operations pass through a watch, which puts primals in place of tracers
+direct      then the rule is attached to what `f` returned, for all that it took
 """
 
 import contextlib
@@ -17,7 +16,7 @@ from jax.tree_util import tree_unflatten
 from .._autodiff.attached import Forward, arrays
 from .._autodiff.custom import record
 from .._autodiff.rule import Run as RunOfRule
-from .._closure.walk import Matches, reaches_nothing, survey
+from .._closure.walk import reaches_nothing, visited
 from .._frontend.grad_fn import Call
 from .._jax.compat import parent_of, primal, trace_of
 from .._jax.shown import Run, is_live
@@ -40,16 +39,14 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
     with jax.named_scope(name), below(of):
         primals = arrays([primal(at_level(v), of) for v in call.operands])
         with _watching(call, of, outer) as watch:
-            run = None if watch is None else watch.run
-            inputs = primals if watch is None else watch.shown(primals)
+            run, inputs = (watch.run, watch.shown(primals)) if watch else (None, primals)
             lower: Level = lambda v: v if watch is None else primal(watch.lower(v), of)  # noqa: E731
             # JAX does not differentiate values again: functions inside need no rules.
             needs_none = are_values and not call.autodiff
             with plainly() if needs_none else contextlib.nullcontext():
                 filled = call.held.filled(call.spec.inputs, inputs)
                 leaves, grad_fn = call.spec.apply(filled)
-            if watch is not None:
-                leaves = watch.returned(leaves)
+            leaves = watch.returned(leaves) if watch else leaves
             weights, y, outputs = Weights.of(call, grad_fn, run), grad_fn.y, grad_fn.outputs
             taken = [*weights.operands, *call.operands]
             own = y is not None and not are_values and is_made(y, call.held, inputs, watch)
@@ -64,9 +61,7 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
             refused = {i: taken[i] for i in wanted if i in weights.refused}
             weights.check(wanted, names_of(call.held, refused))
             is_its = lambda v: isinstance(v, Tracer) and lower(v) is not v  # noqa: E731
-            takes, ofs = is_live, None
-            if are_values:
-                takes, ofs = is_its, (*(outer.ofs if outer else ()), of)
+            takes, ofs = (is_its, watch.ofs if watch else (of,)) if are_values else (is_live, None)
             found = kept(call, grad_fn, leaves, weights, takes, y if own else None, ofs)
             if weights.may_warn and run is not None:
                 if found.read is not None:
@@ -77,7 +72,7 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
                 elif not wanted and outer is None:
                     # Else the rule would not run, and not warn of what it alone reads. In `f` of
                     # another function, `y` would seem to depend on that.
-                    reached = _reached(grad_fn.held, is_its)
+                    reached = [v for _, v in visited([("", grad_fn.held)]) if is_its(v)]
                     operands += map(at_level, reached)
                     primals += map(lower, reached)
             residuals = list(map(lower, found.residuals))
@@ -85,8 +80,8 @@ def direct(call: Call, name: str, of: Derivative) -> PyTree:
             residuals[k] = outputs.only(leaves)
     rule = found.rule._replace(captured=len(first))
     body = _beside_identity(rule.run, len(first)) if call.autodiff else rule.run
-    gives = {*weights.listed, *weights.refused, *range(len(first), len(operands))}
-    gives |= set(range(len(first))) if call.autodiff else set()
+    start = 0 if call.autodiff else len(first)
+    gives = {*weights.listed, *weights.refused, *range(start, len(operands))}
     forward = Forward(leaves, outputs.differentiable, body, residuals, gives)
     with at(of):
         leaves = record(forward, name, source, operands, primals, of)
@@ -131,22 +126,10 @@ def _aliases(call: Call, of: Derivative) -> dict[int, Leaf]:
     so no watch sees it. The list of variables had `w` in reverse mode alone.
     """
     aliases = dict[int, Leaf]()
-    for w in _reached(call.held, lambda v: isinstance(v, Tracer) and is_of(v, of)):
+    every = (v for _, v in visited([("", call.held)]) if isinstance(v, Tracer) and is_of(v, of))
+    for w in every:
         v = w
         while isinstance(v, Tracer) and is_forward(trace_of(v)):
             v = primal(v, trace_of(v))
             aliases[id(v)] = w
     return aliases
-
-
-def _reached(value: object, matches: Matches) -> list[Leaf]:
-    """Return all that an object leads to, of what matches."""
-    found = list[Leaf]()
-
-    def collects(v: object) -> bool:
-        if matches(v):
-            found.append(v)
-        return False
-
-    survey(value, collects)
-    return found

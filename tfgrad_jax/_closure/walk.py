@@ -1,9 +1,9 @@
 """Look at what Python objects hold. Nothing is copied, and no code of the user's runs.
 
-constants_of   the quick look, at every call: which arrays can a function read? None: perhaps
-others, too
-survey         does an object lead to a tracer, or to functions whose variables may change?
-named          the names that the user has for some values, for messages
+reaches_nothing   the quick look, at every call: can functions read constants alone?
+visited           all that an object leads to, with the names that the user has for it
+survey            does it lead to a tracer, or to functions whose variables may change?
+named             the names of some values, for messages
 """
 
 import builtins
@@ -251,10 +251,10 @@ def _attributes(value: Object) -> Iterator[tuple[str, Object]]:
 
 
 def is_end(value: Object, cls: type) -> bool:
-    if cls in PLAIN or isinstance(value, _ENDS):
-        return True
     if isinstance(value, ARRAYS):
         return not is_of_objects(value)
+    if cls in PLAIN or isinstance(value, _ENDS):
+        return True
     return cls in _CONTAINERS and is_inert(value)
 
 
@@ -289,22 +289,31 @@ class Survey(NamedTuple):
     variables: Sequence[Variable]  # of the functions among it
 
 
-def survey(value: Object, matches: Matches | None = None) -> Survey:
-    """Visit all that an object holds, as far as the budget goes; None: for functions alone."""
-    pending, seen, leads = [value], dict[Id, Object](), False
-    functions: list[types.FunctionType] = []
-    for one in pending:  # it grows
+def visited(roots: Roots) -> Iterator[tuple[str, Object]]:
+    """Yield all that the roots lead to, each once, by its shortest name, as the budget allows."""
+    pending, seen = list(roots), dict[Id, Object]()
+    for name, one in pending:  # it grows
         if id(one) in seen:
             continue
+        if len(seen) > BUDGET:
+            return
         seen[id(one)] = one
-        if len(seen) > (_BUDGET_OF_FUNCTIONS if leads or matches is None else BUDGET):
+        yield name, one
+        if not is_end(one, type(one)):
+            every = ((s, v) for s, v in held_by(one) if type(v) not in PLAIN)
+            named = ((name + s if name else s.removeprefix("."), v) for s, v in every)
+            pending += itertools.islice(named, BUDGET)
+
+
+def survey(value: Object, matches: Matches | None = None) -> Survey:
+    """Return what an object leads to; None: functions alone."""
+    leads, functions = False, list[types.FunctionType]()
+    for i, (_, one) in enumerate(visited([("", value)])):
+        if i >= (_BUDGET_OF_FUNCTIONS if leads or matches is None else BUDGET):
             return Survey(True, variables_of(functions))
         leads = leads or bool(matches and matches(one))
         if type(one) is types.FunctionType:
             functions.append(one)
-        if not is_end(one, type(one)):
-            more = (v for _, v in held_by(one) if type(v) not in PLAIN)
-            pending += itertools.islice(more, BUDGET)
     return Survey(leads, variables_of(functions))
 
 
@@ -328,19 +337,12 @@ def live_cells(f: types.FunctionType) -> Iterator[types.CellType]:
 
 
 def named(roots: Roots, wanted: Iterable[Id]) -> dict[Id, str]:
-    """Return the shortest names for some values, of those that the roots lead to."""
-    missing, seen, names = set(wanted), dict[Id, Object](), dict[Id, str]()
-    pending = list(roots)
-    for name, one in pending:  # it grows
-        if not missing or len(seen) > BUDGET:
-            break
-        if id(one) in seen:
-            continue
-        seen[id(one)] = one
+    """Return the names of some values, of those that the roots lead to."""
+    missing, names = set(wanted), dict[Id, str]()
+    for name, one in visited(roots):
         if id(one) in missing:
             missing.remove(id(one))
             names[id(one)] = name
-        elif not is_end(one, type(one)):
-            every = held_by(one)
-            pending += [(name + s if name else s.removeprefix("."), v) for s, v in every]
+        if not missing:
+            break
     return names
