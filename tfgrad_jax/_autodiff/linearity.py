@@ -173,10 +173,7 @@ def _how(primitive: Primitive, has_results: bool) -> How:
 
 # --- the analysis -------------------------------------------------------------------------------
 
-# Calls that JAX cannot transpose.
-_NO_TRANSPOSE = ("while", "custom_vmap_call")
-# The size up to which we check whether all entries of a constant are zero.
-_READABLE = 1 << 16
+_NO_TRANSPOSE = ("while", "custom_vmap_call")  # calls that JAX cannot transpose
 
 
 def check(closed: ClosedJaxpr, is_transpose: bool = False) -> "Linearity":
@@ -208,7 +205,7 @@ class Linearity(Analysis[Degree]):
         """Return whether a constant is zero; a large one counts as not zero."""
         if isinstance(value, jax.core.Tracer) or is_ref(value):
             return CONSTANT  # its value is not known, or may be another one later
-        if np.size(value) > _READABLE:
+        if np.size(value) > 1 << 16:  # to look at all entries would take time
             return CONSTANT
         try:
             return CONSTANT if np.any(np.asarray(value)) else ZERO

@@ -77,13 +77,6 @@ class Analysis(Generic[_V]):
         """Return the value of a result that a predicate chooses (`cond`) or ends (`while`)."""
         return self.join(name, predicate, result)
 
-    def equation(self, eqn: Eqn, operands: list[_V]) -> Followed[_V]:
-        """Return the values of the results of one equation."""
-        follow = _LOOPS_AND_BRANCHES.get(eqn.primitive.name)
-        if follow is not None or call_body(eqn) is not None:
-            return self.call(eqn, operands, follow or _call)
-        return self.step(eqn, operands)
-
     def follow(self, jaxpr: Jaxpr, operands: Iterable[_V]) -> Followed[_V]:
         """Return the values of the results. Among the operands, those of constants come first."""
         values: dict[Var, _V] = dict(zip(_inputs(jaxpr), operands, strict=True))
@@ -92,7 +85,11 @@ class Analysis(Generic[_V]):
             return self.constant(atom.val) if isinstance(atom, Literal) else values[atom]
 
         for eqn in jaxpr.eqns:
-            results = self.equation(eqn, [read(a) for a in eqn.invars])
+            given, follow = [*map(read, eqn.invars)], _LOOPS_AND_BRANCHES.get(eqn.primitive.name)
+            if follow is None and call_body(eqn) is None:
+                results = self.step(eqn, given)
+            else:
+                results = self.call(eqn, given, follow or _call)
             values.update(zip(eqn.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
 

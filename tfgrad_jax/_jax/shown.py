@@ -4,9 +4,8 @@
 """
 
 import operator
-import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -14,29 +13,11 @@ from jax.core import Tracer
 from jax.extend.source_info_util import current as _here
 
 from .compat import concrete, is_ref, is_ref_type, is_valid, opens, trace_of
-from .trace import is_around
+from .trace import is_around, local
 from .types import Aval, Leaf, Values, is_differentiable
 
 Trace: TypeAlias = Any  # one of JAX's; a type checker does not know them
 Mask: TypeAlias = int  # a set of what a run takes: bit `i` stands for `taken[i]`
-
-
-class _Running(Protocol):
-    ofs: tuple[Trace, ...]  # the derivatives under which it runs
-    run: "Run"
-
-
-class _Local(threading.local):
-    def __init__(self) -> None:  # runs once in each thread
-        self.watches: list[_Running] = []
-
-
-_local = _Local()
-
-
-def running() -> list[_Running]:
-    """Return the watches under which code runs in this thread, from the outside in."""
-    return _local.watches
 
 
 def has_derivative(aval: Aval) -> bool:
@@ -74,7 +55,7 @@ class Run(jax.core.Trace):
 
     def check(self) -> bool:
         """Return True, or raise an error that names the function which has left a value behind."""
-        watches = _local.watches
+        watches = local.watches
         is_innermost = watches and watches[-1].run is self  # as at almost every operation
         if not is_innermost and not self.is_known():
             raise self._left()
@@ -84,7 +65,7 @@ class Run(jax.core.Trace):
 
     def is_known(self) -> bool:
         """Return whether a run under the same derivative is on, in this thread."""
-        return any(self.of is of for watch in _local.watches for of in watch.ofs)
+        return any(self.of is of for watch in local.watches for of in watch.ofs)
 
     def is_captured(self, v: Leaf) -> bool:
         """Return whether a value is a tracer from outside that no earlier run has left."""
@@ -93,7 +74,7 @@ class Run(jax.core.Trace):
         return isinstance(v, Tracer) and not is_ref(v)
 
     def is_on(self) -> bool:
-        return any(watch.run is self for watch in _local.watches)
+        return any(watch.run is self for watch in local.watches)
 
     def bit(self, v: Leaf) -> Mask:
         """Return the bit of a value from outside."""

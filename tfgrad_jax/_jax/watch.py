@@ -13,7 +13,6 @@ code runs on the user's own objects, and nothing need be copied around other val
 """
 
 import contextlib
-import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -26,28 +25,18 @@ from jax.extend.core import find_top_trace as _current_trace
 from jax.extend.linear_util import wrap_init
 
 from .compat import is_ref, primal, trace_of
-from .shown import Mask, Run, Shown, Trace, has_derivative, running
-from .trace import Transparent, at, below
+from .shown import Mask, Run, Shown, Trace, has_derivative
+from .trace import Transparent, at, below, local
 from .types import AnyFunction, Leaf, Values
 
 # Is told of each operation: what it takes, its parameters, and its results.
 Note: TypeAlias = Callable[[Values, Mapping[str, Any], Values], None]
 
 
-class _Local(threading.local):
-    def __init__(self) -> None:  # runs once in each thread
-        # JAX's cache of compiled functions keeps an entry for each operation on values under each
-        # trace that has been, and searches through them: after 6,000 traces an operation
-        # took 1.2 ms instead of 0.04. So each trace is used again. Remove when JAX mends that.
-        self.free: list[Watch] = []
-
-
-_local = _Local()
-
-
 class Watch(Transparent):
     """The current trace while code runs that is watched."""
 
+    level: Trace = None  # where they run in `f` itself: `parent_trace`, but in functions inside
     above: Trace = None  # where those on values alone run; None: there, too
     # The derivatives whose tracers it opens, from that of the outermost call on; not the one at
     # which operations run.
@@ -84,21 +73,22 @@ class Watch(Transparent):
         note: "Note | None" = None,
     ) -> Iterator["Watch"]:
         """Run code under a watch, one that no other code uses now."""
-        self = _local.free.pop() if _local.free else cls()
-        self.parent_trace, self.run, self.above = parent, run, above
+        self = local.free.pop() if local.free else cls()
+        self.parent_trace = self.level = parent
+        self.run, self.above = run, above
         self.ofs, self.outer, self.note = ofs, outer, note
         self.replaced = replaced or (outer.replaced if outer else {})
         self.instead = {**self.replaced, **aliases} if aliases else self.replaced
         self.requires_low = parent.requires_low
         self._made, self._own, self._touched = {}, own, 0
-        running().append(self)
+        local.watches.append(self)
         try:
             with at(self):
                 yield self
         finally:
-            running().remove(self)
+            local.watches.remove(self)
             vars(self).clear()  # and hold nothing
-            _local.free.append(self)
+            local.free.append(self)
 
     # --- values -------------------------------------------------------------------------------
 
@@ -113,7 +103,9 @@ class Watch(Transparent):
         for of in self.ofs:
             if type(v) is Shown and v.run.of is of:
                 v = v.value
-            if isinstance(v, Tracer) and of is not self.parent_trace:
+            # With "autodiff", operations run where JAX differentiates. A `custom_jvp` runs further
+            # down, and JAX refuses what it closes over: the gradient by that was 0.
+            if isinstance(v, Tracer) and of is not self.level:
                 v = self._primal(v, of)
         return v
 
@@ -257,7 +249,7 @@ class Watch(Transparent):
 
         def run(*args: Leaf) -> Any:
             # JAX may keep it, and run it later, in any thread: then another run may be on.
-            is_on = any(watch is self and watch.run.key is key for watch in running())
+            is_on = any(watch is self and watch.run.key is key for watch in local.watches)
             if not is_on:
                 return call(*args)
             before = self.parent_trace, self.above, self._own, self._made, self.instead
