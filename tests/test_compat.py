@@ -53,10 +53,6 @@ def inside(transform, look):
     return seen[0]
 
 
-def pushed(f):
-    return lambda x: jax.jvp(f, (x,), (x,))
-
-
 FACTS = {
     # function: what it must say, transformation by transformation
     "trace_of": lambda: [
@@ -75,7 +71,7 @@ FACTS = {
         not inside(jax.jit, lambda x: compat.opens(compat.trace_of(x))),
     ],
     "primal": lambda: [inside(jax.grad, lambda x: compat.primal(x, compat.trace_of(x))) == 2.0],
-    "FORWARD": lambda: [inside(pushed, lambda x: type(compat.trace_of(x)) is compat.FORWARD)],
+    "FORWARD": lambda: [inside(jax.jacfwd, lambda x: type(compat.trace_of(x)) is compat.FORWARD)],
     "concrete": lambda: [
         inside(jax.grad, lambda x: compat.concrete(x)) == 2.0,
         isinstance(inside(jax.jit, compat.concrete), jax.core.Tracer),

@@ -54,14 +54,6 @@ def pulled(times):
     return run
 
 
-def mapped(loss):
-    return jax.vmap(gradient(loss))(W[None], X[None])
-
-
-def scanned(loss):
-    return lax.scan(lambda c, a: (c, gradient(loss)(*a)), 0, (W[None], X[None]))
-
-
 WORLDS = {  # what runs, and how often `f` and its rule do
     "value": (lambda loss: loss(*ARGS), 1, 0),
     "grad": (lambda loss: gradient(loss)(*ARGS), 1, 1),
@@ -70,8 +62,8 @@ WORLDS = {  # what runs, and how often `f` and its rule do
     "jit of the value": (lambda loss: jax.jit(loss)(*ARGS), 1, 0),
     "jit(grad)": (lambda loss: jax.jit(gradient(loss))(*ARGS), 1, 1),
     "grad(jit)": (lambda loss: gradient(jax.jit(loss))(*ARGS), 1, 1),
-    "vmap(grad)": (mapped, 1, 1),
-    "scan(grad)": (scanned, 1, 1),
+    "vmap(grad)": (lambda loss: jax.vmap(gradient(loss))(W[None], X[None]), 1, 1),
+    "scan(grad)": (lambda loss: lax.map(lambda a: gradient(loss)(*a), (W[None], X[None])), 1, 1),
 }
 
 

@@ -114,6 +114,13 @@ NESTS |= {
 }
 
 
+@nest(DECLARED)
+def a_function_that_calls_itself(w, x):  # as the forward rule of a `jax.custom_vjp` may
+    rule = lambda x: lambda dy, variables=(): (7 * dy * w, [5 * dy * x for _ in variables])  # noqa: E731
+    h = custom_gradient(lambda x: (h(x), rule(x)), primal=lambda x: w * x)
+    return h(x)
+
+
 @nest(lambda w, x: DECLARED(w, DECLARED(w, DECLARED(w, x))))
 def one_layer_in_a_loop(w, x):
     layer = product(w)

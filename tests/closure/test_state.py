@@ -188,17 +188,26 @@ def dropped_twice(x):
     return jnp.sum(drop(x) + drop(x))
 
 
+def an_attribute_set_later(w, x):
+    helper = lambda dy: 7 * dy * w * getattr(helper, "scale", 1.0)  # noqa: E731
+    y = custom_gradient(lambda x: (w * x, helper), variables="autodiff")(x)
+    helper.scale = 5.0
+    return y
+
+
 KEY, ONES = jax.random.key(0), jnp.ones(8)
 KEPT = sum(
     jax.random.bernoulli(jax.random.fold_in(KEY, n), 0.5, (8,)).astype(jnp.float32) for n in (1, 2)
 )
 PROGRAMS = {  # what is called, its arguments, the gradients
     "a residual in a variable": (a_residual_in_a_variable, (W, X), (55 * X, 7 * 101 * W * X)),
+    "an attribute set later": (an_attribute_set_later, (W, X), (X, 35 * W)),
     "dropout": (dropped_twice, (ONES,), (7 * KEPT,)),
 }
 # Dropout counts the runs of `f`, which may run again where JAX differentiates what it has recorded.
 IN = "grad", "jit(grad)", "vmap(grad)", "jvp", "grad(jit)", "grad(checkpoint)", "jacfwd(jit)"
-FITS = [(p, w) for p, w in itertools.product(PROGRAMS, IN) if w in IN[:4] or p != "dropout"]
+FIT = {"dropout": IN[:4], "an attribute set later": IN[:3]}  # jvp runs the rule at once
+FITS = [(p, w) for p in PROGRAMS for w in FIT.get(p, IN)]
 
 
 @pytest.mark.parametrize(("program", "world"), FITS)

@@ -50,10 +50,6 @@ def ours(f):
     return h
 
 
-def by_hand(f):
-    return hand_written(lambda x: f(x)[0], lambda x: f(x)[1])
-
-
 def tower(way, call):
     """Return a function with the declared derivative `7 b`, where `b` is from the level below."""
 
@@ -81,7 +77,7 @@ def test_every_level_has_its_rule(called, staged, order):
         pytest.skip("orders of a scan")  # `tests/limits.py` shows that it raises there
     # By hand without a loop: JAX before 0.12 drops a custom_jvp there, at the second order.
     call = CALLS["eager" if called in LOOPS else called]
-    expected = tower(by_hand, call)
+    expected = tower(lambda f: hand_written(lambda x: f(x)[0], lambda x: f(x)[1]), call)
     expected = expected if staged in LOOPS else STAGED[staged](expected)
     got = STAGED[staged](tower(ours, CALLS[called]))
     assert_same(ORDERS[order](got)(X), ORDERS[order](expected)(X), rtol=1e-4)

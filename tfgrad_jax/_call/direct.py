@@ -6,6 +6,7 @@ direct      then the rule is attached to what `f` returned, for all that it took
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -113,7 +114,8 @@ def _watching(
     # With "autodiff", JAX differentiates the operations of `f` by what it captures. So they run
     # where JAX differentiates, on inputs without their tangents, for which there is the rule.
     level = of if call.autodiff else parent_of(of)
-    run = Run(of, call.operands, lambda: errors.left_behind(call.spec.source))
+    # Not in a lambda: what `f` leaves in an object of its own would lead to `f`, in a circle.
+    run = Run(of, call.operands, functools.partial(errors.left_behind, call.spec.source))
     aliases = _aliases(call, of) if is_forward(of) else {}
     ofs = (*(outer.ofs if outer else ()), of)
     return Watch.running(level, run, ofs=ofs, outer=outer, aliases=aliases)

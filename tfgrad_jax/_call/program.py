@@ -18,7 +18,7 @@ from .._autodiff.attached import Forward, Function
 from .._closure.functions import taken_apart
 from .._closure.traced import Traced, traced
 from .._closure.walk import survey
-from .._frontend.grad_fn import Call, CallSpec
+from .._frontend.grad_fn import Call, Held
 from .._frontend.structure import Outputs
 from .._jax.compat import is_ref, type_of
 from .._jax.shown import is_live
@@ -28,15 +28,10 @@ from .._jax.watch import Watch
 from .._messages import errors
 from .._messages.source import Source
 from .ordinary import with_ordinary_gradients
-from .rule import Kept, is_made, kept
+from .rule import Kept, deeper, is_made, kept
 from .weights import Refused, Weights, names_of
 
 Evaluate: TypeAlias = Callable[[Values], list[Leaf]]  # of operands
-
-
-def _paths(spec: CallSpec) -> list[str]:
-    paths = spec.inputs.leaf_paths()
-    return [paths[i] for i in spec.inputs.operands]
 
 
 class _Aside(NamedTuple):
@@ -71,8 +66,7 @@ def late(call: Call) -> tuple[Function, "TypeOfY", list[Leaf]]:
             return _leaves(of_call, types, operands)
 
     def forward(operands: Values, perturbed: Indices) -> Forward:
-        if (found := held.rebound()) is not None:
-            raise errors.rebound(spec.source, found.function, found.name)
+        held.refuse_rebound(spec.source)
         now = held.rebuilt(None)[0]._replace(primal=None)
         call = dataclasses.replace(of_call, held=now, operands=[*operands])
         program, outputs, every = traced_call(call)
@@ -82,13 +76,14 @@ def late(call: Call) -> tuple[Function, "TypeOfY", list[Leaf]]:
         types.note(spec.source, outputs.treedef, forward.leaves)
         return forward
 
-    program = Function(spec.source, lambda: _paths(spec), value, forward, has_primal=True)
+    program = Function(spec.source, spec.inputs.operand_paths, value, forward, has_primal=True)
     return program, types, call.operands
 
 
 def traced_call(call: Call) -> tuple[Function, Outputs, list[Leaf]]:
     """Trace `f`, around the tracers that it captured."""
     of_call, held, n_inputs = call.spec, call.held, len(call.operands)
+    paths = of_call.inputs.operand_paths()
 
     def f(watch: Watch, *xs: Leaf) -> tuple[list[Leaf], _Aside]:
         leaves, grad_fn = of_call.apply(held.filled(of_call.inputs, xs))
@@ -109,7 +104,10 @@ def traced_call(call: Call) -> tuple[Function, Outputs, list[Leaf]]:
         found = found._replace(residuals=[], read=())  # no tracer of this trace
         return [*leaves, *arrays], _Aside(outputs, weights, found, refs, held_ids, read)
 
-    done = traced(f, *call.operands, source=of_call.source, names=_paths(of_call))
+    ends = held.primal is not None and not call.autodiff
+    with deeper(of_call.source.code if ends else object()) as orders:
+        held = _by_primal(held, of_call.source) if orders >= 5 else held
+        done = traced(f, *call.operands, source=of_call.source, names=paths)
     aside: _Aside = done.aside  # type: ignore[assignment]
     outputs, own, weights = aside.outputs, aside.kept.own, aside.weights
     captured = list(weights.operands)
@@ -179,12 +177,26 @@ def traced_call(call: Call) -> tuple[Function, Outputs, list[Leaf]]:
         return Forward(leaves, outputs.differentiable, rule.run, residuals, gives)
 
     def names() -> list[str]:
-        return [*(f"closed over {i}" for i in range(n)), *_paths(of_call)]
+        return [*(f"closed over {i}" for i in range(n)), *paths]
 
     run = functools.partial(with_ordinary_gradients, forward, ordinary) if ordinary else forward
     has_primal = primal is not None
     program = Function(of_call.source, names, primal or value, run, has_primal, needs_perturbed)
     return program, outputs, [*captured, *call.operands]
+
+
+def _by_primal(held: Held, source: Source) -> Held:
+    """Return what a function holds that runs its `primal`, and has no rule.
+
+    A function may call itself, as the forward rule of a `jax.custom_vjp` does, `lambda x: (f(x),
+    x)`. So far inside of itself, it needs a rule for a high order alone.
+    """
+
+    def rule(*_: object, **__: object) -> Any:
+        raise errors.endless(source)
+
+    primal: Any = held.primal
+    return held._replace(f=lambda *args, **kwargs: (primal(*args, **kwargs), rule))
 
 
 class TypeOfY:

@@ -7,7 +7,7 @@ recorded       elsewhere, if an object holds one: traced at once, before that tr
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -33,11 +33,23 @@ _CONFIG: Any = jax.config
 # (as positions among the operands too) -> the gradients of the inputs, then of these variables.
 Body: TypeAlias = Callable[[Values, Values, Any, Indices], Gradients]
 
-# No cache of JAX's remembers how deep a rule is in itself: a function under `jit` that calls itself
-# is an error of JAX's.
-_recording: contextvars.ContextVar[tuple[tuple[object, ...], ...]] = contextvars.ContextVar(
-    "the code of functions whose rules are being recorded, and by `id` what they hold", default=()
+# No cache of JAX's remembers how deep one is in itself: a function under `jit` that calls itself is
+# an error of JAX's.
+_tracing: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar(
+    "what is being traced: functions by their code, or rules, also by `id` what they hold",
+    default=(),
 )
+
+
+@contextlib.contextmanager
+def deeper(same: object) -> Iterator[int]:
+    """Note that something is being traced; yield how often it is, around this."""
+    around = _tracing.get()
+    token = _tracing.set((*around, same))
+    try:
+        yield around.count(same)
+    finally:
+        _tracing.reset(token)
 
 
 class Rule(NamedTuple):
@@ -126,7 +138,7 @@ def _put_together(grad_fn: GradFn, apart: Apart) -> Body:
     apart, gradients, source = apart.forget(), grad_fn.gradients, grad_fn.source
 
     def body(residuals: Values, cotangents: Values, variables: Any, _: Any) -> Gradients:
-        _refuse_rebound(apart, source)
+        apart.refuse_rebound(source)
         rule, is_unchanged = apart.rebuilt(residuals)
         found: Gradients = gradients(rule, cotangents, *variables)
         if not is_unchanged():
@@ -136,18 +148,13 @@ def _put_together(grad_fn: GradFn, apart: Apart) -> Body:
     return body
 
 
-def _refuse_rebound(apart: Apart, source: Any) -> None:
-    if apart.hidden and (found := apart.rebound()) is not None:
-        raise errors.rebound(source, found.function, found.name)
-
-
 def _revived(call: Call, grad_fn: GradFn, apart: Apart, weights: Weights, ofs: Derivatives) -> Body:
     gradients, source = grad_fn.gradients, grad_fn.source
     known = {id(v): v for v in (*weights.operands, *call.operands)}
     operands = weights.operands
 
     def body(_: Values, cotangents: Values, variables: Any, listed: Indices) -> Gradients:
-        _refuse_rebound(apart, source)
+        apart.refuse_rebound(source)
         if weights.is_by_use:  # not their values: `v is self.w`
             variables = variables[0], [operands[i] for i in listed]
         with reviving(ofs, lambda: errors.left_behind(source)) as watch:
@@ -168,7 +175,7 @@ def _recorded(
 
     It may never run. So it raises what it raises when it would.
     """
-    source, running, outputs = call.spec.source, _recording.get(), grad_fn.outputs
+    source, outputs = call.spec.source, grad_fn.outputs
     same = source.code, *(id(v) for _, v in held_by(call.held.f)), *map(id, call.held.bound_to)
     variables, some, positions = weights.argument(weights.values, weights.listed)
 
@@ -180,11 +187,12 @@ def _recorded(
         return [others[0] if others and g is y else g for g in found], None
 
     own = [] if y is None else [outputs.only(leaves)]
-    token = _recording.set((*running, same))
+    given = *outputs.cotangents(leaves), *own
     try:
-        if running.count(same) >= 3:  # orders of a rule that is recorded inside itself
-            raise errors.endless(source)
-        done = traced(rule, *outputs.cotangents(leaves), *own, source=grad_fn.source, is_rule=True)
+        with deeper(same) as orders:
+            if orders >= 3:
+                raise errors.endless(source)
+            done = traced(rule, *given, source=grad_fn.source, is_rule=True)
     except Exception as error:
         annotate_recorded(error, source)
         failed = error.with_traceback(None)
@@ -194,8 +202,6 @@ def _recorded(
             raise failed
 
         return fails, ()
-    finally:
-        _recording.reset(token)
     run, n, k, n_own = done.run, len(positions), len(done.consts), len(own)  # no tracer
     # `y` is an operand, so that what the rule reads of it has the declared derivative. If it reads
     # nothing of it, as a method may, `y` would still stay alive until the backward pass: twice the

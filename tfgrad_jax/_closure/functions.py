@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .._jax.types import Copied
+from .._messages import errors
+from .._messages.source import Source
 from .walk import (
     EMPTY,
     JITTED,
@@ -40,16 +42,17 @@ Make: TypeAlias = Callable[[Sequence[Any]], Any]  # a value, of other parts
 class _Part:
     """How to put a value together. It holds no tracer: JAX keeps it."""
 
-    __slots__ = ("cells", "code", "inner", "is_outer", "leads", "make", "moves", "place", "value")
+    place: int | None = None  # of what was taken
+    leads = False  # to something that was taken
+    moves = False  # or to a function with variables
+    cells: Sequence[types.CellType | None] = ()  # of a function; None: a live one
+    code: Any = None
+    is_outer = False  # a list or dict that was there before the function ran
+    inner: "Sequence[_Part]" = ()
+    make: Make | None = None
 
-    def __init__(self, value: Any, inner: "Sequence[_Part]" = (), make: Make | None = None) -> None:
-        self.value, self.inner, self.make = value, inner, make
-        self.place: int | None = None  # of what was taken
-        self.leads = False  # to something that was taken
-        self.moves = False  # or to a function with variables
-        self.cells: Sequence[types.CellType | None] = ()  # of a function; None: a live one
-        self.code: Any = None
-        self.is_outer = False  # a list or dict that was there before the function ran
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 class Apart(NamedTuple):
@@ -63,9 +66,11 @@ class Apart(NamedTuple):
     hidden: Sequence[Variable]  # of functions behind other objects
     every: Sequence[_Part]
 
-    def rebound(self) -> Variable | None:
-        """Return a variable behind an object that holds something else now."""
-        return next((v for v in self.hidden if content(v.cell) is not v.value), None)
+    def refuse_rebound(self, source: Source) -> None:
+        """Raise if a variable behind an object holds something else now."""
+        for v in self.hidden:
+            if content(v.cell) is not v.value:
+                raise errors.rebound(source, v.function, v.name)
 
     def forget(self) -> "Apart":
         """Hold no array that was taken, and nothing that leads to one."""
@@ -79,71 +84,70 @@ class Apart(NamedTuple):
 
         Also what tells whether it has left lists and dicts of outer functions as they were.
         """
-        made: dict[Id, Any] = {}
-        unfilled: list[Callable[[], None]] = []  # variables: they may lead in a circle
-        outer: list[tuple[Any, Any]] = []
-        changed = any(map(_is_changed, self.functions))
+        making = _Rebuilt(new, any(map(_is_changed, self.functions)))
+        root = making.of(self.root)
+        while making.unfilled:
+            cell, part = making.unfilled.pop()
+            cell.cell_contents = making.of(part)
+        return root, making.is_unchanged
 
-        def of(part: _Part) -> Any:
-            if part.place is not None:
-                return part.value if new is None else new[part.place]
-            if not ((part.leads and new is not None) or (changed and part.moves)):
-                return part.value
-            if id(part) not in made:
-                if part.code is not None:
-                    function(part)
-                elif part.make in (list, _filled):
-                    empty: Any = [] if part.make is list else {}
-                    made[id(part)] = empty
-                    inner = list(map(of, part.inner)) if part.value is None else now(part)
-                    empty.extend(inner) if part.make is list else empty.update(_filled(inner))
-                    if part.is_outer:
-                        outer.append((empty, empty.copy()))
-                else:
-                    assert part.make is not None
-                    made[id(part)] = part.make(list(map(of, part.inner)))
-            return made[id(part)]
 
-        def now(part: _Part) -> list[Any]:
-            """Return what a container holds now, with its functions as they were."""
-            known = {id(p.value): p for p in part.inner}
-            values = _values_of(part.value)
-            return [of(known[id(v)]) if id(v) in known else v for v in values]
+class _Rebuilt:
+    """A rule while it is put together. Functions in each other would be a circle of garbage."""
 
-        def function(part: _Part) -> None:
-            code, namespace, names = part.code
-            cells = [cell or types.CellType() for cell in part.cells]
-            fresh = [None if kept else cell for kept, cell in zip(part.cells, cells, strict=True)]
-            g = types.FunctionType(code, namespace, names[0], None, tuple(cells))
-            made[id(part)] = g
-            n = len(cells)
+    def __init__(self, new: Sequence[Any] | None, changed: bool) -> None:
+        self.new, self.changed = new, changed
+        self.made: dict[Id, Any] = {}
+        # The variables of functions: they may lead in a circle.
+        self.unfilled: list[tuple[types.CellType, _Part]] = []
+        self.outer: list[tuple[Any, Any]] = []
 
-            def fill() -> None:
-                for cell, p in zip(fresh, part.inner[:n], strict=True):
-                    if cell is not None:
-                        cell.cell_contents = of(p)
+    def of(self, part: _Part) -> Any:
+        if part.place is not None:
+            return part.value if self.new is None else self.new[part.place]
+        if not ((part.leads and self.new is not None) or (self.changed and part.moves)):
+            return part.value
+        if id(part) not in self.made:
+            if part.code is not None:
+                self.function(part)
+            elif part.make in (list, _filled):
+                empty: Any = [] if part.make is list else {}
+                self.made[id(part)] = empty
+                inner = self.now(part) if part.value is not None else map(self.of, part.inner)
+                empty.extend(inner) if part.make is list else empty.update(_filled([*inner]))
+                if part.is_outer:
+                    self.outer.append((empty, empty.copy()))
+            else:
+                assert part.make is not None
+                self.made[id(part)] = part.make(list(map(self.of, part.inner)))
+        return self.made[id(part)]
 
-            unfilled.append(fill)
-            g.__qualname__, g.__module__, g.__doc__ = names[1:]
-            g.__defaults__, g.__kwdefaults__, held = map(of, part.inner[n:])
-            g.__dict__.update(held)
+    def now(self, part: _Part) -> list[Any]:
+        """Return what a container holds now, with its functions as they were."""
+        known = {id(p.value): p for p in part.inner}
+        values = _values_of(part.value)
+        return [self.of(known[id(v)]) if id(v) in known else v for v in values]
 
-        root = of(self.root)
-        while unfilled:
-            unfilled.pop()()
+    def function(self, part: _Part) -> None:
+        code, namespace, names = part.code
+        cells = [cell or types.CellType() for cell in part.cells]
+        every = zip(part.cells, cells, part.inner, strict=False)
+        self.unfilled += [(cell, p) for kept, cell, p in every if kept is None]
+        g = types.FunctionType(code, namespace, names[0], None, tuple(cells))
+        self.made[id(part)] = g
+        g.__qualname__, g.__module__, g.__doc__ = names[1:]
+        g.__defaults__, g.__kwdefaults__, held = map(self.of, part.inner[len(cells) :])
+        g.__dict__.update(held)
 
-        def is_unchanged() -> bool:
-            both = ((_values_of(a), _values_of(b)) for a, b in outer)
-            return all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in both)
-
-        return root, is_unchanged
+    def is_unchanged(self) -> bool:
+        both = ((_values_of(a), _values_of(b)) for a, b in self.outer)
+        return all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in both)
 
 
 def _is_changed(part: _Part) -> bool:
     """Return whether a variable of a function holds something else now."""
-    if part.value is None:
-        return False  # it leads to an array, so it is rebuilt in any case
-    cells = part.value.__closure__ or ()
+    # What leads to an array has no value here: it is rebuilt in any case.
+    cells = getattr(part.value, "__closure__", None) or ()
     every: Any = zip(cells, part.cells, part.inner, strict=False)
     return any(kept is None and content(c) is not p.value for c, kept, p in every)
 
@@ -155,83 +159,26 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
     is whether to look into other objects, and global variables, for such arrays; if not, there may
     be one.
     """
-    taken: list[Any] = []
-    parts: dict[Id, _Part] = {}
-    keep: list[Any] = []  # so that no id is used twice
-    functions: list[_Part] = []
-    hidden: list[Variable] = []
-    is_whole = True
-    open_: set[Id] = set()  # values that cannot be made before their parts
-    live: set[Id] = set()
-
-    def part_of(v: Any) -> _Part:
-        nonlocal is_whole
-        cls = type(v)
-        if cls in PLAIN or is_known(v, cls):
-            return _Part(v)
-        if id(v) in parts:
-            is_whole = is_whole and id(v) not in open_
-            return parts[id(v)]
-        keep.append(v)
-        if takes(v):
-            part = parts[id(v)] = _Part(v)
-            part.place, part.leads = len(taken), True
-            taken.append(v)
-            return part
-        part = parts[id(v)] = _Part(v)
-        if is_end(v, cls):
-            return part
-        if cls is types.FunctionType:
-            if v.__closure__ or v.__defaults__ or v.__kwdefaults__ or v.__dict__:
-                of_function(part, v)
-            for _, one in globals_of(v):
-                if is_whole and not reaches_nothing([one], may_change=True):
-                    is_whole = looks and not survey(one, takes).leads
-            return part
-        opened = _opened(v, cls)
-        if opened is None:
-            found = survey(v, takes if looks else None)
-            is_whole = is_whole and looks and not found.leads
-            hidden.extend(found.variables)
-            return part
-        inner, part.make = opened
-        if cls not in (list, dict):
-            open_.add(id(v))
-        part.inner = list(map(part_of, inner))
-        open_.discard(id(v))
-        return part
-
-    def of_function(part: _Part, v: types.FunctionType) -> None:
-        cells = v.__closure__ or ()
-        live.update(map(id, live_cells(v)))
-        part.cells = cells
-        names = v.__name__, v.__qualname__, v.__module__, v.__doc__
-        part.code = v.__code__, v.__globals__, names
-        functions.append(part)
-        inner = [*map(content, cells), v.__defaults__, v.__kwdefaults__, v.__dict__]
-        was = open_.copy()
-        open_.clear()  # what its variables hold is put in later
-        part.inner = list(map(part_of, inner))
-        open_.update(was)
-
+    walk = _Walk(takes, looks)
     try:
-        root = part_of(rule)
+        root = walk.part_of(rule)
     except RecursionError:
         return Apart([], _Part(rule), False, (), (), (), ())
+    taken, functions = walk.taken, walk.functions
     for part in functions:  # the cells of others are filled anew
         # What has no value yet gets one later, as in every function.
         cells = [c for c in part.cells if c is not None]
-        part.cells = [c if id(c) in live or content(c) is EMPTY else None for c in cells]
+        part.cells = [c if id(c) in walk.live or content(c) is EMPTY else None for c in cells]
         part.moves = None in part.cells
-    every = [*parts.values()]
+    every = [*walk.parts.values()]
     changes = True
     while changes:
         changes = False
-        for part in every:
-            leads, moves = part.leads, part.moves
-            part.leads = leads or any(p.leads for p in part.inner)
-            part.moves = moves or any(p.moves for p in part.inner)
-            changes = changes or (leads, moves) != (part.leads, part.moves)
+        for part in reversed(every):  # what a value holds comes after it
+            for p in part.inner:
+                if (p.leads and not part.leads) or (p.moves and not part.moves):
+                    part.leads, part.moves = part.leads or p.leads, part.moves or p.moves
+                    changes = True
     mutable = [p for p in every if p.leads and p.make in (list, _filled)]
     if mutable:
         before = _containers(f)
@@ -241,9 +188,68 @@ def taken_apart(rule: Any, takes: Matches, f: Sequence[Object], *, looks: bool) 
     held = [taken[p.place] for p in own if p.place is not None]
     # A variable that the code assigns to stays the user's own, with what it holds.
     live_ones = (p for f in functions for c, p in zip(f.cells, f.inner, strict=False) if c)
-    is_whole = is_whole and (looks or not any(p.leads for p in live_ones))
+    is_whole = walk.is_whole and (looks or not any(p.leads for p in live_ones))
     moving = [p for p in functions if p.moves]
-    return Apart(taken, root, is_whole, held, moving, hidden, every)
+    return Apart(taken, root, is_whole, held, moving, walk.hidden, every)
+
+
+class _Walk:
+    """A rule while it is taken apart."""
+
+    def __init__(self, takes: Matches, looks: bool) -> None:
+        self.takes, self.looks, self.is_whole = takes, looks, True
+        self.taken: list[Any] = []
+        self.parts: dict[Id, _Part] = {}
+        self.keep: list[Any] = []  # so that no id is used twice
+        self.functions: list[_Part] = []
+        self.hidden: list[Variable] = []
+        self.open: set[Id] = set()  # values that cannot be made before their parts
+        self.live: set[Id] = set()
+
+    def part_of(self, v: Any) -> _Part:
+        cls = type(v)
+        if cls in PLAIN:
+            return _Part(v)
+        if id(v) in self.parts:
+            self.is_whole = self.is_whole and id(v) not in self.open
+            return self.parts[id(v)]
+        self.keep.append(v)
+        part = self.parts[id(v)] = _Part(v)
+        if self.takes(v):
+            part.place, part.leads = len(self.taken), True
+            self.taken.append(v)
+        elif is_known(v, cls) or is_end(v, cls):
+            return part
+        elif cls is types.FunctionType:
+            if v.__closure__ or v.__defaults__ or v.__kwdefaults__ or v.__dict__:
+                self.of_function(part, v)
+            for _, one in globals_of(v):
+                if self.is_whole and not reaches_nothing([one], may_change=True):
+                    self.is_whole = self.looks and not survey(one, self.takes).leads
+        elif (opened := _opened(v, cls)) is None:
+            found = survey(v, self.takes if self.looks else None)
+            self.is_whole = self.is_whole and self.looks and not found.leads
+            self.hidden.extend(found.variables)
+        else:
+            inner, part.make = opened
+            if cls not in (list, dict):
+                self.open.add(id(v))
+            part.inner = list(map(self.part_of, inner))
+            self.open.discard(id(v))
+        return part
+
+    def of_function(self, part: _Part, v: types.FunctionType) -> None:
+        cells = v.__closure__ or ()
+        self.live.update(map(id, live_cells(v)))
+        part.cells = cells
+        names = v.__name__, v.__qualname__, v.__module__, v.__doc__
+        part.code = v.__code__, v.__globals__, names
+        self.functions.append(part)
+        inner = [*map(content, cells), v.__defaults__, v.__kwdefaults__, v.__dict__]
+        # What its variables hold is put in later.
+        was, self.open = self.open, set()
+        part.inner = list(map(self.part_of, inner))
+        self.open = was
 
 
 def _variables(root: _Part) -> Sequence[_Part]:
