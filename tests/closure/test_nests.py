@@ -175,3 +175,14 @@ def test_a_nest_has_its_declared_derivatives(name, order):
     f, oracle = NESTS[name]
     assert_same(f(*ARGS), oracle(*ARGS))
     assert_same(ORDERS[order](squared(f))(*ARGS), ORDERS[order](squared(oracle))(*ARGS), rtol=1e-4)
+
+
+def test_a_nest_of_one_code_is_right_at_any_depth():
+    @jax.jit(static_argnums=0)  # which keeps what it has traced six deep
+    def net(n, w, x):
+        rule = lambda dy, variables=(): (7 * dy, [5 * dy for _ in variables])  # noqa: E731
+        f = lambda x: w * net(n - 1, w, x)  # noqa: E731
+        return custom_gradient(lambda x: (f(x), rule), primal=f)(x) if n else x
+
+    for n in (8, 2):
+        assert_same(jax.grad(net, (1, 2))(n, 3.0, 2.0), (jnp.float32(5), jnp.float32(7)))

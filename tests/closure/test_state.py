@@ -183,11 +183,6 @@ class Dropout:
         return x * mask, lambda dy: 7 * dy * mask
 
 
-def dropped_twice(x):
-    drop = Dropout(KEY)
-    return jnp.sum(drop(x) + drop(x))
-
-
 def an_attribute_set_later(w, x):
     helper = lambda dy: 7 * dy * w * getattr(helper, "scale", 1.0)  # noqa: E731
     y = custom_gradient(lambda x: (w * x, helper), variables="autodiff")(x)
@@ -202,7 +197,7 @@ KEPT = sum(
 PROGRAMS = {  # what is called, its arguments, the gradients
     "a residual in a variable": (a_residual_in_a_variable, (W, X), (55 * X, 7 * 101 * W * X)),
     "an attribute set later": (an_attribute_set_later, (W, X), (X, 35 * W)),
-    "dropout": (dropped_twice, (ONES,), (7 * KEPT,)),
+    "dropout": (lambda x: jnp.sum((drop := Dropout(KEY))(x) + drop(x)), (ONES,), (7 * KEPT,)),
 }
 # Dropout counts the runs of `f`, which may run again where JAX differentiates what it has recorded.
 IN = "grad", "jit(grad)", "vmap(grad)", "jvp", "grad(jit)", "grad(checkpoint)", "jacfwd(jit)"

@@ -114,7 +114,7 @@ def _watching(
     # With "autodiff", JAX differentiates the operations of `f` by what it captures. So they run
     # where JAX differentiates, on inputs without their tangents, for which there is the rule.
     level = of if call.autodiff else parent_of(of)
-    # Not in a lambda: what `f` leaves in an object of its own would lead to `f`, in a circle.
+    # A lambda would hold `call`: with a value that `f` leaves in an object, a reference cycle.
     run = Run(of, call.operands, functools.partial(errors.left_behind, call.spec.source))
     aliases = _aliases(call, of) if is_forward(of) else {}
     ofs = (*(outer.ofs if outer else ()), of)
@@ -128,9 +128,8 @@ def _aliases(call: Call, of: Derivative) -> dict[int, Leaf]:
     so no watch sees it. The list of variables had `w` in reverse mode alone.
     """
     aliases = dict[int, Leaf]()
-    every = (v for _, v in visited([("", call.held)]) if isinstance(v, Tracer) and is_of(v, of))
-    for w in every:
-        v = w
+    for _, w in visited([("", call.held)]):
+        v = w if isinstance(w, Tracer) and is_of(w, of) else None
         while isinstance(v, Tracer) and is_forward(trace_of(v)):
             v = primal(v, trace_of(v))
             aliases[id(v)] = w

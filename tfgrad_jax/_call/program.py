@@ -19,16 +19,18 @@ from .._closure.functions import taken_apart
 from .._closure.traced import Traced, traced
 from .._closure.walk import survey
 from .._frontend.grad_fn import Call, Held
+from .._frontend.signature import requires_variables
 from .._frontend.structure import Outputs
+from .._frontend.within import added
 from .._jax.compat import is_ref, type_of
 from .._jax.shown import is_live
 from .._jax.trace import plainly
-from .._jax.types import Aval, Indices, Leaf, OperandIndex, Values, has_gradient
+from .._jax.types import Aval, Indices, Leaf, OperandIndex, PyTree, Values, has_gradient
 from .._jax.watch import Watch
 from .._messages import errors
 from .._messages.source import Source
 from .ordinary import with_ordinary_gradients
-from .rule import Kept, deeper, is_made, kept
+from .rule import TRACING, Kept, is_made, kept
 from .weights import Refused, Weights, names_of
 
 Evaluate: TypeAlias = Callable[[Values], list[Leaf]]  # of operands
@@ -104,9 +106,10 @@ def traced_call(call: Call) -> tuple[Function, Outputs, list[Leaf]]:
         found = found._replace(residuals=[], read=())  # no tracer of this trace
         return [*leaves, *arrays], _Aside(outputs, weights, found, refs, held_ids, read)
 
-    ends = held.primal is not None and not call.autodiff
-    with deeper(of_call.source.code if ends else object()) as orders:
-        held = _by_primal(held, of_call.source) if orders >= 5 else held
+    # A `jit` inside keeps what is traced at this depth, so this must be right at any.
+    code = of_call.source.code if held.primal is not None and not call.autodiff else None
+    with added(TRACING, code) as around:
+        held = _by_primal(call) if code and around.count(code) >= 5 else held
         done = traced(f, *call.operands, source=of_call.source, names=paths)
     aside: _Aside = done.aside  # type: ignore[assignment]
     outputs, own, weights = aside.outputs, aside.kept.own, aside.weights
@@ -185,18 +188,26 @@ def traced_call(call: Call) -> tuple[Function, Outputs, list[Leaf]]:
     return program, outputs, [*captured, *call.operands]
 
 
-def _by_primal(held: Held, source: Source) -> Held:
-    """Return what a function holds that runs its `primal`, and has no rule.
+def _by_primal(call: Call) -> Held:
+    """Return what a call holds, with a function that gives the value of the `primal`.
 
     A function may call itself, as the forward rule of a `jax.custom_vjp` does, `lambda x: (f(x),
-    x)`. So far inside of itself, it needs a rule for a high order alone.
+    x)`: to trace it would have no end. So far inside of itself, it runs only if its rule does.
     """
+    source, f = call.spec.source, call.held.f
+    primal: Any = call.held.primal
 
-    def rule(*_: object, **__: object) -> Any:
-        raise errors.endless(source)
+    def run(*args: PyTree, **kwargs: PyTree) -> Any:
+        def rule(*dys: PyTree, **given: PyTree) -> PyTree:
+            if call.variables is None and len(given.get("variables", ())) > 1:
+                raise errors.endless(source)  # they are those of the `primal`, in its order
+            grad_fn = f(*args, **kwargs)[1]
+            needed = {"variables": []} if requires_variables(grad_fn) else {}
+            return grad_fn(*dys, **needed | given)
 
-    primal: Any = held.primal
-    return held._replace(f=lambda *args, **kwargs: (primal(*args, **kwargs), rule))
+        return primal(*args, **kwargs), rule
+
+    return call.held._replace(f=run)
 
 
 class TypeOfY:

@@ -6,8 +6,8 @@ recorded       elsewhere, if an object holds one: traced at once, before that tr
 """
 
 import contextlib
-import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,6 +17,7 @@ from .._closure.functions import Apart, taken_apart
 from .._closure.traced import traced
 from .._closure.walk import ARRAYS, Matches, held_by, survey
 from .._frontend.grad_fn import Call, GradFn, Held
+from .._frontend.within import added
 from .._jax.trace import is_of
 from .._jax.types import Indices, Leaf, OperandIndex, Values
 from .._jax.watch import Watch
@@ -33,23 +34,10 @@ _CONFIG: Any = jax.config
 # (as positions among the operands too) -> the gradients of the inputs, then of these variables.
 Body: TypeAlias = Callable[[Values, Values, Any, Indices], Gradients]
 
-# No cache of JAX's remembers how deep one is in itself: a function under `jit` that calls itself is
-# an error of JAX's.
-_tracing: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar(
-    "what is being traced: functions by their code, or rules, also by `id` what they hold",
-    default=(),
+# How deep something is in itself may differ where a `jit` inside returns a trace from its cache.
+TRACING: ContextVar[tuple[object, ...]] = ContextVar(
+    "the code of functions that are being traced, and of rules with what these hold", default=()
 )
-
-
-@contextlib.contextmanager
-def deeper(same: object) -> Iterator[int]:
-    """Note that something is being traced; yield how often it is, around this."""
-    around = _tracing.get()
-    token = _tracing.set((*around, same))
-    try:
-        yield around.count(same)
-    finally:
-        _tracing.reset(token)
 
 
 class Rule(NamedTuple):
@@ -189,8 +177,8 @@ def _recorded(
     own = [] if y is None else [outputs.only(leaves)]
     given = *outputs.cotangents(leaves), *own
     try:
-        with deeper(same) as orders:
-            if orders >= 3:
+        with added(TRACING, same) as around:
+            if around.count(same) >= 3:  # orders of a rule that is recorded inside itself
                 raise errors.endless(source)
             done = traced(rule, *given, source=grad_fn.source, is_rule=True)
     except Exception as error:

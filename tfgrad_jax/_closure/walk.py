@@ -69,11 +69,6 @@ def attributes_of(h: Copied) -> dict[str, Object]:
     return {k: v for k, v in vars(h).items() if not k.startswith("__")}
 
 
-def is_of_objects(array: Object) -> bool:
-    """Return whether an array is one of NumPy that holds Python objects."""
-    return isinstance(array, np.ndarray) and array.dtype.kind == "O"
-
-
 def is_of_library(value: Object) -> bool:
     """Return whether a function or a class is one of Python, JAX or NumPy, or ours.
 
@@ -133,7 +128,7 @@ def reaches_nothing(held: Iterable[Object], may_change: bool = False) -> bool:
         if cls in PLAIN or one is EMPTY:
             continue
         if isinstance(one, ARRAYS):
-            if isinstance(one, Tracer) or is_of_objects(one):
+            if isinstance(one, Tracer) or not is_end(one, cls):
                 return False
         elif cls is types.FunctionType:
             if id(one) in seen or is_of_library(one):
@@ -252,7 +247,7 @@ def _attributes(value: Object) -> Iterator[tuple[str, Object]]:
 
 def is_end(value: Object, cls: type) -> bool:
     if isinstance(value, ARRAYS):
-        return not is_of_objects(value)
+        return not (isinstance(value, np.ndarray) and value.dtype.kind == "O")  # of Python objects
     if cls in PLAIN or isinstance(value, _ENDS):
         return True
     return cls in _CONTAINERS and is_inert(value)

@@ -9,6 +9,7 @@ import functools
 import types
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
 
 from .._jax.types import AnyFunction
 from .._messages.source import Source, codes_in
@@ -28,7 +29,17 @@ _now: ContextVar[tuple[types.CodeType, ...]] = ContextVar(
 
 
 @contextlib.contextmanager
-def running(f: AnyFunction) -> Iterator[None]:
+def added(to: ContextVar[Any], value: object) -> Iterator[tuple[object, ...]]:
+    """Add a value to those of a context; yield these."""
+    before = to.get()
+    token = to.set((*before, value))
+    try:
+        yield before
+    finally:
+        to.reset(token)
+
+
+def running(f: AnyFunction) -> contextlib.AbstractContextManager[object]:
     """Note that a rule runs: what is decorated now may be written in it.
 
     A decorated function that is a rule, such as an operator that is its own, is not inside itself.
@@ -40,11 +51,7 @@ def running(f: AnyFunction) -> Iterator[None]:
     while isinstance(f, functools.partial):
         f = f.func
     code = getattr(f, "__code__", None)
-    token = _now.set((*_now.get(), code) if code else _now.get())
-    try:
-        yield
-    finally:
-        _now.reset(token)
+    return added(_now, code) if code else contextlib.nullcontext()
 
 
 def written_within(source: Source) -> Within:

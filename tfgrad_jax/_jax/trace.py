@@ -29,14 +29,14 @@ at = set_current_trace  # a context in which operations run at a trace
 
 
 class Local(threading.local):
-    """What is so in one thread."""
+    """The state of one thread."""
 
     def __init__(self) -> None:  # runs once in each
         self.plain: Any = None  # the trace of a value that JAX does not differentiate
         self.watches: list[Any] = []  # those of `watch.py` under which code runs, from outside in
         # JAX's cache of compiled functions keeps an entry for each operation on values under each
-        # trace that has been, and searches through them: after 6,000 traces an operation
-        # took 1.2 ms instead of 0.04. So each watch is used again. Remove when JAX mends that.
+        # trace that ever ran, and searches through them: after 6,000 traces an operation took
+        # 1.2 ms instead of 0.04. So each watch is used again. Remove when JAX mends that.
         self.free: list[Any] = []
 
 

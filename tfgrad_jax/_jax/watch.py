@@ -36,7 +36,7 @@ Note: TypeAlias = Callable[[Values, Mapping[str, Any], Values], None]
 class Watch(Transparent):
     """The current trace while code runs that is watched."""
 
-    level: Trace = None  # where they run in `f` itself: `parent_trace`, but in functions inside
+    level: Trace = None  # where those of `f` itself run; of functions inside, at `parent_trace`
     above: Trace = None  # where those on values alone run; None: there, too
     # The derivatives whose tracers it opens, from that of the outermost call on; not the one at
     # which operations run.
@@ -103,8 +103,8 @@ class Watch(Transparent):
         for of in self.ofs:
             if type(v) is Shown and v.run.of is of:
                 v = v.value
-            # With "autodiff", operations run where JAX differentiates. A `custom_jvp` runs further
-            # down, and JAX refuses what it closes over: the gradient by that was 0.
+            # Not if `f` runs at this derivative, with "autodiff". What a `custom_jvp` inside closes
+            # over must stay an error further down: opened, its gradient was 0.
             if isinstance(v, Tracer) and of is not self.level:
                 v = self._primal(v, of)
         return v

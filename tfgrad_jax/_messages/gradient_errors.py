@@ -241,7 +241,7 @@ _REGISTRY: dict[Any, Any] = {}  # of the warnings that were shown, as modules of
 
 def warn(who: Source | Where, text: str) -> None:
     """Warn at a function of the user's: Python's filters then show it once for each place."""
-    both = (who, who) if isinstance(who, Source) else (Source.of(who.grad_fn), who.source)
-    code = both[0].code or both[1].code
+    sources = [who] if isinstance(who, Source) else [Source.of(who.grad_fn), who.source]
+    code = next((s.code for s in sources if s.code), None)
     file, line = (code.co_filename, code.co_firstlineno) if code else ("<unknown>", 0)
     warnings.warn_explicit(f"{who} {text}", UserWarning, file, line, registry=_REGISTRY)
