@@ -15,10 +15,8 @@ def names():
     """Return the names of all tests, of the large samples too."""
     options = ["-n", "0", "-m", "", "--collect-only", "-q", "--count", "30"]
     command = [sys.executable, "-m", "pytest", *options, "tests"]
-    done = subprocess.run(
-        command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
-    )
-    lines = [line for line in done.stdout.splitlines() if "::" in line]
+    shown = subprocess.check_output(command, cwd=Path(__file__).parents[1], text=True)
+    lines = [line for line in shown.splitlines() if "::" in line]
     return [line for line in lines if "test_collected.py" not in line]  # its ids have the parts
 
 

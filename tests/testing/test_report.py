@@ -101,10 +101,13 @@ def test_what_is_not_finite_is_left_out_of_the_value():
 
 def test_a_rule_or_a_function_that_cannot_run():
     def silent(dy, y, x):
-        raise RuntimeError
+        try:
+            raise RuntimeError
+        finally:
+            del dy
 
     report = check_gradient(rule(jnp.sin, silent), X)
-    line = f"({__file__}:{silent.__code__.co_firstlineno + 1})"
+    line = f"({__file__}:{silent.__code__.co_firstlineno + 2})"
     assert [tuple(fact) for fact in report.facts] == [("rule", False, f"RuntimeError {line}")]
     with pytest.raises(ZeroDivisionError):
         check_gradient(rule(lambda x: 1 / 0, None), X)
@@ -112,9 +115,8 @@ def test_a_rule_or_a_function_that_cannot_run():
     report = check_gradient(outside, X, order=2)
     (failed,) = [fact for fact in report.facts if fact.ok is False]
     assert report.rows[0].ok and failed.name == "order 2"
-    assert (
-        "JVP" in failed.text and "computes something that JAX cannot differentiate" in failed.text
-    )
+    for text in ("JVP", "computes something that JAX cannot differentiate"):
+        assert text in failed.text
     integers = lambda x: jnp.ones_like(x, int)  # noqa: E731
     for f, x, kind in (integers, jnp.arange(3), "inputs"), (integers, X, "outputs"):
         with pytest.raises(ValueError, match=f"expected a function with float {kind}"):

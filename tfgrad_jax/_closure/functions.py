@@ -93,7 +93,7 @@ class Apart(NamedTuple):
 
 
 class _Rebuilt:
-    """A rule while it is put together. Functions in each other would be a circle of garbage."""
+    """A rule while it is put together. Functions in each other would be a reference cycle."""
 
     def __init__(self, new: Sequence[Any] | None, changed: bool) -> None:
         self.new, self.changed = new, changed

@@ -128,7 +128,7 @@ def reaches_nothing(held: Iterable[Object], may_change: bool = False) -> bool:
         if cls in PLAIN or one is EMPTY:
             continue
         if isinstance(one, ARRAYS):
-            if isinstance(one, Tracer) or not is_end(one, cls):
+            if isinstance(one, Tracer) or not is_end(one, cls):  # of Python objects
                 return False
         elif cls is types.FunctionType:
             if id(one) in seen or is_of_library(one):

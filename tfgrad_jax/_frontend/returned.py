@@ -156,10 +156,8 @@ def gradients(layout: Layout, result: Returned, where: Where) -> list[Gradient]:
     both = zip(layout.differentiable, readings[0].gradients, strict=True)
     given = [g if has else None for has, g in both]
     found: list[Gradient] = [None] * len(given)
-    for i, gradient in enumerate(given):
-        if gradient is None:
-            continue
-        expected = cotangent_type(layout.types[i])
+    some = ((i, g, cotangent_type(layout.types[i])) for i, g in enumerate(given) if g is not None)
+    for i, gradient, expected in some:
         if not _fits(gradient, expected):
             raise gradient_errors.wrong_type(where, given, i, layout)
         found[i] = _cast(gradient, expected.dtype)

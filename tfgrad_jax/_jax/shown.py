@@ -55,9 +55,8 @@ class Run(jax.core.Trace):
 
     def check(self) -> bool:
         """Return True, or raise an error that names the function which has left a value behind."""
-        watches = local.watches
-        is_innermost = watches and watches[-1].run is self  # as at almost every operation
-        if not is_innermost and not self.is_known():
+        watches = local.watches  # as a rule, this is the innermost
+        if not (watches and watches[-1].run is self) and not self.is_known():
             raise self._left()
         return True
 

@@ -28,9 +28,7 @@ with jax.core.eval_context():
 at = set_current_trace  # a context in which operations run at a trace
 
 
-class Local(threading.local):
-    """The state of one thread."""
-
+class _Local(threading.local):
     def __init__(self) -> None:  # runs once in each
         self.plain: Any = None  # the trace of a value that JAX does not differentiate
         self.watches: list[Any] = []  # those of `watch.py` under which code runs, from outside in
@@ -40,7 +38,7 @@ class Local(threading.local):
         self.free: list[Any] = []
 
 
-local = Local()
+local = _Local()  # the state of one thread
 
 
 class Transparent(jax.core.Trace):

@@ -59,7 +59,8 @@ def frames_of_jax(error: BaseException) -> list[types.FrameType]:
 
 def line_of(error: BaseException) -> str:
     """Return the innermost line outside of JAX and of us that led to an error, in brackets."""
-    every = ((frame.f_code.co_filename, frame.f_lineno) for frame in frames(error))
+    # Not `f_lineno`, at which a frame has ended: after a `finally`, say, that is another line.
+    every = [(f.f_code.co_filename, n) for f, n in traceback.walk_tb(error.__traceback__)][::-1]
     return next((f"({f}:{n})" for f, n in every if not f.startswith((_OURS, _JAX))), "")
 
 
